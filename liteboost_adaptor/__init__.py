@@ -1,0 +1,39 @@
+"""Fast inference for Hugging Face models on Ascend NPUs and CPUs, by one line.
+
+``import liteboost_adaptor`` reads the settings and registers one import hook; models are then served
+as they are loaded or first used. It imports neither torch nor transformers by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import config, environment
+from .engine.hooks import after_import
+
+__version__ = "0.1.0"
+__all__ = ["apply", "patched", "status", "undo"]
+
+_settings = config.settings()  # a wrong LITEBOOST_* value is the one thing that raises here
+environment.prepare()
+
+
+def _activate(_: Any) -> None:
+    from .huggingface.runtime import runtime
+
+    runtime.start(_settings)
+
+
+after_import("transformers.modeling_utils", _activate)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

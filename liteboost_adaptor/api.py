@@ -1,0 +1,116 @@
+"""The public functions: apply, undo, patched, status."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import __version__, environment, native
+from .config import settings, with_overrides
+from .engine import swap
+from .huggingface.runtime import listed_rules, runtime
+from .report import Status, report
+
+
+def apply(
+    model: torch.nn.Module | None = None,
+    *,
+    level: int | None = None,
+    disable: str | list[str] | None = None,
+    strict: bool | None = None,
+) -> Status:
+    """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
+
+    Args:
+        model: Any module; its submodules are served where a rule fits, other models are not touched.
+        level, disable, strict: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``, ``LITEBOOST_STRICT``.
+
+    Returns:
+        The status afterwards.
+
+    Raises:
+        ConfigError: A value is not allowed.
+        StrictError: ``strict`` and a rule was refused or failed.
+    """
+    wanted = with_overrides(settings(), level=level, disable=disable, strict=strict)
+    if model is None:
+        runtime.deactivate()
+        runtime.activate(wanted)
+    else:
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(
+                f"apply takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
+            )
+        runtime.bind(model, wanted)
+    return status()
+
+
+def undo(model: torch.nn.Module | None = None) -> list[str]:
+    """Take back what was done to ``model``, or everything.
+
+    The model, or after ``undo()`` every model, is then left alone until ``apply``.
+
+    Returns:
+        A sentence for each thing that someone else has changed since, and that was therefore left.
+    """
+    if model is not None:
+        return runtime.leave_alone(model)
+    left = [sentence for bound in runtime.models() for sentence in runtime.unbind(bound)]
+    return left + runtime.deactivate()
+
+
+@contextlib.contextmanager
+def patched(*models: torch.nn.Module, level: int | None = None, disable: str | None = None) -> Iterator[None]:
+    """Serve ``models`` (or, without any, every model used) inside the block, and as before it afterwards.
+
+    What was bound before the block is bound after it, whatever is raised inside.
+    """
+    wanted = with_overrides(settings(), level=level, disable=disable)
+    before, bound_before = runtime.active, {id(model) for model in runtime.models()}
+    try:
+        if models:
+            for model in models:
+                runtime.bind(model, wanted)
+        else:
+            runtime.deactivate()
+            runtime.activate(wanted)
+        yield
+    finally:
+        for model in runtime.models():
+            if id(model) not in bound_before:
+                runtime.unbind(model)
+        if runtime.active is not before or before is None:
+            runtime.deactivate()
+            if before is not None:
+                runtime.activate(before)
+
+
+def status() -> Status:
+    """What happened so far: every rule with state, targets, reasons and calls; the models; the library."""
+    current = runtime.active or settings()
+    library = native.load()
+    backend = "native" if library.loaded else "reference"
+    models = [
+        {
+            "class": type(model).__name__,
+            "modules": sum(1 for m in model.modules() if swap.mark_of(m) is not None),
+        }
+        for model in runtime.models()
+    ]
+    details: dict[str, Any] = {
+        "backend": backend,
+        "library": str(library.path) if library.path else None,
+        "reason": library.reason,
+        "isa": library.isa,
+    }
+    return Status(
+        version=__version__,
+        level=current.level,
+        native=details,
+        environment=[*environment.notes(), *report.environment],
+        models=models,
+        rules=report.rows(listed_rules(current), backend),
+    )

@@ -1,0 +1,243 @@
+"""``LITEBOOST_*`` environment variables as one frozen ``Settings``; the only reader of ``os.environ``.
+
+`VARIABLES` is the single description of every variable; ``docs/environment.md`` is generated from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+PREFIX = "LITEBOOST_"
+LEVELS = (0, 1, 2)
+ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        level: 0 compatibility only, 1 fused operators, 2 everything that accelerates.
+        disable: Globs over rule ids; a rule that matches one is left alone.
+        strict: Raise when a rule is refused or failed for a model in use.
+        patch_path: Files or folders with rule files (TOML) of the user's own.
+        isa: Highest instruction set the CPU kernels may use; empty for no limit.
+        require_native: Raise when the compiled library cannot be used, in place of the reference ops.
+    """
+
+    level: int = 2
+    disable: tuple[str, ...] = ()
+    strict: bool = False
+    patch_path: tuple[str, ...] = ()
+    isa: str = ""
+    require_native: bool = False
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: how it is spelled, read, and described to the user."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    allowed: str
+    effect: str
+
+
+def _level(text: str) -> int:
+    if text.strip() not in {str(level) for level in LEVELS}:
+        raise ValueError
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in ("0", "1", "true", "false"):
+        raise ValueError
+    return value in ("1", "true")
+
+
+def _isa(text: str) -> str:
+    value = text.strip()
+    if value and value not in ISA_NAMES:
+        raise ValueError
+    return value
+
+
+def _globs(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    parts = tuple(part for part in text.split(os.pathsep) if part)
+    missing = [part for part in parts if not os.path.exists(part)]
+    if missing:
+        raise ValueError(f"no such file or folder: {', '.join(missing)}")
+    return parts
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "LITEBOOST_LEVEL",
+        "level",
+        _level,
+        "0, 1 or 2",
+        "How far acceleration goes: 0 the program runs, 1 fused operators, 2 everything that accelerates.",
+    ),
+    Variable(
+        "LITEBOOST_DISABLE",
+        "disable",
+        _globs,
+        "rule ids or globs over them, separated by commas, such as rope.half,norm.*",
+        "Rules that are left alone. `python -m liteboost_adaptor status` lists the ids.",
+    ),
+    Variable(
+        "LITEBOOST_STRICT",
+        "strict",
+        _flag,
+        "0 or 1",
+        "1: a rule that is refused or fails for a model in use is an error, not only a line in the status.",
+    ),
+    Variable(
+        "LITEBOOST_PATCH_PATH",
+        "patch_path",
+        _paths,
+        f"files or folders that exist, separated by {os.pathsep!r}",
+        "Rule files (TOML) of your own, read after the catalogue that is shipped.",
+    ),
+    Variable(
+        "LITEBOOST_ISA",
+        "isa",
+        _isa,
+        ", ".join(ISA_NAMES),
+        "Highest instruction set the CPU kernels may use. Never raises what the CPU offers.",
+    ),
+    Variable(
+        "LITEBOOST_REQUIRE_NATIVE",
+        "require_native",
+        _flag,
+        "0 or 1",
+        "1: without the compiled kernels installing and loading a model fail; 0: the reference ops are used.",
+    ),
+)
+
+
+def read(environ: Mapping[str, str]) -> Settings:
+    """Read `VARIABLES` from ``environ``; unset or empty means the default.
+
+    Raises:
+        ConfigError: A value is not allowed; the message lists the allowed ones.
+    """
+    values: dict[str, Any] = {}
+    for variable in VARIABLES:
+        text = environ.get(variable.name, "")
+        if not text.strip():
+            continue
+        values[variable.field] = parse(variable, text)
+    known = {variable.name for variable in VARIABLES}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            warnings.warn(
+                f"{name} is set, but liteboost_adaptor knows no such variable; it has no effect. "
+                f"Known: {', '.join(sorted(known))}.",
+                stacklevel=2,
+            )
+    return Settings(**values)
+
+
+def parse(variable: Variable, text: str) -> Any:
+    """Parse one value, turning any fault into a `ConfigError` that lists what is allowed."""
+    try:
+        return variable.parse(text)
+    except ValueError as fault:
+        found = f" ({fault})" if str(fault) else ""
+        raise ConfigError(
+            f"{variable.name} must be {variable.allowed}; found {text!r}{found}. Change or unset it."
+        ) from None
+
+
+def with_overrides(base: Settings, **overrides: Any) -> Settings:
+    """``base`` with the arguments of `apply` that are not ``None``, checked like the variables.
+
+    Raises:
+        ConfigError: A value is not allowed, or there is no such setting.
+    """
+    by_field = {variable.field: variable for variable in VARIABLES}
+    values = dict(vars(base))
+    for field, value in overrides.items():
+        if value is None:
+            continue
+        if field not in by_field:
+            raise ConfigError(f"no setting is called {field!r}. Settings: {', '.join(sorted(by_field))}.")
+        values[field] = parse(by_field[field], _as_text(value))
+    return Settings(**values)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(part) for part in value)
+    return str(value)
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process, read once from the environment."""
+    return read(os.environ)
+
+
+def set_torch_backend_autoload(enabled: bool) -> None:
+    """Tell torch, before it is imported, whether to load device backends such as torch_npu by itself."""
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1" if enabled else "0"
+
+
+def torch_backend_autoload() -> str | None:
+    """What the user said of torch's backend autoload, or ``None``."""
+    return os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+
+
+def unset_torch_backend_autoload() -> None:
+    """Take `set_torch_backend_autoload` back."""
+    os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+
+
+def ascend_folders() -> tuple[str, ...]:
+    """Where CANN's set_env.sh says CANN is; empty where none was sourced."""
+    names = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+    return tuple(os.environ[name] for name in names if os.environ.get(name))
+
+
+def user_cache_dir() -> Path:
+    """Where we keep what can be made again: in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "liteboost_adaptor"
+
+
+def child_environment(**changes: str | None) -> dict[str, str]:
+    """The environment of this process with ``changes``, for one it starts; ``None`` unsets a variable."""
+    merged = {**os.environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def markdown() -> str:
+    """The body of ``docs/environment.md``: one row for each variable."""
+    defaults = Settings()
+    lines = ["| variable | default | values | effect |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = getattr(defaults, variable.field)
+        if isinstance(default, bool):
+            shown = "`1`" if default else "`0`"
+        else:
+            shown = f"`{default}`" if default not in ((), "") else "unset"
+        allowed = variable.allowed.replace("|", "\\|")
+        lines.append(f"| `{variable.name}` | {shown} | {allowed} | {variable.effect} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,282 @@
+"""Bind rules to the modules of one model.
+
+For every module the rules that fit are decided once for its class and the types of its children
+(`plan`), and carried out by giving the instance a subclass (`swap`). Nothing outside the model is
+touched: no class, no module attribute, no other model.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, report
+from . import rewrite as rewriting
+from . import source, swap
+from .catalogue import Rule
+from .fit import Fit, Fits
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a subclass of ours stands for; read by replacements to recognise a bound child.
+
+    Attributes:
+        rules: Method name -> rule whose replacement is that method.
+        outcomes: What to report for each instance.
+        interface: The module asks a registry for a function, and an entry of ours may serve it.
+    """
+
+    rules: types.MappingProxyType[str, Rule]
+    outcomes: tuple[Outcome, ...]
+    interface: bool = False
+
+
+@dataclass
+class Plan:
+    """How instances of one class with one kind of children are served. ``made`` is None: not at all."""
+
+    made: type | None
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass
+class Binding:
+    """What was done to one model, and how to take it back."""
+
+    model: weakref.ref[torch.nn.Module]
+    modules: list[weakref.ref[torch.nn.Module]] = field(default_factory=list)
+    refusals: list[Outcome] = field(default_factory=list)
+
+    def undo(self) -> list[str]:
+        """Give every module its own class back. Returns a sentence for each that someone else has changed."""
+        left = []
+        for reference in reversed(self.modules):
+            module = reference()
+            if module is None:
+                continue
+            mark = swap.mark_of(module)
+            if swap.restore(module):
+                for outcome in mark.outcomes:
+                    report.remove(outcome)
+            else:
+                left.append(f"{type(module).__qualname__} was changed by someone else since; theirs is left")
+        for outcome in self.refusals:
+            report.remove(outcome)
+        self.modules.clear()
+        self.refusals.clear()
+        return left
+
+
+class Binder:
+    """Binds the rules of one catalogue; keeps the plans it made.
+
+    Args:
+        rules: Those that may act.
+        extra_methods: For a class, methods that its subclass gets whether or not a rule fits.
+    """
+
+    def __init__(
+        self,
+        rules: tuple[Rule, ...],
+        extra_methods: Callable[[type], Mapping[str, Any]] = lambda cls: {},
+    ) -> None:
+        self.rules = rules
+        self.extra_methods = extra_methods
+        self.fits = Fits(rules)
+        self._plans: dict[Any, Plan] = {}
+        self._lock = threading.RLock()
+
+    def bind(self, model: torch.nn.Module) -> Binding:
+        """Serve every module of ``model`` that a rule fits. A fault becomes a *failed* outcome, no exception."""
+        binding = Binding(weakref.ref(model))
+        with self._lock:
+            # Children first: a parent's routes depend on what its children became.
+            for module in reversed(list(model.modules())):
+                if swap.mark_of(module) is None:
+                    self._bind_module(module, binding)
+        return binding
+
+    def _bind_module(self, module: torch.nn.Module, binding: Binding) -> None:
+        try:
+            plan = self._plan(module)
+            if plan.made is not None:
+                swap.swap(module, plan.made)
+        except Exception as fault:  # noqa: BLE001 - recorded; the original runs
+            outcome = Outcome("engine", FAILED, _target(type(module)), f"{type(fault).__name__}: {fault}")
+            plan = Plan(None, (outcome,))
+        for outcome in plan.outcomes:
+            report.add(outcome)
+            if outcome.state not in (APPLIED, PROVED):
+                binding.refusals.append(outcome)
+        if plan.made is not None:
+            binding.modules.append(weakref.ref(module))
+
+    def _plan(self, module: torch.nn.Module) -> Plan:
+        cls = type(module)
+        if cls.__module__.split(".")[0] == "torch" and not self.fits.names_class(_target(cls)):
+            return Plan(None, ())
+        key = (cls, "forward" in vars(module), self._children(module), self.fits.instance_key(module))
+        if key not in self._plans:
+            self._plans[key] = _Planner(self, module).plan()
+        return self._plans[key]
+
+    def _children(self, module: torch.nn.Module) -> tuple[tuple[str, type], ...]:
+        return tuple((name, type(child)) for name, child in module._modules.items() if child is not None)
+
+
+class _Planner:
+    """Decides the plan for one module."""
+
+    def __init__(self, binder: Binder, module: torch.nn.Module) -> None:
+        self.rules, self.fits = binder.rules, binder.fits
+        self.extra_methods = binder.extra_methods(type(module))
+        self.module, self.cls = module, type(module)
+        self.target = _target(self.cls)
+        self.outcomes: list[Outcome] = []
+        self.methods: dict[str, Any] = {}
+        self.bound: dict[str, Rule] = {}
+
+    def plan(self) -> Plan:
+        for attribute in self.fits.attributes:
+            self._replace_method(attribute)
+        for attribute in self._reached():
+            if attribute not in self.methods:
+                self._reroute(attribute)
+        interface = self._asks_registry()
+        bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
+        if bound and "forward" in vars(self.module):
+            reason = "this instance has a forward of its own (a hook of another library)"
+            return Plan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
+        if not bound and not self.extra_methods:
+            return Plan(None, tuple(self.outcomes))
+        mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), interface)
+        return Plan(self._subclass(mark), tuple(self.outcomes))
+
+    def _subclass(self, mark: Mark) -> type:
+        made = swap.subclass(self.cls, {**self.methods, **self.extra_methods}, mark)
+        rewrapped = [
+            name for name in self.methods if _is_wrapped_again(getattr(self.cls, name), vars(made)[name])
+        ]
+        if rewrapped:
+            # The base class wraps what a subclass defines (GradientCheckpointingLayer); once is enough.
+            methods = {name: m.__wrapped__ if name in rewrapped else m for name, m in self.methods.items()}
+            made = swap.subclass(self.cls, {**methods, **self.extra_methods}, mark)
+        return made
+
+    def _replace_method(self, attribute: str) -> None:
+        """A whole method that a rule of kind ``module`` replaces."""
+        method = getattr(self.cls, attribute, None)
+        if method is None:
+            return
+        fit = self.fits.method(self.module, attribute)
+        if fit is None:
+            return
+        if fit.rule is None:
+            self.outcomes.append(Outcome(fit.family, fit.state, self.target, fit.reason))
+            return
+        replacement = fit.make(method)
+        try:
+            self.methods[attribute] = rewriting.forwarding(method, replacement)
+        except source.SourceUnavailable as fault:
+            self.outcomes.append(Outcome(fit.rule.id, REFUSED, self.target, f"{attribute} {fault}"))
+            return
+        self.bound[attribute] = fit.rule
+        self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
+
+    def _reached(self) -> list[str]:
+        """``forward`` and the methods of the same instance it calls, in order of discovery."""
+        found = ["forward"]
+        for attribute in found:
+            method = getattr(self.cls, attribute, None)
+            try:
+                names = source.innermost(method).__code__.co_names
+            except (source.SourceUnavailable, AttributeError):
+                continue
+            for name in names:
+                own = vars(self.cls).get(name)
+                if isinstance(own, types.FunctionType) and name not in found and not name.startswith("__"):
+                    found.append(name)
+        return found
+
+    def _asks_registry(self) -> bool:
+        """Note the registries that the module's methods ask and a rule has an entry for."""
+        asked = False
+        for rule in self.fits.registries:
+            for attribute in self._reached():
+                try:
+                    inner = source.innermost(getattr(self.cls, attribute))
+                except (source.SourceUnavailable, AttributeError):
+                    continue
+                used = [type(inner.__globals__.get(name)) for name in inner.__code__.co_names]
+                if any(_target(kind) == rule.registry for kind in used):
+                    self.outcomes.append(Outcome(rule.id, APPLIED, self.target))
+                    asked = True
+                    break
+        return asked
+
+    def _reroute(self, attribute: str) -> None:
+        """Expressions inside a method, by the rules of kinds ``expression`` and ``function``."""
+        method = getattr(self.cls, attribute, None)
+        if not isinstance(method, types.FunctionType):
+            return
+        routes, owners = rewriting.Routes(), {}
+        for name, child in self.module._modules.items():
+            for fit in self.fits.expressions(child) if child is not None else ():
+                getattr(routes, fit.rule.pattern)[name] = fit.make(child)
+                owners[(fit.rule.pattern, name)] = fit
+        self._route_functions(method, routes, owners)
+        if not owners:
+            return
+        try:
+            rewritten = rewriting.rewrite(method, routes)
+        except source.SourceUnavailable as fault:
+            for fit in {id(fit): fit for fit in owners.values()}.values():
+                self.outcomes.append(Outcome(fit.rule.id, REFUSED, self.target, f"{attribute} {fault}"))
+            return
+        if rewritten is None:
+            return
+        self.methods[attribute] = rewritten.function
+        for pattern, names in rewritten.met.items():
+            for name in sorted(names):
+                fit = owners[(pattern, name)]
+                self.outcomes.append(Outcome(fit.rule.id, fit.state, f"{self.target}: {name}"))
+
+    def _route_functions(
+        self, method: types.FunctionType, routes: rewriting.Routes, owners: dict[tuple[str, str], Fit]
+    ) -> None:
+        try:
+            inner = source.innermost(method)
+        except source.SourceUnavailable:
+            return
+        for name in inner.__code__.co_names:
+            function = inner.__globals__.get(name)
+            fit = (
+                self.fits.function(function)
+                if callable(function) and not isinstance(function, type)
+                else None
+            )
+            if fit is None:
+                continue
+            if fit.rule is None:
+                self.outcomes.append(Outcome(fit.family, fit.state, f"{self.target}: {name}", fit.reason))
+                continue
+            routes.function[name] = (function, fit.make(function))
+            owners[("function", name)] = fit
+
+
+def _target(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _is_wrapped_again(original: Any, ours: Any) -> bool:
+    """Whether making the subclass put one more wrapper around our copy of ``original``."""
+    before = [wrapper.__code__ for wrapper in source.wrapper_chain(original)]
+    after = [wrapper.__code__ for wrapper in source.wrapper_chain(ours)]
+    return len(after) == len(before) + 1 and after[1:] == before

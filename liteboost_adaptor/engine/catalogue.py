@@ -1,0 +1,287 @@
+"""Rule files (TOML) as `Rule` objects: facts only, every field checked."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import importlib.metadata
+import importlib.resources
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from ..errors import CatalogueError
+
+SCHEMA = 1
+#: What a rule replaces: a method of a module class; a function a method names; an expression inside a method;
+#: an entry of a registry, for the modules that ask that registry.
+KINDS = ("module", "function", "expression", "registry")
+PATTERNS = ("call", "product", "residual")
+DEVICES = ("cpu", "npu")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of the catalogue.
+
+    Attributes:
+        id: Unique name, ``family.variant``.
+        title: What is replaced, for people.
+        kind: One of `KINDS`.
+        targets: Globs ``module:Class`` or ``module:function``: where the rule is expected to fit, and what counts
+            as a refusal when nothing fits. A known body is served under any name.
+        attribute: The method, for ``kind = "module"``.
+        bodies: Digests (see `fingerprint`) known to compute what the replacement computes.
+        operations: Operations an unlisted body may use and still be considered for a probe.
+        parameters: Keyword arguments for the replacement's factory.
+        reads: Attributes the instance must have.
+        registry: For ``kind = "registry"``: the class (``module:Class``) of the registry object.
+        entry: The key in it.
+        applies: ``module:predicate`` over the target; where it is false the rule takes no interest.
+        rounding: ``same``: the replacement rounds where the original does, and a probe in bf16 must agree in
+            nearly every element. ``free``: it rounds less often, and only has to be as near.
+        level: Lowest level at which the rule is active.
+        devices: Device types the replacement serves.
+        requires: PEP 508 requirements, such as ``transformers>=4.57``.
+        replacement: ``module:factory``; called once for each rule and original.
+        probe: ``module:function`` that yields probe cases; without it an unlisted body is always refused.
+        needs: Operations a body under a name of its own must use to be considered at all.
+        pattern: For ``kind = "expression"``: ``call``, ``product`` or ``residual`` (see `rewrite`).
+        children: Classes (``module:Class``, exact) whose call is the expression.
+        child_rules: Ids of rules; a child whose forward one of them replaced makes the expression.
+        why, upstream, drop_when: Why the rule exists, what would make it needless, when to delete it.
+        source: The file the rule was read from.
+    """
+
+    id: str
+    title: str
+    kind: str
+    replacement: str
+    why: str
+    upstream: str
+    drop_when: str
+    targets: tuple[str, ...] = ()
+    attribute: str = "forward"
+    bodies: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
+    reads: tuple[str, ...] = ()
+    level: int = 1
+    devices: tuple[str, ...] = DEVICES
+    requires: tuple[str, ...] = ()
+    probe: str = ""
+    needs: tuple[str, ...] = ()
+    pattern: str = ""
+    children: tuple[str, ...] = ()
+    child_rules: tuple[str, ...] = ()
+    registry: str = ""
+    entry: str = ""
+    applies: str = ""
+    rounding: str = "same"
+    source: str = ""
+
+    @property
+    def family(self) -> str:
+        return self.id.split(".")[0]
+
+    def names(self, target: str) -> bool:
+        """Whether ``target`` (``module:qualname``) is one of those the rule expects."""
+        return any(fnmatch.fnmatchcase(target, glob) for glob in self.targets)
+
+    def load_replacement(self) -> Callable[..., Any]:
+        return resolve(self.replacement, self)
+
+    def load_applies(self) -> Callable[[Any], bool]:
+        return resolve(self.applies, self)
+
+    def load_probe(self) -> Callable[..., Any] | None:
+        return resolve(self.probe, self) if self.probe else None
+
+
+def resolve(name: str, rule: Rule) -> Any:
+    """Import ``module:attribute`` named by a rule.
+
+    Raises:
+        CatalogueError: The module or attribute does not exist.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
+    except (ImportError, AttributeError) as fault:
+        raise CatalogueError(
+            f"{rule.source}: rule {rule.id!r} names {name!r}, which does not resolve ({fault}). "
+            "Write module:function of something importable."
+        ) from fault
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "title": str,
+    "kind": str,
+    "replacement": str,
+    "why": str,
+    "upstream": str,
+    "drop_when": str,
+    "attribute": str,
+    "probe": str,
+    "level": int,
+    "parameters": dict,
+    "targets": list,
+    "bodies": list,
+    "operations": list,
+    "reads": list,
+    "devices": list,
+    "requires": list,
+    "needs": list,
+    "pattern": str,
+    "registry": str,
+    "applies": str,
+    "rounding": str,
+    "entry": str,
+    "children": list,
+    "child_rules": list,
+}
+_REQUIRED = tuple(
+    f.name
+    for f in fields(Rule)
+    if f.name in ("id", "title", "kind", "replacement", "why", "upstream", "drop_when")
+)
+
+
+def parse(text: str, source: str) -> list[Rule]:
+    """Rules of one file.
+
+    Raises:
+        CatalogueError: Names the file, the rule and the field that is wrong.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise CatalogueError(f"{source}: not valid TOML ({fault}). Mend the syntax there.") from fault
+    if data.get("schema") != SCHEMA:
+        raise CatalogueError(
+            f"{source}: schema must be {SCHEMA}, found {data.get('schema')!r}. Start with schema = 1."
+        )
+    unknown = set(data) - {"schema", "rule"}
+    if unknown:
+        raise CatalogueError(
+            f"{source}: unknown top-level {sorted(unknown)}. Only schema and [[rule]] are allowed."
+        )
+    entries = data.get("rule", [])
+    if not isinstance(entries, list):
+        raise CatalogueError(
+            f"{source}: 'rule' must be an array of tables. Write [[rule]], with two brackets."
+        )
+    return [_rule(entry, source) for entry in entries]
+
+
+def _rule(entry: dict[str, Any], source: str) -> Rule:
+    where = f"{source}: rule {entry.get('id', '(no id)')!r}"
+    for name in _REQUIRED:
+        if name not in entry:
+            raise CatalogueError(f"{where} lacks the field {name!r}. Required: {', '.join(_REQUIRED)}.")
+    for name, value in entry.items():
+        if name not in _TYPES:
+            raise CatalogueError(
+                f"{where} has an unknown field {name!r}. Known: {', '.join(sorted(_TYPES))}."
+            )
+        if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
+            raise CatalogueError(
+                f"{where}: field {name!r} must be a {_TYPES[name]}, found {value!r}. Correct its type."
+            )
+    if entry["kind"] not in KINDS:
+        raise CatalogueError(
+            f"{where}: kind must be one of {', '.join(KINDS)}, found {entry['kind']!r}. Choose one."
+        )
+    if entry.get("level", 1) not in (0, 1, 2):
+        raise CatalogueError(f"{where}: level must be 0, 1 or 2, found {entry['level']!r}. Choose one.")
+    if "." not in entry["id"]:
+        raise CatalogueError(f"{where}: id must be family.variant, found {entry['id']!r}. Put a dot in it.")
+    if (entry["kind"] == "expression") != (entry.get("pattern") in PATTERNS):
+        raise CatalogueError(
+            f"{where}: kind 'expression', and no other, needs a pattern: {', '.join(PATTERNS)}."
+        )
+    if entry.get("rounding", "same") not in ("same", "free"):
+        raise CatalogueError(
+            f"{where}: rounding must be same or free, found {entry['rounding']!r}. Choose one."
+        )
+    for device in entry.get("devices", ()):
+        if device not in DEVICES:
+            raise CatalogueError(f"{where}: device {device!r} is unknown. Known: {', '.join(DEVICES)}.")
+    if (entry["kind"] == "registry") != bool(entry.get("registry") and entry.get("entry")):
+        raise CatalogueError(
+            f"{where}: kind 'registry', and no other, needs the fields registry and entry. Add them."
+        )
+    if entry["kind"] in ("module", "function") and not entry.get("bodies") and not entry.get("probe"):
+        raise CatalogueError(f"{where} has neither bodies nor probe, so nothing can fit it. Add one of them.")
+    for requirement in entry.get("requires", ()):
+        try:
+            Requirement(requirement)
+        except InvalidRequirement as fault:
+            raise CatalogueError(
+                f"{where}: requires {requirement!r} is no requirement ({fault}). Use PEP 508."
+            ) from fault
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return Rule(**values, source=source)
+
+
+def version_conflict(rule: Rule) -> str:
+    """Why an installed package does not meet ``rule.requires``, or an empty string."""
+    for text in rule.requires:
+        requirement = Requirement(text)
+        try:
+            found = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"requires {text}, which is not installed"
+        if not requirement.specifier.contains(found, prereleases=True):
+            return f"requires {text}, found {found}"
+    return ""
+
+
+def shipped_files() -> list[tuple[str, str]]:
+    """(name, text) of every rule file inside the package, in order of name."""
+    folder = importlib.resources.files("liteboost_adaptor") / "patches"
+    if not folder.is_dir():  # a checkout that is not installed keeps them beside the package
+        folder = Path(__file__).resolve().parents[2] / "patches"
+    found = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return [
+        (f"patches/{entry.name}", entry.read_text(encoding="utf-8"))
+        for entry in sorted(found, key=lambda e: e.name)
+    ]
+
+
+def user_files(paths: Iterable[str]) -> list[tuple[str, str]]:
+    """(name, text) of every rule file on ``LITEBOOST_PATCH_PATH``."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        files += sorted(path.glob("*.toml")) if path.is_dir() else [path]
+    return [(str(file), file.read_text(encoding="utf-8", errors="replace")) for file in files]
+
+
+def load(patch_path: tuple[str, ...] = ()) -> tuple[tuple[Rule, ...], tuple[CatalogueError, ...]]:
+    """The shipped catalogue, then the user's own files, and the faults found.
+
+    One broken file costs that file (its other rules are not read either), never the rest: whoever
+    calls decides whether a fault is an error or a line in the status.
+    """
+    rules: dict[str, Rule] = {}
+    faults: list[CatalogueError] = []
+    for source, text in [*shipped_files(), *user_files(patch_path)]:
+        try:
+            found = parse(text, source)
+            for rule in found:
+                if rule.id in rules:
+                    raise CatalogueError(
+                        f"{source}: rule id {rule.id!r} is already used by {rules[rule.id].source}. "
+                        "Choose another id."
+                    )
+        except CatalogueError as fault:
+            faults.append(fault)
+            continue
+        rules.update((rule.id, rule) for rule in found)
+    return tuple(rules.values()), tuple(faults)

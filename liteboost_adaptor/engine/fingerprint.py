@@ -1,0 +1,255 @@
+"""A digest of what a function computes: its body, and everything of Python it reaches.
+
+The body is serialised with local names replaced by their order of appearance, without docstring,
+annotations and defaults; a global is replaced by what it *is* (a torch function by its full name, a
+Python function by its own digest, a constant by its value), a method of ``self`` by the method's
+digest. So a renamed variable gives the same digest, and the same text over another ``rotate_half``
+gives another.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import hashlib
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import source
+
+DIGEST_LENGTH = 16
+#: Packages whose functions are named, not looked into: their meaning is their name.
+NAMED_PACKAGES = ("torch", "math", "numpy", "builtins", "operator")
+_MISSING = object()
+
+
+class Opaque(Exception):
+    """The function reaches something whose meaning cannot be established. The message says what."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Identity of a computation.
+
+    Attributes:
+        digest: Hexadecimal, `DIGEST_LENGTH` characters.
+        operations: Names of everything called, operators and control flow, callees included.
+    """
+
+    digest: str
+    operations: frozenset[str]
+
+
+def fingerprint(function: Any, owner: type | None = None, instance: Any = None) -> Fingerprint:
+    """Fingerprint of a function, or of a method when ``owner`` is the class ``self`` will have.
+
+    With ``instance``, callables it keeps in attributes (an activation chosen in ``__init__``) and the
+    types of child modules are part of the digest.
+
+    Raises:
+        Opaque: No trustworthy source, or a global whose meaning is unknown.
+    """
+    return _fingerprint(function, owner, (), _callables(instance))
+
+
+def _callables(instance: Any) -> tuple[tuple[str, str], ...]:
+    """(attribute, meaning) of what ``instance`` holds and can call; sizes and flags are no part of it."""
+    if instance is None:
+        return ()
+    held = {**vars(instance), **vars(instance).get("_modules", {})}
+    return tuple(
+        sorted((name, _describe(value)) for name, value in held.items() if callable(value) and name[0] != "_")
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        keywords = ",".join(f"{key}={item!r}" for key, item in sorted(value.keywords.items()))
+        return f"partial({_describe(value.func)},{value.args!r},{keywords})"
+    if isinstance(value, types.MethodType):
+        try:
+            return f"method<{_fingerprint(value.__func__, type(value.__self__), (), ()).digest}>"
+        except Opaque:
+            return f"opaque {value!r}"
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if name is None:  # a child module or another callable object: its type is its meaning
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+    return f"{(getattr(value, '__module__', None) or 'builtins')}.{name}"
+
+
+@functools.lru_cache(maxsize=8192)
+def _fingerprint(
+    function: Any, owner: type | None, path: tuple[Any, ...], held: tuple[tuple[str, str], ...]
+) -> Fingerprint:
+    if hasattr(function, "__wrapped__"):
+        raise Opaque("is wrapped by another function")
+    try:
+        parsed = source.parse(source.innermost(function))
+    except source.SourceUnavailable as fault:
+        raise Opaque(str(fault)) from fault
+    if function in path:
+        return Fingerprint("recursion", frozenset({"recursion"}))
+    writer = _Writer(parsed, owner, (*path, function), dict(held))
+    text = writer.write()
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+    return Fingerprint(digest, frozenset(writer.operations))
+
+
+@dataclass
+class _Writer:
+    """Serialises one definition. Own format: ``ast.dump`` and ``ast.unparse`` change between Pythons."""
+
+    parsed: source.Source
+    owner: type | None
+    path: tuple[Any, ...]
+    held: dict[str, str]
+    operations: set[str] = field(default_factory=set)
+    locals: dict[str, str] = field(default_factory=dict)
+
+    def write(self) -> str:
+        node = self.parsed.node
+        arguments = node.args
+        everything = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        everything += [a for a in (arguments.vararg, arguments.kwarg) if a]
+        for argument in everything:
+            self._local(argument.arg)
+        for name in self.parsed.function.__code__.co_varnames + self.parsed.function.__code__.co_cellvars:
+            self.locals.setdefault(name, "")
+        body = node.body
+        if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            body = body[1:]
+        # A callee's defaults are part of what it computes; those of the function itself are passed on.
+        defaults = repr(self.parsed.function.__defaults__) if len(self.path) > 1 else ""
+        star = f"{len(arguments.args)},{bool(arguments.vararg)}"
+        star += f",{len(arguments.kwonlyargs)},{bool(arguments.kwarg)}"
+        return f"def({star}{defaults})[{';'.join(self._node(child) for child in body)}]"
+
+    def _local(self, name: str) -> str:
+        if not self.locals.get(name):
+            self.locals[name] = f"v{sum(1 for value in self.locals.values() if value)}"
+        return self.locals[name]
+
+    def _node(self, node: Any) -> str:
+        if isinstance(node, list):
+            return f"[{','.join(self._node(child) for child in node)}]"
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        special = getattr(self, f"_{type(node).__name__}", None)
+        return special(node) if special else self._plain(node)
+
+    def _plain(self, node: ast.AST) -> str:
+        name = type(node).__name__
+        if isinstance(node, (ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.stmt)) or name in _CONTROL:
+            if not isinstance(node, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign)):
+                self.operations.add(name)
+        parts = [
+            f"{key}={self._node(value)}"
+            for key, value in ast.iter_fields(node)
+            if value not in (None, []) and key not in _SKIPPED
+        ]
+        return f"{name}({','.join(parts)})"
+
+    def _Constant(self, node: ast.Constant) -> str:
+        return f"const {type(node.value).__name__} {node.value!r}"
+
+    def _AnnAssign(self, node: ast.AnnAssign) -> str:
+        return f"Assign(targets=[{self._node(node.target)}],value={self._node(node.value)})"
+
+    def _Call(self, node: ast.Call) -> str:
+        if isinstance(node.func, ast.Attribute) and self._global_chain(node.func) is _MISSING:
+            self.operations.add(node.func.attr)
+        return self._plain(node)
+
+    def _Name(self, node: ast.Name) -> str:
+        if node.id in self.locals:
+            return self._local(node.id)
+        return self._meaning(self._global(node.id), node.id)
+
+    def _Attribute(self, node: ast.Attribute) -> str:
+        value = self._global_chain(node)
+        if value is not _MISSING:
+            return self._meaning(value, self._dotted(node))
+        if self._is_self(node.value):
+            return f"self.{node.attr}{self._method(node.attr)}"
+        return f"{self._node(node.value)}.{node.attr}"
+
+    def _is_self(self, node: ast.AST) -> bool:
+        return self.owner is not None and isinstance(node, ast.Name) and self.locals.get(node.id) == "v0"
+
+    def _method(self, name: str) -> str:
+        """The digest of a method of the owner, or nothing for an attribute of the instance."""
+        found = next((vars(cls)[name] for cls in self.owner.__mro__ if name in vars(cls)), _MISSING)
+        if isinstance(found, staticmethod):
+            return self._callee(found.__func__, None, name)
+        if isinstance(found, types.FunctionType):
+            return self._callee(found, self.owner, name)
+        if found is _MISSING or isinstance(found, (int, float, str, bool, type(None))):
+            value = "" if found is _MISSING else f"={found!r}"
+            return f"<{self.held[name]}>" if name in self.held else value
+        raise Opaque(f"uses self.{name}, a {type(found).__name__} of the class")
+
+    def _callee(self, function: types.FunctionType, owner: type | None, name: str) -> str:
+        try:
+            inner = _fingerprint(
+                function, owner, self.path, tuple(sorted(self.held.items())) if owner else ()
+            )
+        except Opaque as fault:
+            raise Opaque(f"calls {name}, which {fault}") from fault
+        self.operations |= inner.operations
+        return f"<{inner.digest}>"
+
+    def _global(self, name: str) -> Any:
+        function = self.parsed.function
+        if name in function.__code__.co_freevars:
+            cell = function.__closure__[function.__code__.co_freevars.index(name)]
+            return cell.cell_contents
+        if name in function.__globals__:
+            return function.__globals__[name]
+        if hasattr(builtins, name):
+            return getattr(builtins, name)
+        raise Opaque(f"uses the name {name}, which is not defined")
+
+    def _root(self, dotted: str) -> str:
+        """The package a C function was reached through; it carries no module name of its own."""
+        first = self._global(dotted.split(".")[0])
+        return first.__name__.split(".")[0] if isinstance(first, types.ModuleType) else "builtins"
+
+    def _dotted(self, node: ast.AST) -> str:
+        return f"{self._dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id
+
+    def _global_chain(self, node: ast.AST) -> Any:
+        """The object a dotted name rooted in a global module stands for, else `_MISSING`."""
+        if isinstance(node, ast.Name):
+            return _MISSING if node.id in self.locals else self._global(node.id)
+        if isinstance(node, ast.Attribute):
+            base = self._global_chain(node.value)
+            if isinstance(base, (types.ModuleType, type)):
+                return getattr(base, node.attr, _MISSING)
+        return _MISSING
+
+    def _meaning(self, value: Any, name: str) -> str:
+        if isinstance(value, (bool, int, float, str, type(None))):
+            return f"const {type(value).__name__} {value!r}"
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}"
+        module = (getattr(value, "__module__", None) or type(value).__module__ or "").split(".")[0]
+        if module in NAMED_PACKAGES or isinstance(value, types.BuiltinFunctionType):
+            full = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
+            label = full.split(".")[-1] if not isinstance(value, type) else full
+            self.operations.add(label)
+            root = module if module != "builtins" else self._root(name)
+            return f"named {root}.{label}"
+        if isinstance(value, types.FunctionType):
+            return f"fn{self._callee(value, None, name)}"
+        if isinstance(value, type):
+            return f"class {value.__module__}.{value.__qualname__}"
+        if isinstance(value, dict) and type(value) is not dict:
+            # A table with a class of its own (ACT2FN): named, like the functions of named packages.
+            return f"table {type(value).__module__}.{type(value).__qualname__}"
+        raise Opaque(f"uses the global {name}, a {type(value).__name__}")
+
+
+_SKIPPED = ("annotation", "returns", "type_comment", "decorator_list", "ctx", "kind", "simple", "type_params")
+_CONTROL = ("IfExp", "Lambda", "ListComp", "GeneratorExp", "DictComp", "SetComp", "Compare", "Starred")

@@ -1,0 +1,183 @@
+"""Which rule, if any, a method, function or child module fits; and why not."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..report import APPLIED, FOREIGN, PROVED, REFUSED, Tally, report
+from . import swap
+from .catalogue import Rule
+from .fingerprint import Fingerprint, Opaque, _callables, fingerprint
+from .probe import probe
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The verdict on one target: a rule that may be bound, or a family with the reason against it."""
+
+    family: str
+    state: str
+    rule: Rule | None = None
+    reason: str = ""
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+    def make(self, original: Any) -> Callable[..., Any]:
+        """The replacement for ``original``, counting into the rule's tally."""
+        parameters = {**self.rule.parameters, **dict(self.parameters)}
+        return self.rule.load_replacement()(original, report.tally(self.rule.id), **parameters)
+
+
+class Fits:
+    """Fits of one catalogue; probes are run once for a digest."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        self._methods = [rule for rule in rules if rule.kind == "module"]
+        self._functions = [rule for rule in rules if rule.kind == "function"]
+        self._expressions = [rule for rule in rules if rule.kind == "expression"]
+        self.registries = [rule for rule in rules if rule.kind == "registry"]
+        self._proofs: dict[Any, str] = {}
+        self.attributes = tuple(dict.fromkeys(rule.attribute for rule in self._methods))
+
+    def names_class(self, target: str) -> bool:
+        """Whether a rule expects this class; asked for torch's own, which are left alone otherwise."""
+        return any(rule.names(target) for rule in self._methods)
+
+    def instance_key(self, module: torch.nn.Module) -> Any:
+        """What of an instance, beyond its class, can change a verdict."""
+        reads = {name for rule in self._methods for name in rule.reads}
+        shapes = tuple((name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None)
+        return _callables(module), tuple(sorted(n for n in reads if hasattr(module, n))), shapes[:2]
+
+    def method(self, module: torch.nn.Module, attribute: str) -> Fit | None:
+        """Fit of a method of ``module``; ``None`` when it neither fits nor was expected to."""
+        cls = type(module)
+        rules = [rule for rule in self._methods if rule.attribute == attribute]
+        target = f"{cls.__module__}:{cls.__qualname__}"
+        method = getattr(cls, attribute)
+
+        def probe_with(rule: Rule) -> str:
+            cases = functools.partial(rule.load_probe(), module)
+            return self._probe(rule, method, cases)
+
+        return _decide(
+            rules,
+            target,
+            lambda: fingerprint(method, cls, module),
+            lambda rule: "".join(
+                f"has no attribute {name}; " for name in rule.reads if not hasattr(module, name)
+            ),
+            probe_with,
+            self._proofs,
+            self.instance_key(module),
+        )
+
+    def function(self, function: Any) -> Fit | None:
+        """Fit of a function some method calls by name."""
+        target = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+        return _decide(
+            [rule for rule in self._functions if _applies(rule, function)],
+            target,
+            lambda: fingerprint(function),
+            lambda rule: "",
+            lambda rule: self._probe(rule, function, rule.load_probe()),
+            self._proofs,
+            None,
+        )
+
+    def expressions(self, child: torch.nn.Module) -> list[Fit]:
+        """Fits of the expression rules whose child this is, at most one for a pattern."""
+        found: dict[str, Fit] = {}
+        for rule in self._expressions:
+            fit = self._expression(rule, child)
+            if fit is not None:
+                found.setdefault(rule.pattern, fit)
+        return list(found.values())
+
+    def _expression(self, rule: Rule, child: torch.nn.Module) -> Fit | None:
+        cls = type(child)
+        if rule.child_rules:
+            mark = swap.mark_of(child)
+            bound = mark.rules.get("forward") if mark is not None else None
+            if bound is None or bound.id not in rule.child_rules:
+                return None
+            parameters = tuple((name, bound.parameters[name]) for name in sorted(bound.parameters))
+            return Fit(rule.family, APPLIED, rule, parameters=(*parameters, ("child_rule", bound.id)))
+        if f"{cls.__module__}:{cls.__qualname__}" in rule.children:
+            return Fit(rule.family, APPLIED, rule)
+        if rule.bodies and isinstance(getattr(cls, "forward", None), types.FunctionType):
+            try:
+                digest = fingerprint(cls.forward, cls, child).digest
+            except Opaque:
+                return None
+            return Fit(rule.family, APPLIED, rule) if digest in rule.bodies else None
+        return None
+
+    def _probe(self, rule: Rule, original: Any, cases: Any) -> str:
+        replacement = rule.load_replacement()(_never, Tally(), **rule.parameters)
+        return probe(original, replacement, cases, rule.rounding == "same")
+
+
+def _applies(rule: Rule, function: Any) -> bool:
+    return not rule.applies or (isinstance(function, types.FunctionType) and rule.load_applies()(function))
+
+
+def _never(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the replacement does not serve this input")
+
+
+def _decide(
+    rules: list[Rule],
+    target: str,
+    identify: Callable[[], Fingerprint],
+    lacks: Callable[[Rule], str],
+    probe_with: Callable[[Rule], str],
+    proofs: dict[Any, str],
+    instance_key: Any,
+) -> Fit | None:
+    """Listed body, else operations and probe, else a refusal if the target looks like one."""
+    expected = [rule for rule in rules if rule.names(target)]
+    if not rules:
+        return None
+    try:
+        found = identify()
+    except Opaque as fault:
+        if not expected:
+            return None
+        state = FOREIGN if "wrapped" in str(fault) or "not a plain function" in str(fault) else REFUSED
+        return Fit(f"{expected[0].family}.*", state, reason=str(fault))
+    listed = [rule for rule in rules if found.digest in rule.bodies]
+    for rule in listed:
+        if not lacks(rule):
+            return Fit(rule.family, APPLIED, rule)
+    reasons = [f"{rule.id}: {lacks(rule)}".rstrip("; ") for rule in listed]
+    candidates = [
+        rule for rule in rules if rule.probe and (rule in expected or set(rule.needs) <= found.operations)
+    ]
+    for rule in candidates:
+        if not rule.operations or (rule not in expected and not rule.needs):
+            continue
+        foreign = sorted(found.operations - set(rule.operations))
+        if foreign:
+            reasons.append(f"{rule.id}: uses {', '.join(foreign)}, which its family does not")
+            continue
+        if lacks(rule):
+            reasons.append(f"{rule.id}: {lacks(rule)}".rstrip("; "))
+            continue
+        key = (rule.id, found.digest, instance_key)
+        if key not in proofs:
+            proofs[key] = probe_with(rule)
+        if not proofs[key]:
+            return Fit(rule.family, PROVED, rule)
+        reasons.append(f"{rule.id}: {proofs[key]}")
+    if not expected:
+        return None
+    why = "; ".join(dict.fromkeys(reasons)) or "no rule of the family knows such a body"
+    return Fit(
+        f"{expected[0].family}.*", REFUSED, reason=f"body {found.digest} is not in the catalogue; {why}"
+    )

@@ -1,0 +1,282 @@
+"""Reroute expressions inside a method, leaving everything else of it as its author wrote it.
+
+Whole attention, MLP and decoder-layer bodies come in hundreds of forms, but what is worth replacing in
+them comes in four, each sound by itself whatever surrounds it:
+
+- *call*: ``self.child(x)`` becomes ``r(self.child, x)``;
+- *product*: ``self.child(a) * b`` becomes ``r(self.child, a, b)``;
+- *residual*: ``s = a + b`` followed by ``n = self.child(s)`` becomes ``n, s = r(self.child, a, b)``;
+- *function*: a global ``f``, called or handed on, becomes ``r`` for as long as ``f`` is the function it was.
+
+The new function keeps file name and line numbers (tracebacks and debuggers show the original text),
+globals, defaults, closure and decorators, and traces like any other function.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import source
+from .source import SourceUnavailable
+
+PATTERNS = ("call", "product", "residual", "function")
+
+
+@dataclass
+class Routes:
+    """What to reroute in one method: by pattern, the name in the text and the object that takes its place.
+
+    ``functions`` maps a global name to (original, replacement).
+    """
+
+    call: dict[str, Any] = field(default_factory=dict)
+    product: dict[str, Any] = field(default_factory=dict)
+    residual: dict[str, Any] = field(default_factory=dict)
+    function: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rerouted method and what was found in it: pattern -> names that were met."""
+
+    function: types.FunctionType
+    met: Mapping[str, frozenset[str]]
+
+
+def rewrite(method: Any, routes: Routes) -> Rewritten | None:
+    """A copy of ``method`` with ``routes`` taken, or ``None`` when none of them occurs in it.
+
+    Raises:
+        SourceUnavailable: The method cannot be rewritten soundly; the message says why.
+    """
+    parsed = source.parse(source.innermost(method))
+    if not parsed.node.args.args:
+        return None
+    editor = _Editor(routes, parsed.node.args.args[0].arg, frozenset(parsed.function.__code__.co_varnames))
+    node = editor.visit(copy.deepcopy(parsed.node))
+    if not any(editor.met.values()):
+        return None
+    if editor.rebinds_self:
+        raise SourceUnavailable(f"assigns to {editor.self_name}")
+    if any(_is_private(child) for child in ast.walk(node)):
+        raise SourceUnavailable("uses a private name (two leading underscores)")
+    function = rewrap(method, _build(node, parsed, editor.names))
+    return Rewritten(function, {pattern: frozenset(names) for pattern, names in editor.met.items() if names})
+
+
+def forwarding(method: Any, replacement: Any) -> types.FunctionType:
+    """A function with the signature of ``method`` that hands its arguments to ``replacement`` by position.
+
+    Raises:
+        SourceUnavailable: ``method`` has no plain source, or takes ``*args`` or ``**kwargs``.
+    """
+    parsed = source.parse(source.innermost(method))
+    arguments = parsed.node.args
+    if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
+        raise SourceUnavailable("takes *args, **kwargs or keyword-only arguments")
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    call = ast.Call(
+        func=_load("__liteboost_replacement__"), args=[_load(name) for name in names], keywords=[]
+    )
+    node = copy.copy(parsed.node)
+    node.body = [ast.copy_location(ast.Return(value=call), parsed.node)]
+    function = _build(node, parsed, {"__liteboost_replacement__": replacement})
+    function.__liteboost_original__ = method
+    return function
+
+
+def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
+    """``method`` with its innermost function exchanged for ``inner`` and every wrapper around it repeated.
+
+    A wrapper made by a decorator holds the function it wraps in its closure (and itself, where it
+    compares identities); a copy of it with those cells exchanged does what the original does.
+
+    Raises:
+        SourceUnavailable: A wrapper does not hold what it wraps in its closure.
+    """
+    if not hasattr(method, "__wrapped__"):
+        return inner
+    if not isinstance(method, types.FunctionType):
+        raise SourceUnavailable(f"is wrapped by a {type(method).__name__}")
+    wrapped = rewrap(method.__wrapped__, inner)
+    cells = list(method.__closure__ or ())
+    held = [_contents(cell) for cell in cells]
+    if not any(value is method.__wrapped__ for value in held):
+        raise SourceUnavailable("is wrapped in a way that cannot be repeated")
+    own = types.CellType()
+    exchanged = tuple(
+        types.CellType(wrapped) if value is method.__wrapped__ else own if value is method else cell
+        for cell, value in zip(cells, held, strict=True)
+    )
+    copied = types.FunctionType(
+        method.__code__, method.__globals__, method.__name__, method.__defaults__, exchanged
+    )
+    own.cell_contents = copied
+    functools.update_wrapper(copied, method)
+    copied.__kwdefaults__ = method.__kwdefaults__
+    copied.__wrapped__ = wrapped
+    return copied
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell: the name is bound later
+        return None
+
+
+def _build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]) -> types.FunctionType:
+    original = parsed.function
+    code = source.compile_in_factory(node, original, tuple(names))
+    cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
+    closure = tuple(
+        cells[name] if name in cells else types.CellType(names[name]) for name in code.co_freevars
+    )
+    function = types.FunctionType(
+        code, original.__globals__, original.__name__, original.__defaults__, closure
+    )
+    function.__kwdefaults__ = original.__kwdefaults__
+    function.__annotations__ = original.__annotations__
+    function.__qualname__, function.__module__ = original.__qualname__, original.__module__
+    function.__doc__ = original.__doc__
+    return function
+
+
+def _is_private(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.startswith("__") and not name.endswith("__")
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(id=name, ctx=ast.Load())
+
+
+class _Editor(ast.NodeTransformer):
+    """Applies the routes to one definition, collecting the names it introduced."""
+
+    def __init__(self, routes: Routes, self_name: str, local_names: frozenset[str]) -> None:
+        self.routes = routes
+        self.self_name = self_name
+        self.local_names = local_names
+        self.names: dict[str, Any] = {}
+        self.met: dict[str, set[str]] = {pattern: set() for pattern in PATTERNS}
+        self.rebinds_self = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.body = self._statements(node.body)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        node.test = self.visit(node.test)
+        node.body, node.orelse = self._statements(node.body), self._statements(node.orelse)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id == self.self_name and not isinstance(node.ctx, ast.Load):
+            self.rebinds_self = True
+        is_global = isinstance(node.ctx, ast.Load) and node.id not in self.local_names
+        return self._function(node) if is_global and node.id in self.routes.function else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if isinstance(node.op, ast.Mult):
+            for called, other in ((node.left, node.right), (node.right, node.left)):
+                name = self._child(called, self.routes.product)
+                if name:
+                    arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
+                    return self._replace(node, "product", name, self.routes.product[name], arguments)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = self._child(node, self.routes.call)
+        if name:
+            arguments = [node.func, self.visit(node.args[0])]
+            return self._replace(node, "call", name, self.routes.call[name], arguments)
+        return self.generic_visit(node)
+
+    def _child(self, node: ast.AST, table: Mapping[str, Any]) -> str:
+        """The name if ``node`` is ``self.name(one positional argument)`` and ``table`` has it, else nothing."""
+        if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
+            return ""
+        if isinstance(node.args[0], ast.Starred) or not isinstance(node.func, ast.Attribute):
+            return ""
+        owner = node.func.value
+        is_self = isinstance(owner, ast.Name) and owner.id == self.self_name
+        return node.func.attr if is_self and node.func.attr in table else ""
+
+    def _function(self, name: ast.Name) -> ast.AST:
+        original, replacement = self.routes.function[name.id]
+        self.met["function"].add(name.id)
+        same = ast.Compare(
+            left=_load(name.id), ops=[ast.Is()], comparators=[_load(self._bind(name.id, original))]
+        )
+        choice = ast.IfExp(
+            test=same, body=_load(self._bind(f"{name.id}_ours", replacement)), orelse=_load(name.id)
+        )
+        return ast.copy_location(choice, name)
+
+    def _replace(
+        self, node: ast.expr, pattern: str, name: str, target: Any, arguments: list[ast.expr]
+    ) -> ast.AST:
+        self.met[pattern].add(name)
+        call = ast.Call(func=_load(self._bind(f"{pattern}_{name}", target)), args=arguments, keywords=[])
+        return ast.copy_location(call, node)
+
+    def _bind(self, label: str, value: Any) -> str:
+        name = f"__liteboost_{label}__"
+        self.names[name] = value
+        return name
+
+    def _statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        result: list[ast.stmt] = []
+        position = 0
+        while position < len(body):
+            fused, used = self._residual(body[position : position + 3])
+            result += fused or [self.visit(body[position])]
+            position += used or 1
+        return result
+
+    def _residual(self, body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
+        """``s = a + b; [r = s;] n = self.norm(s)`` as ``n, s = fused(self.norm, a, b); [r = s]``."""
+        total = _assigned_name(body[0]) if body else ""
+        if not (total and isinstance(body[0].value, ast.BinOp) and isinstance(body[0].value.op, ast.Add)):
+            return [], 0
+        kept = _assigned_name(body[1]) if len(body) > 1 and _copies(body[1], total) else ""
+        last = body[2 if kept else 1] if len(body) > (2 if kept else 1) else None
+        normed = _assigned_name(last) if last is not None else ""
+        name = self._child(last.value, self.routes.residual) if normed else ""
+        if (
+            not name
+            or not _names(last.value.args[0], total)
+            or self.self_name in (total, normed)
+            or kept in (total, normed, self.self_name)
+        ):
+            return [], 0
+        terms = [self.visit(body[0].value.left), self.visit(body[0].value.right)]
+        call = self._replace(last, "residual", name, self.routes.residual[name], [last.value.func, *terms])
+        # Where the norm overwrites the sum, only the second name keeps it.
+        holder = total if normed != total else kept or "__liteboost_sum__"
+        targets = ast.Tuple(elts=[ast.Name(id=n, ctx=ast.Store()) for n in (normed, holder)], ctx=ast.Store())
+        statements: list[ast.stmt] = [ast.copy_location(ast.Assign(targets=[targets], value=call), last)]
+        if kept and holder != kept:
+            copied = ast.Assign(targets=[ast.Name(id=kept, ctx=ast.Store())], value=_load(holder))
+            statements.append(ast.copy_location(copied, body[1]))
+        return statements, 3 if kept else 2
+
+
+def _assigned_name(statement: ast.stmt | None) -> str:
+    simple = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    return statement.targets[0].id if simple and isinstance(statement.targets[0], ast.Name) else ""
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _copies(statement: ast.stmt, name: str) -> bool:
+    return isinstance(statement, ast.Assign) and _names(statement.value, name)

@@ -1,0 +1,230 @@
+"""From a function object to its syntax tree, but only when the tree is what the function executes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+class SourceUnavailable(Exception):
+    """The source of a function cannot be had, or is not what runs. The message says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function's definition as parsed.
+
+    Attributes:
+        function: The innermost function, behind any ``functools.wraps`` chain.
+        node: Its definition, with line numbers of the file.
+    """
+
+    function: types.FunctionType
+    node: ast.FunctionDef
+
+
+def innermost(function: Any) -> types.FunctionType:
+    """The plain Python function behind ``function``.
+
+    Raises:
+        SourceUnavailable: It is not a plain function (a builtin, a callable object, another patcher's proxy).
+    """
+    seen = function
+    while hasattr(seen, "__wrapped__"):
+        seen = seen.__wrapped__
+    if not isinstance(seen, types.FunctionType):
+        raise SourceUnavailable(f"is a {type(seen).__name__}, not a plain function")
+    return seen
+
+
+def wrapper_chain(function: Any) -> list[types.FunctionType]:
+    """The functions around the innermost one, outermost first.
+
+    Raises:
+        SourceUnavailable: One of them is not a plain function.
+    """
+    chain = []
+    while hasattr(function, "__wrapped__"):
+        if not isinstance(function, types.FunctionType):
+            raise SourceUnavailable(f"is wrapped by a {type(function).__name__}")
+        chain.append(function)
+        function = function.__wrapped__
+    return chain
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(function: types.FunctionType) -> Source:
+    """Parse a plain function and prove that the text is what it runs.
+
+    ``inspect.getsource`` reads the file as it is now; code that was edited since, or put into the
+    function by hand, is found out by compiling the text again and comparing the bytecode.
+
+    Raises:
+        SourceUnavailable: No source, not a simple ``def``, or text and bytecode differ.
+    """
+    try:
+        lines, first = inspect.getsourcelines(function.__code__)
+    except (OSError, TypeError) as fault:
+        raise SourceUnavailable("has no source text") from fault
+    # An indented definition is parsed under an `if`: taking its indentation away would change docstrings.
+    is_indented = lines[0][:1].isspace()
+    try:
+        tree = ast.parse(("if True:\n" if is_indented else "") + "".join(lines))
+    except SyntaxError as fault:
+        raise SourceUnavailable("has source text that does not parse by itself") from fault
+    body = tree.body[0].body if is_indented else tree.body
+    node = body[0] if len(body) == 1 else None
+    if not isinstance(node, ast.FunctionDef):
+        raise SourceUnavailable("is not defined by a plain def statement")
+    ast.increment_lineno(tree, first - (2 if is_indented else 1))
+    if not _is_what_runs(node, function):
+        raise SourceUnavailable("runs code that differs from its source text")
+    return Source(function, node)
+
+
+def _is_what_runs(node: ast.FunctionDef, function: types.FunctionType) -> bool:
+    bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": []})
+    ast.copy_location(bare, node)
+    try:
+        rebuilt = compile_in_factory(bare, function, ())
+    except (SyntaxError, ValueError, SourceUnavailable):
+        return False
+    return _same_code(rebuilt, function.__code__)
+
+
+def _same_code(left: types.CodeType, right: types.CodeType) -> bool:
+    plain = (
+        left.co_code == right.co_code
+        and left.co_names == right.co_names
+        and left.co_varnames == right.co_varnames
+        and left.co_freevars == right.co_freevars
+        and len(left.co_consts) == len(right.co_consts)
+    )
+    return plain and all(
+        _same_code(a, b)
+        if isinstance(a, types.CodeType) and isinstance(b, types.CodeType)
+        else _same_constant(a, b)
+        for a, b in zip(left.co_consts, right.co_consts, strict=True)
+    )
+
+
+def _same_constant(left: Any, right: Any) -> bool:
+    # repr tells 1 from 1.0 and 0.0 from -0.0, which == does not.
+    return type(left) is type(right) and repr(left) == repr(right)
+
+
+FACTORY = "__liteboost_factory__"
+
+
+def compile_in_factory(
+    node: ast.FunctionDef, function: types.FunctionType, names: tuple[str, ...]
+) -> types.CodeType:
+    """Compile ``node`` as it would be compiled in its class, with ``names`` as additional free variables.
+
+    The definition is nested in a factory whose parameters are the function's own free variables
+    (``__class__``, for ``super()``) and ``names``. Annotations and defaults are left out: they are
+    evaluated at definition and the caller copies them from the original.
+    """
+    if any(isinstance(child, (ast.Yield, ast.YieldFrom, ast.Await)) for child in ast.walk(node)):
+        raise SourceUnavailable("is a generator or a coroutine")
+    factory = _factory_tree(node, (*function.__code__.co_freevars, *names))
+    imports = [ast.Import(names=[ast.alias(name=name)]) for name in _imported_names(function)]
+    module = ast.fix_missing_locations(ast.Module(body=[*imports, factory], type_ignores=[]))
+    flags = function.__code__.co_flags & _future_flags()
+    code = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    outer = next(const for const in code.co_consts if isinstance(const, types.CodeType))
+    return next(const for const in outer.co_consts if isinstance(const, types.CodeType))
+
+
+def _imported_names(function: types.FunctionType) -> list[str]:
+    """Global names of ``function`` that its file imports.
+
+    CPython compiles ``name.attribute()`` differently when ``name`` is imported in the same compilation
+    unit, so the unit built here has to import (it is compiled, never executed) the same names.
+    """
+    imported = _imports_of_file(function.__code__.co_filename)
+    used = {name for code in _nested_codes(function.__code__) for name in code.co_names}
+    return sorted(used & imported)
+
+
+def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested_codes(constant)
+
+
+@functools.lru_cache(maxsize=512)
+def _imports_of_file(filename: str) -> frozenset[str]:
+    """Names that a file binds by import statements at module level."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return frozenset()
+    names: set[str] = set()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.Module, ast.If, ast.Try, ast.With)):
+            pending += ast.iter_child_nodes(node)
+        elif isinstance(node, ast.ExceptHandler):
+            pending += node.body
+    return frozenset(names)
+
+
+@functools.cache
+def _future_flags() -> int:
+    """Compiler flags of every ``from __future__`` import that a code object can carry."""
+    import __future__
+
+    return functools.reduce(
+        lambda flags, name: flags | getattr(__future__, name).compiler_flag, __future__.all_feature_names, 0
+    )
+
+
+def _factory_tree(node: ast.FunctionDef, parameters: tuple[str, ...]) -> ast.FunctionDef:
+    arguments = node.args
+    nothing = ast.Constant(value=None)
+
+    def bare(argument: ast.arg | None) -> ast.arg | None:
+        return ast.copy_location(ast.arg(arg=argument.arg), argument) if argument else None
+
+    inner_arguments = ast.arguments(
+        posonlyargs=[bare(a) for a in arguments.posonlyargs],
+        args=[bare(a) for a in arguments.args],
+        vararg=bare(arguments.vararg),
+        kwonlyargs=[bare(a) for a in arguments.kwonlyargs],
+        kw_defaults=[None if d is None else nothing for d in arguments.kw_defaults],
+        kwarg=bare(arguments.kwarg),
+        defaults=[nothing for _ in arguments.defaults],
+    )
+    inner = ast.FunctionDef(
+        name=node.name, args=inner_arguments, body=node.body, decorator_list=[], returns=None
+    )
+    ast.copy_location(inner, node)
+    factory = ast.FunctionDef(
+        name=FACTORY,
+        args=ast.arguments(
+            posonlyargs=[],
+            args=[ast.arg(arg=name) for name in parameters],
+            vararg=None,
+            kwonlyargs=[],
+            kw_defaults=[],
+            kwarg=None,
+            defaults=[],
+        ),
+        body=[inner, ast.Return(value=ast.Name(id=node.name, ctx=ast.Load()))],
+        decorator_list=[],
+        returns=None,
+    )
+    if hasattr(inner, "type_params"):  # Python 3.12 and later
+        inner.type_params, factory.type_params = [], []
+    return ast.copy_location(factory, node)

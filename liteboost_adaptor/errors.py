@@ -1,0 +1,35 @@
+"""Typed errors. Every message says what was asked, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class LiteBoostError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(LiteBoostError, ValueError):
+    """A ``LITEBOOST_*`` variable or an argument of the same meaning has a value that is not allowed."""
+
+
+class CatalogueError(LiteBoostError, ValueError):
+    """A rule file cannot be used: wrong syntax, an unknown field, a name that does not resolve."""
+
+
+class ShapeError(LiteBoostError, ValueError):
+    """A tensor handed to an op has a shape the op is not defined for."""
+
+
+class DTypeError(LiteBoostError, TypeError):
+    """A tensor handed to an op has a dtype the op does not serve."""
+
+
+class DeviceError(LiteBoostError, ValueError):
+    """Tensors handed to one op live on different devices, or on one without a kernel."""
+
+
+class NativeLibraryError(LiteBoostError, RuntimeError):
+    """The compiled library is needed and cannot be found, built or loaded."""
+
+
+class StrictError(LiteBoostError, RuntimeError):
+    """``LITEBOOST_STRICT=1`` and a rule was refused or failed for a model in use."""

@@ -1,0 +1,1 @@
+"""Where we meet transformers: loading, the first forward, the attention registry."""

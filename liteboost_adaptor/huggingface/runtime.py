@@ -1,0 +1,206 @@
+"""The state of this process: which catalogue is in force, which models are bound, how to undo it."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .. import native
+from ..config import Settings
+from ..engine import catalogue, swap
+from ..engine.bind import Binder, Binding
+from ..engine.install import UndoStack
+from ..errors import StrictError
+from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
+from . import registries
+
+_MODELING = "transformers.modeling_utils"
+
+
+class Runtime:
+    """Binds models under the current settings. One instance, `runtime`, serves the process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.stack = UndoStack()
+        self.active: Settings | None = None
+        self.is_dismissed = False
+        self._has_registries = False
+        self._bindings: weakref.WeakKeyDictionary[torch.nn.Module, Binding] = weakref.WeakKeyDictionary()
+        self._left_alone: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def start(self, settings: Settings) -> None:
+        """What the import hook does: `activate`, unless the user has said `undo` before transformers came."""
+        if not self.is_dismissed:
+            self.activate(settings)
+
+    def activate(self, settings: Settings) -> None:
+        """Prepare models as they are loaded or first used. Asked for again, it changes nothing."""
+        with self.lock:
+            if self.active is not None:
+                return
+            self.active, self.is_dismissed = settings, False
+            if settings.level == 0:
+                return
+            self.stack.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
+            self.stack.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
+
+    def _install_registries(self, settings: Settings) -> None:
+        """Load the ops and set the registry entries, when the first model needs them."""
+        native.load()
+        if not self._has_registries and settings.level:
+            registries.install(active_rules(settings), self.stack)
+            self._has_registries = True
+
+    def deactivate(self) -> list[str]:
+        """Take back everything outside of models; later models are left alone."""
+        with self.lock:
+            self.active, self.is_dismissed = None, True
+            self._has_registries = False
+            return self.stack.undo_all()
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Bind ``model`` under the current settings, unless it is bound or the user has undone it.
+
+        Raises:
+            StrictError: ``strict`` is set and a rule was refused or failed.
+        """
+        if swap.mark_of(model) is not None or self.active is None or self.active.level == 0:
+            return
+        if model not in self._left_alone:
+            self.bind(model, self.active)
+
+    def leave_alone(self, model: torch.nn.Module) -> list[str]:
+        """Unbind ``model`` and do not prepare it again when it is used."""
+        with self.lock:
+            self._left_alone.update(m for m in model.modules() if m is model or _is_model(type(m)))
+            return self.unbind(model)
+
+    def bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
+        """Bind ``model`` under ``settings``, taking back an earlier binding of it."""
+        with self.lock:
+            self.unbind(model)
+            self._left_alone -= set(model.modules())
+            self._install_registries(settings)
+            binding = _binder(settings).bind(model) if settings.level else Binding(weakref.ref(model))
+            self._bindings[model] = binding
+            if settings.strict:
+                self._raise_refusals(model, binding)
+            return binding
+
+    def unbind(self, model: torch.nn.Module) -> list[str]:
+        """Give every module of ``model`` its own class back."""
+        with self.lock:
+            left = []
+            for bound in [model, *(m for m in model.modules() if m is not model)]:
+                binding = self._bindings.pop(bound, None)
+                left += binding.undo() if binding else []
+            return left
+
+    def models(self) -> list[torch.nn.Module]:
+        """Bound models that are still alive."""
+        return list(self._bindings)
+
+    def _raise_refusals(self, model: torch.nn.Module, binding: Binding) -> None:
+        bad = [o for o in binding.refusals if o.state in (REFUSED, FAILED, FOREIGN)]
+        lines = [f"  {o.rule} on {o.target}: {o.reason}" for o in dict.fromkeys(bad)]
+        lines += [f"  {fault}" for fault in load_catalogue(_patch_path(self.active))[1]]
+        if not lines:
+            return
+        self.unbind(model)
+        raise StrictError(
+            f"LITEBOOST_STRICT=1 and {len(lines)} rules cannot serve {type(model).__name__}:\n"
+            + "\n".join(lines)
+            + "\nUnset LITEBOOST_STRICT to run the original code there, or turn the rules off (LITEBOOST_DISABLE)."
+        )
+
+    def _wrap_from_pretrained(self, original: Any) -> Any:
+        function = original.__func__
+        runtime = self
+
+        @functools.wraps(function)
+        def from_pretrained(cls: type, *args: Any, **kwargs: Any) -> Any:
+            result = function(cls, *args, **kwargs)
+            model = result[0] if isinstance(result, tuple) else result
+            if isinstance(model, torch.nn.Module):
+                runtime.prepare(model)
+            return result
+
+        return classmethod(from_pretrained)
+
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        prepare = self.prepare
+
+        # Bound models have the original __call__ in their subclass, so this runs for the others only.
+        @functools.wraps(original)
+        def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                torch._dynamo.comptime.comptime(_note_compiled)
+            else:
+                prepare(self)
+            return original(self, *args, **kwargs)
+
+        return __call__
+
+
+def _note_compiled(_: Any) -> None:
+    report.note(
+        "A model was compiled before it was prepared and runs the original code: call "
+        "liteboost_adaptor.apply(model), or run it once, before torch.compile."
+    )
+
+
+def _is_model(cls: type) -> bool:
+    return hasattr(cls, "from_pretrained")
+
+
+def _plain_call(cls: type) -> dict[str, Any]:
+    return {"__call__": torch.nn.Module.__call__} if _is_model(cls) else {}
+
+
+def _patch_path(settings: Settings | None) -> tuple[str, ...]:
+    return settings.patch_path if settings is not None else ()
+
+
+@functools.cache
+def load_catalogue(patch_path: tuple[str, ...]) -> tuple[tuple[catalogue.Rule, ...], tuple[Exception, ...]]:
+    """Rules and faults of the shipped catalogue and the user's files; each fault is listed in the status."""
+    rules, faults = catalogue.load(patch_path)
+    for fault in faults:
+        report.add(Outcome("catalogue", FAILED, "LITEBOOST_PATCH_PATH", str(fault)))
+    return rules, faults
+
+
+def why_inactive(rule: catalogue.Rule, settings: Settings) -> str:
+    """Why a rule is not considered at all, or an empty string."""
+    for glob in settings.disable:
+        if fnmatch.fnmatchcase(rule.id, glob):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    if rule.level > settings.level:
+        return f"needs level {rule.level}, level {settings.level} is set"
+    return catalogue.version_conflict(rule)
+
+
+def active_rules(settings: Settings) -> tuple[catalogue.Rule, ...]:
+    """The rules that ``settings`` lets act."""
+    return tuple(rule for rule in load_catalogue(settings.patch_path)[0] if not why_inactive(rule, settings))
+
+
+@functools.cache
+def _binder(settings: Settings) -> Binder:
+    return Binder(active_rules(settings), _plain_call)
+
+
+def listed_rules(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """(id, title, state when nothing fits it) of every rule."""
+    for rule in load_catalogue(settings.patch_path)[0]:
+        yield rule.id, rule.title, DISABLED if why_inactive(rule, settings) else IDLE
+
+
+runtime = Runtime()

@@ -1,0 +1,187 @@
+"""The attention core, as transformers' ``AttentionInterface`` calls it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..report import Tally
+from .guards import autocast, unserved
+
+ops = torch.ops.liteboost
+#: Arguments that change what is computed and that the op does not take.
+_UNSERVED_ARGUMENTS = (
+    "position_bias",
+    "cache",
+    "head_mask",
+    "indices",
+    "block_table",
+    "relative_position_bias",
+)
+
+
+def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torch.Tensor, Any]]:
+    """The registry's ``sdpa`` entry. Modules of models that are not bound get the original."""
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        mark = getattr(module, "__liteboost__", None)
+        if mark is not None and mark.interface:
+            reason = _unserved(query, key, value, None, attention_mask, dropout, kwargs)
+            # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
+            reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
+            if not reason:
+                tally.served()
+                causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+                return _run(query, key, value, attention_mask, scaling, causal, None, None), None
+            tally.fell_back(reason)
+        return original(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            **kwargs,
+        )
+
+    return attention
+
+
+def eager(
+    original: Callable[..., Any], tally: Tally, *, sinks: str = ""
+) -> Callable[..., tuple[torch.Tensor, Any]]:
+    """A family's own ``eager_attention_forward``, where eager is what the family uses unasked.
+
+    Bound only where `eager_is_default`: who asks a family with sdpa support for eager gets eager.
+
+    Args:
+        sinks: Attribute of the module that holds one sink logit a head, or empty.
+    """
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        sink_logits = getattr(module, sinks) if sinks else None
+        if args:
+            reason = "positional arguments beyond the mask"
+        elif kwargs.get("output_attentions") or _weights_wanted():
+            reason = "attention weights wanted"
+        else:
+            reason = _unserved(
+                query, key, value, sink_logits, attention_mask, kwargs.get("dropout", 0.0), kwargs
+            )
+        if reason:
+            tally.fell_back(reason)
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
+        tally.served()
+        softcap = kwargs.get("softcap")
+        # Eager attention knows no implied causality: without a mask every query sees every key.
+        return _run(
+            query, key, value, attention_mask, kwargs.get("scaling"), False, softcap, sink_logits
+        ), None
+
+    return attention
+
+
+def eager_is_default(function: Any) -> bool:
+    """Whether no model class beside ``function`` supports sdpa, so that eager is what users get unasked."""
+    beside = [
+        value
+        for value in function.__globals__.values()
+        if isinstance(value, type)
+        and value.__module__ == function.__module__
+        and hasattr(value, "_supports_sdpa")
+    ]
+    return bool(beside) and not any(cls._supports_sdpa for cls in beside)
+
+
+def _weights_wanted() -> bool:
+    """Whether transformers is collecting attention weights in this context (``output_attentions=True``)."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = capturing._active_collector.get() if capturing is not None else None
+    return bool(collector) and any("attentions" in key for key in collector)
+
+
+def _run(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    is_causal: bool,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    causal = is_causal and mask is None and query.shape[2] > 1
+    if causal and key.shape[2] > query.shape[2]:
+        # A static cache in prefill: what lies behind the queries has not been written yet.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    if mask is not None and mask.shape[2] != query.shape[2]:
+        mask = mask.expand(-1, -1, query.shape[2], -1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return ops.attention(query, key, value, mask, scale, causal, 0, softcap or 0.0, sinks)
+
+
+def _unserved(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    dropout: float,
+    kwargs: dict[str, Any],
+) -> str:
+    reason = unserved(query, key, value, sinks) or autocast(query.device)
+    if reason:
+        return reason
+    if dropout:
+        return "dropout"
+    for name in _UNSERVED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            return f"argument {name}"
+    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+        return "a rank that is not served"
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        return "mixed dtypes"
+    if query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3]:
+        return "batch or heads that do not match"
+    if query.shape[-1] != key.shape[-1]:
+        return "head sizes that do not match"
+    return _mask_unserved(query, key, mask)
+
+
+def _mask_unserved(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str:
+    if mask is None:
+        return ""
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
+        return "a mask that is no 4-D tensor"
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        return f"mask dtype {str(mask.dtype).removeprefix('torch.')}"
+    if mask.requires_grad and torch.is_grad_enabled():
+        return "gradients wanted"
+    if mask.shape[0] not in (1, query.shape[0]) or mask.shape[1] not in (1, query.shape[1]):
+        return "a mask of another batch or head count"
+    if mask.shape[2] not in (1, query.shape[2]) or mask.shape[3] != key.shape[2]:
+        return "a mask of another length"
+    return ""

@@ -1,0 +1,66 @@
+"""When a call can be served by our ops; every check returns the reason against it, or an empty string."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules import module as nn_module
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Device types with kernels of ours.
+DEVICES = ("cpu",)
+
+
+def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
+    """Why our ops do not serve a call with these tensors: gradients, dtype, device, tensor subclass."""
+    if torch.is_grad_enabled() and (
+        x.requires_grad or any(o is not None and o.requires_grad for o in others)
+    ):
+        return "gradients wanted"
+    if x.dtype not in DTYPES:
+        return f"dtype {str(x.dtype).removeprefix('torch.')}"
+    device = x.device
+    if device.type not in DEVICES:
+        return f"device {device.type}"
+    if not _is_plain_type(type(x)):
+        return f"tensor subclass {type(x).__name__}"
+    for other in others:
+        if other is None:
+            continue
+        if other.device != device:
+            return "a weight on another device (offloaded)"
+        if not _is_plain_type(type(other)):
+            return f"tensor subclass {type(other).__name__}"
+    return ""
+
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _is_plain_type(kind: type) -> bool:
+    """Whether tensors of this type hold ordinary memory: plain tensors, and the fakes torch traces with."""
+    if kind in _PLAIN_TYPES:
+        return True
+    return kind.__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
+def observed(module: torch.nn.Module) -> str:
+    """Why a module's ``__call__`` cannot be bypassed: somebody hooked it or gave it a forward of its own."""
+    if (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    ):
+        return "a hook on the module"
+    if "forward" in module.__dict__:
+        return "the instance has a forward of its own"
+    if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
+        return "a global module hook"
+    if nn_module._global_backward_hooks or nn_module._global_backward_pre_hooks:
+        return "a global module hook"
+    return ""
+
+
+def autocast(device: torch.device) -> str:
+    """Why a product cannot be replaced: autocast would change its dtype."""
+    return "autocast" if torch.is_autocast_enabled(device.type) else ""

@@ -1,0 +1,104 @@
+"""Rotary position embedding functions ``(q, k, cos, sin, ...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..report import Tally
+from .guards import unserved
+
+ops = torch.ops.liteboost
+
+
+def rotary(
+    original: Callable[..., Any],
+    tally: Tally,
+    *,
+    layout: str = "half",
+    half_table: bool = False,
+    keeps_dtype: bool = False,
+    partial: bool = False,
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """``apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)``.
+
+    Args:
+        layout: ``half`` or ``interleaved``.
+        half_table: cos and sin hold each angle once, for both channels of a pair.
+        partial: Channels beyond the tables' width are passed on; otherwise the width must be the head's.
+        keeps_dtype: The original rounds to the dtype of q whatever that of cos is.
+    """
+
+    def apply(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        unsqueeze_dim, reason = _unsqueeze_dim(args, kwargs)
+        reason = (
+            reason or unserved(q, k, cos, sin) or _tables_unserved(q, k, cos, sin, unsqueeze_dim, keeps_dtype)
+        )
+        width = cos.shape[-1] * (2 if half_table else 1)
+        if not reason and (width > q.shape[-1] or (width < q.shape[-1] and not partial)):
+            reason = "tables of another width than the heads"
+        if reason:
+            tally.fell_back(reason)
+            return original(q, k, cos, sin, *args, **kwargs)
+        tally.served()
+        return ops.rope(q, k, cos, sin, unsqueeze_dim, layout, width)
+
+    return apply
+
+
+def _unsqueeze_dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, str]:
+    if not args and not kwargs:
+        return 1, ""
+    if len(args) == 1 and not kwargs and type(args[0]) is int:
+        return args[0], ""
+    if not args and set(kwargs) == {"unsqueeze_dim"}:
+        return kwargs["unsqueeze_dim"], ""
+    return 0, "arguments beyond unsqueeze_dim"
+
+
+def _tables_unserved(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    unsqueeze_dim: int,
+    keeps_dtype: bool,
+) -> str:
+    if unsqueeze_dim not in (1, 2):
+        return f"unsqueeze_dim {unsqueeze_dim}"
+    if q.ndim != 4 or k.ndim != 4 or cos.ndim not in (2, 3) or cos.shape != sin.shape:
+        return "a rank that is not served"
+    if k.dtype != q.dtype or sin.dtype != cos.dtype:
+        return "mixed dtypes"
+    if cos.dtype != q.dtype and not (keeps_dtype and cos.dtype == torch.float32):
+        return "tables of another dtype than q"
+    if cos.ndim == 3 and cos.shape[0] not in (1, q.shape[0]):
+        return "tables for another batch size"
+    return ""
+
+
+def rotary_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
+    """Probe cases: odd lengths, grouped heads, several head sizes, full-width tables without symmetry."""
+    yield from _cases(dtype, half_table=False)
+
+
+def half_table_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
+    """Probe cases with tables of half the width."""
+    yield from _cases(dtype, half_table=True)
+
+
+def _cases(dtype: torch.dtype, half_table: bool) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
+    generator = torch.Generator().manual_seed(22)
+    for head_dim, scale in ((16, 1.0), (64, 1e-4), (80, 1e4), (128, 1.0)):
+        q = torch.randn(2, 7, 4, head_dim, generator=generator).transpose(1, 2) * scale
+        k = torch.randn(2, 7, 2, head_dim, generator=generator).transpose(1, 2) * scale
+        angles = torch.rand(2, 7, head_dim // 2 if half_table else head_dim, generator=generator) * 6
+        yield (
+            f"heads of {head_dim}, values about {scale:g}",
+            None,
+            (q.to(dtype), k.to(dtype), angles.cos().to(dtype), angles.sin().to(dtype)),
+        )

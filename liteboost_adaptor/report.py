@@ -1,0 +1,179 @@
+"""What happened to every rule: outcomes, call counts, and the status made of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+#: States of an outcome, in the order they are listed.
+APPLIED, PROVED, FOREIGN, REFUSED, FAILED, DISABLED, IDLE = (
+    "applied",  # the body is in the catalogue and the replacement is bound
+    "proved, not listed",  # bound on the evidence of its operations and a probe
+    "foreign",  # another patcher owns the target; left alone
+    "refused",  # it looks like a target but is not known to compute the same
+    "failed",  # our own code raised; the original runs
+    "disabled",  # the user turned the rule off, or the level is below the rule's
+    "idle",  # nothing in any model seen so far fits the rule
+)
+STATES = (APPLIED, PROVED, FOREIGN, REFUSED, FAILED, DISABLED, IDLE)
+
+
+class Tally:
+    """Calls a rule really served, and those it handed back to the original, by reason."""
+
+    __slots__ = ("calls", "fallbacks")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.fallbacks: Counter[str] = Counter()
+
+    def served(self) -> None:
+        """Count a call that ran on our op. Not counted while torch traces: a graph is no call."""
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+
+    def fell_back(self, reason: str) -> None:
+        """Count a call that took the original code, and why."""
+        if not torch.compiler.is_compiling():
+            self.fallbacks[reason] += 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One rule met one target."""
+
+    rule: str
+    state: str
+    target: str
+    reason: str = ""
+
+
+@dataclass
+class Row:
+    """Outcomes of one rule that share state and reason, as the status lists them."""
+
+    id: str
+    title: str
+    state: str
+    reason: str
+    targets: int
+    where: list[str]
+    backend: str
+    calls: int
+    fallbacks: dict[str, int]
+
+
+@dataclass
+class Status:
+    """A snapshot for people and programs."""
+
+    version: str
+    level: int
+    native: dict[str, Any]
+    environment: list[str]
+    models: list[dict[str, Any]]
+    rules: list[Row]
+    caches_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as plain JSON types."""
+        return {**vars(self), "rules": [vars(row) for row in self.rules]}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        lines = [
+            f"liteboost_adaptor {self.version}, level {self.level}, backend {self.native.get('backend')}"
+        ]
+        lines += self.environment
+        for row in self.rules:
+            served = f"{row.calls} calls" + "".join(f", {n} x {why}" for why, n in row.fallbacks.items())
+            detail = f": {row.reason}" if row.reason else ""
+            lines.append(f"  {row.id:<24} {row.state:<19} {row.targets:>5} targets  {served}{detail}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Report:
+    """The outcomes of this process. One instance, `report`, is shared by everyone."""
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    _bound: Counter[Outcome] = field(default_factory=Counter)
+    _refusals: Counter[Outcome] = field(default_factory=Counter)
+    _environment: list[str] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def tally(self, rule: str) -> Tally:
+        """The tally of a rule, the same object for the life of the process."""
+        with self._lock:
+            return self.tallies.setdefault(rule, Tally())
+
+    def add(self, outcome: Outcome) -> None:
+        with self._lock:
+            (self._bound if outcome.state in (APPLIED, PROVED) else self._refusals)[outcome] += 1
+
+    def remove(self, outcome: Outcome) -> None:
+        """Take back what `add` noted, once its target is the original again."""
+        with self._lock:
+            counter = self._bound if outcome.state in (APPLIED, PROVED) else self._refusals
+            counter[outcome] -= 1
+            if counter[outcome] <= 0:
+                del counter[outcome]
+
+    def note(self, sentence: str) -> None:
+        """Something about the environment the user should know, listed once."""
+        with self._lock:
+            if sentence not in self._environment:
+                self._environment.append(sentence)
+
+    @property
+    def environment(self) -> list[str]:
+        return list(self._environment)
+
+    def rows(self, rules: Iterable[tuple[str, str, str]], backend: str) -> list[Row]:
+        """Rows for every rule in ``rules`` (id, title, state when nothing fits) and every outcome."""
+        titles = {rule: (title, state) for rule, title, state in rules}
+        with self._lock:
+            outcomes = [*self._bound.items(), *self._refusals.items()]
+        grouped: dict[tuple[str, str, str], list[tuple[Outcome, int]]] = {}
+        for outcome, count in outcomes:
+            grouped.setdefault((outcome.rule, outcome.state, outcome.reason), []).append((outcome, count))
+        seen = {rule for rule, _, _ in grouped}
+        for rule, (_, state) in titles.items():
+            if rule not in seen:
+                grouped[(rule, state, "")] = []
+        order = {rule: position for position, rule in enumerate(titles)}
+        keys = sorted(grouped, key=lambda key: (order.get(key[0], len(order)), STATES.index(key[1]), key))
+        return [self._row(key, grouped[key], titles, backend) for key in keys]
+
+    def _row(
+        self,
+        key: tuple[str, str, str],
+        group: list[tuple[Outcome, int]],
+        titles: dict[str, tuple[str, str]],
+        backend: str,
+    ) -> Row:
+        rule, state, reason = key
+        is_bound = state in (APPLIED, PROVED)
+        tally = self.tallies.get(rule, Tally()) if is_bound else Tally()
+        return Row(
+            id=rule,
+            title=titles.get(rule, ("", ""))[0],
+            state=state,
+            reason=reason,
+            targets=sum(count for _, count in group),
+            where=sorted({outcome.target for outcome, _ in group}),
+            backend=backend if is_bound else "",
+            calls=tally.calls,
+            fallbacks=dict(sorted(tally.fallbacks.items())),
+        )
+
+
+report = Report()
