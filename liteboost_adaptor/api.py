@@ -59,6 +59,7 @@ def undo(model: torch.nn.Module | None = None) -> list[str]:
     if model is not None:
         return runtime.leave_alone(model)
     left = [sentence for bound in runtime.models() for sentence in runtime.unbind(bound)]
+    report.forget_models()
     return left + runtime.deactivate()
 
 
@@ -69,23 +70,19 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
     What was bound before the block is bound after it, whatever is raised inside.
     """
     wanted = with_overrides(settings(), level=level, disable=disable)
-    before, bound_before = runtime.active, {id(model) for model in runtime.models()}
+    before = runtime.state()
     try:
         if models:
             for model in models:
                 runtime.bind(model, wanted)
         else:
+            for model in runtime.models():
+                runtime.unbind(model)
             runtime.deactivate()
             runtime.activate(wanted)
         yield
     finally:
-        for model in runtime.models():
-            if id(model) not in bound_before:
-                runtime.unbind(model)
-        if runtime.active is not before or before is None:
-            runtime.deactivate()
-            if before is not None:
-                runtime.activate(before)
+        runtime.return_to(before)
 
 
 def status() -> Status:

@@ -127,6 +127,13 @@ class Report:
             if counter[outcome] <= 0:
                 del counter[outcome]
 
+    def forget_models(self) -> None:
+        """Drop what was noted of models that are gone; to be called when nothing is bound any more."""
+        with self._lock:
+            self._bound.clear()
+            kept = {o: n for o, n in self._refusals.items() if o.rule.startswith(("catalogue", "hook."))}
+            self._refusals = Counter(kept)
+
     def note(self, sentence: str) -> None:
         """Something about the environment the user should know, listed once."""
         with self._lock:

@@ -40,10 +40,14 @@ class Mark:
 
 @dataclass
 class Plan:
-    """How instances of one class with one kind of children are served. ``made`` is None: not at all."""
+    """How instances of one class with one kind of children are served. ``made`` is None: not at all.
+
+    ``keeps`` holds the objects whose identities are in the plan's key, so that no other gets their address.
+    """
 
     made: type | None
     outcomes: tuple[Outcome, ...]
+    keeps: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -94,7 +98,7 @@ class Binder:
         self._lock = threading.RLock()
 
     def bind(self, model: torch.nn.Module) -> Binding:
-        """Serve every module of ``model`` that a rule fits. A fault becomes a *failed* outcome, no exception."""
+        """Serve every module of ``model`` that a rule fits. A fault becomes a *failed* outcome."""
         binding = Binding(weakref.ref(model))
         with self._lock:
             # Children first: a parent's routes depend on what its children became.
@@ -122,9 +126,20 @@ class Binder:
         cls = type(module)
         if cls.__module__.split(".")[0] == "torch" and not self.fits.names_class(_target(cls)):
             return Plan(None, ())
-        key = (cls, "forward" in vars(module), self._children(module), self.fits.instance_key(module))
+        reached = _reached(cls)
+        # What the methods are and what they name can be exchanged by others between two bindings.
+        names = tuple(value for method in reached.values() for value in _named_functions(method))
+        key = (
+            cls,
+            "forward" in vars(module),
+            self._children(module),
+            self.fits.instance_key(module),
+            tuple(map(id, reached.values())),
+            tuple(map(id, names)),
+        )
         if key not in self._plans:
-            self._plans[key] = _Planner(self, module).plan()
+            self._plans[key] = _Planner(self, module, reached).plan()
+            self._plans[key].keeps = (tuple(reached.values()), names)
         return self._plans[key]
 
     def _children(self, module: torch.nn.Module) -> tuple[tuple[str, type], ...]:
@@ -134,11 +149,12 @@ class Binder:
 class _Planner:
     """Decides the plan for one module."""
 
-    def __init__(self, binder: Binder, module: torch.nn.Module) -> None:
+    def __init__(self, binder: Binder, module: torch.nn.Module, reached: Mapping[str, Any]) -> None:
         self.rules, self.fits = binder.rules, binder.fits
         self.extra_methods = binder.extra_methods(type(module))
         self.module, self.cls = module, type(module)
         self.target = _target(self.cls)
+        self.reached = reached
         self.outcomes: list[Outcome] = []
         self.methods: dict[str, Any] = {}
         self.bound: dict[str, Rule] = {}
@@ -146,9 +162,9 @@ class _Planner:
     def plan(self) -> Plan:
         for attribute in self.fits.attributes:
             self._replace_method(attribute)
-        for attribute in self._reached():
+        for attribute, method in self.reached.items():
             if attribute not in self.methods:
-                self._reroute(attribute)
+                self._reroute(attribute, method)
         interface = self._asks_registry()
         bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
         if bound and "forward" in vars(self.module):
@@ -160,15 +176,7 @@ class _Planner:
         return Plan(self._subclass(mark), tuple(self.outcomes))
 
     def _subclass(self, mark: Mark) -> type:
-        made = swap.subclass(self.cls, {**self.methods, **self.extra_methods}, mark)
-        rewrapped = [
-            name for name in self.methods if _is_wrapped_again(getattr(self.cls, name), vars(made)[name])
-        ]
-        if rewrapped:
-            # The base class wraps what a subclass defines (GradientCheckpointingLayer); once is enough.
-            methods = {name: m.__wrapped__ if name in rewrapped else m for name, m in self.methods.items()}
-            made = swap.subclass(self.cls, {**methods, **self.extra_methods}, mark)
-        return made
+        return swap.subclass(self.cls, {**self.methods, **self.extra_methods}, mark)
 
     def _replace_method(self, attribute: str) -> None:
         """A whole method that a rule of kind ``module`` replaces."""
@@ -181,61 +189,56 @@ class _Planner:
         if fit.rule is None:
             self.outcomes.append(Outcome(fit.family, fit.state, self.target, fit.reason))
             return
-        replacement = fit.make(method)
+        replacement = self._make(fit, method)
+        if replacement is None:
+            return
         try:
-            self.methods[attribute] = rewriting.forwarding(method, replacement)
+            self.methods[attribute] = rewriting.forwarding(method, replacement, self.cls)
         except source.SourceUnavailable as fault:
             self.outcomes.append(Outcome(fit.rule.id, REFUSED, self.target, f"{attribute} {fault}"))
             return
         self.bound[attribute] = fit.rule
         self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
 
-    def _reached(self) -> list[str]:
-        """``forward`` and the methods of the same instance it calls, in order of discovery."""
-        found = ["forward"]
-        for attribute in found:
-            method = getattr(self.cls, attribute, None)
-            try:
-                names = source.innermost(method).__code__.co_names
-            except (source.SourceUnavailable, AttributeError):
-                continue
-            for name in names:
-                own = vars(self.cls).get(name)
-                if isinstance(own, types.FunctionType) and name not in found and not name.startswith("__"):
-                    found.append(name)
-        return found
+    def _make(self, fit: Fit, original: Any) -> Callable[..., Any] | None:
+        """The rule's replacement; a factory that raises costs this rule and no other."""
+        try:
+            return fit.make(original)
+        except Exception as fault:  # noqa: BLE001 - recorded; the original runs
+            reason = f"{type(fault).__name__}: {fault}"
+            self.outcomes.append(Outcome(fit.rule.id, FAILED, self.target, reason))
+            return None
 
     def _asks_registry(self) -> bool:
         """Note the registries that the module's methods ask and a rule has an entry for."""
         asked = False
         for rule in self.fits.registries:
-            for attribute in self._reached():
-                try:
-                    inner = source.innermost(getattr(self.cls, attribute))
-                except (source.SourceUnavailable, AttributeError):
-                    continue
-                used = [type(inner.__globals__.get(name)) for name in inner.__code__.co_names]
-                if any(_target(kind) == rule.registry for kind in used):
+            for method in self.reached.values():
+                if any(_target(type(value)) == rule.registry for value in _named_globals(method)):
                     self.outcomes.append(Outcome(rule.id, APPLIED, self.target))
                     asked = True
                     break
         return asked
 
-    def _reroute(self, attribute: str) -> None:
+    def _reroute(self, attribute: str, method: Any) -> None:
         """Expressions inside a method, by the rules of kinds ``expression`` and ``function``."""
-        method = getattr(self.cls, attribute, None)
-        if not isinstance(method, types.FunctionType):
-            return
         routes, owners = rewriting.Routes(), {}
         for name, child in self.module._modules.items():
             for fit in self.fits.expressions(child) if child is not None else ():
-                getattr(routes, fit.rule.pattern)[name] = fit.make(child)
-                owners[(fit.rule.pattern, name)] = fit
+                replacement = self._make(fit, child)
+                if replacement is not None:
+                    getattr(routes, fit.rule.pattern)[name] = replacement
+                    owners[(fit.rule.pattern, name)] = fit
         self._route_functions(method, routes, owners)
         if not owners:
             return
+        if _is_wrapped_by_others(method):
+            for rule in sorted({fit.rule.id for fit in owners.values()}):
+                reason = f"{attribute} is wrapped by another library; theirs is left"
+                self.outcomes.append(Outcome(rule, FOREIGN, self.target, reason))
+            return
         try:
-            rewritten = rewriting.rewrite(method, routes)
+            rewritten = rewriting.rewrite(method, routes, self.cls)
         except source.SourceUnavailable as fault:
             for fit in {id(fit): fit for fit in owners.values()}.values():
                 self.outcomes.append(Outcome(fit.rule.id, REFUSED, self.target, f"{attribute} {fault}"))
@@ -249,7 +252,7 @@ class _Planner:
                 self.outcomes.append(Outcome(fit.rule.id, fit.state, f"{self.target}: {name}"))
 
     def _route_functions(
-        self, method: types.FunctionType, routes: rewriting.Routes, owners: dict[tuple[str, str], Fit]
+        self, method: Any, routes: rewriting.Routes, owners: dict[tuple[str, str], Fit]
     ) -> None:
         try:
             inner = source.innermost(method)
@@ -267,16 +270,57 @@ class _Planner:
             if fit.rule is None:
                 self.outcomes.append(Outcome(fit.family, fit.state, f"{self.target}: {name}", fit.reason))
                 continue
-            routes.function[name] = (function, fit.make(function))
-            owners[("function", name)] = fit
+            replacement = self._make(fit, function)
+            if replacement is not None:
+                routes.function[name] = (function, replacement)
+                owners[("function", name)] = fit
 
 
 def _target(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _is_wrapped_again(original: Any, ours: Any) -> bool:
-    """Whether making the subclass put one more wrapper around our copy of ``original``."""
-    before = [wrapper.__code__ for wrapper in source.wrapper_chain(original)]
-    after = [wrapper.__code__ for wrapper in source.wrapper_chain(ours)]
-    return len(after) == len(before) + 1 and after[1:] == before
+def _reached(cls: type) -> dict[str, Any]:
+    """``forward`` and the methods of the same class it calls, by name, in order of discovery."""
+    found: dict[str, Any] = {}
+    pending = ["forward"]
+    while pending:
+        name = pending.pop(0)
+        method = getattr(cls, name, None)
+        if name in found or method is None:
+            continue
+        found[name] = method
+        try:
+            called = source.innermost(method).__code__.co_names
+        except source.SourceUnavailable:
+            continue
+        own = vars(cls)
+        pending += [n for n in called if type(own.get(n)) is types.FunctionType and not n.startswith("__")]
+    return found
+
+
+def _named_globals(method: Any) -> list[Any]:
+    """Values of the global names a method uses."""
+    try:
+        inner = source.innermost(method)
+    except source.SourceUnavailable:
+        return []
+    return [inner.__globals__[name] for name in inner.__code__.co_names if name in inner.__globals__]
+
+
+def _named_functions(method: Any) -> list[Any]:
+    """Those of `_named_globals` that can be called and are no classes."""
+    return [value for value in _named_globals(method) if callable(value) and not isinstance(value, type)]
+
+
+def _is_wrapped_by_others(method: Any) -> bool:
+    """Whether a wrapper around ``method`` comes from a package that neither wrote nor carries it.
+
+    Decorators in the text of a method belong to its author; torch's and transformers' own are known.
+    """
+    try:
+        inner, chain = source.innermost(method), source.wrapper_chain(method)
+    except source.SourceUnavailable:
+        return True
+    known = {"torch", "transformers", inner.__globals__.get("__name__", "").split(".")[0]}
+    return any(wrapper.__globals__.get("__name__", "").split(".")[0] not in known for wrapper in chain)

@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.resources
+import re
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -33,8 +34,8 @@ class Rule:
         id: Unique name, ``family.variant``.
         title: What is replaced, for people.
         kind: One of `KINDS`.
-        targets: Globs ``module:Class`` or ``module:function``: where the rule is expected to fit, and what counts
-            as a refusal when nothing fits. A known body is served under any name.
+        targets: Globs ``module:Class`` or ``module:function``: where the rule is expected to fit, and what
+            counts as a refusal when nothing fits. A known body is served under any name.
         attribute: The method, for ``kind = "module"``.
         bodies: Digests (see `fingerprint`) known to compute what the replacement computes.
         operations: Operations an unlisted body may use and still be considered for a probe.
@@ -177,10 +178,20 @@ def parse(text: str, source: str) -> list[Rule]:
         raise CatalogueError(
             f"{source}: 'rule' must be an array of tables. Write [[rule]], with two brackets."
         )
-    return [_rule(entry, source) for entry in entries]
+    rules = [_rule(entry, source) for entry in entries]
+    for rule in rules:
+        if [other.id for other in rules].count(rule.id) > 1:
+            raise CatalogueError(
+                f"{source}: rule id {rule.id!r} is already used by {source}. Choose another id."
+            )
+    return rules
 
 
-def _rule(entry: dict[str, Any], source: str) -> Rule:
+def _rule(entry: Any, source: str) -> Rule:
+    if not isinstance(entry, dict):
+        raise CatalogueError(
+            f"{source}: a rule must be a table, found {entry!r}. Write [[rule]] and its fields."
+        )
     where = f"{source}: rule {entry.get('id', '(no id)')!r}"
     for name in _REQUIRED:
         if name not in entry:
@@ -194,6 +205,13 @@ def _rule(entry: dict[str, Any], source: str) -> Rule:
             raise CatalogueError(
                 f"{where}: field {name!r} must be a {_TYPES[name]}, found {value!r}. Correct its type."
             )
+        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            raise CatalogueError(
+                f"{where}: field {name!r} must list strings, found {value!r}. Quote each item."
+            )
+    for name in ("replacement", "probe", "applies"):
+        if not re.fullmatch(r"[\w.]+:[\w.]+|", entry.get(name, "")):
+            raise CatalogueError(f"{where}: field {name!r} is {entry[name]!r}. Write module:function.")
     if entry["kind"] not in KINDS:
         raise CatalogueError(
             f"{where}: kind must be one of {', '.join(KINDS)}, found {entry['kind']!r}. Choose one."
@@ -243,24 +261,30 @@ def version_conflict(rule: Rule) -> str:
     return ""
 
 
-def shipped_files() -> list[tuple[str, str]]:
-    """(name, text) of every rule file inside the package, in order of name."""
+def shipped_files() -> list[tuple[str, Callable[[], str]]]:
+    """(name, reader) of every rule file inside the package, in order of name."""
     folder = importlib.resources.files("liteboost_adaptor") / "patches"
     if not folder.is_dir():  # a checkout that is not installed keeps them beside the package
         folder = Path(__file__).resolve().parents[2] / "patches"
     found = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return [
-        (f"patches/{entry.name}", entry.read_text(encoding="utf-8"))
-        for entry in sorted(found, key=lambda e: e.name)
-    ]
+    return [(f"patches/{entry.name}", functools.partial(_read, entry)) for entry in sorted(found, key=str)]
 
 
-def user_files(paths: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, text) of every rule file on ``LITEBOOST_PATCH_PATH``."""
+def user_files(paths: Iterable[str]) -> list[tuple[str, Callable[[], str]]]:
+    """(name, reader) of every rule file on ``LITEBOOST_PATCH_PATH``."""
     files: list[Path] = []
     for path in map(Path, paths):
         files += sorted(path.glob("*.toml")) if path.is_dir() else [path]
-    return [(str(file), file.read_text(encoding="utf-8", errors="replace")) for file in files]
+    return [(str(file), functools.partial(_read, file)) for file in files]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise CatalogueError(
+            f"{file}: cannot be read ({fault}). Correct LITEBOOST_PATCH_PATH or the file."
+        ) from fault
 
 
 def load(patch_path: tuple[str, ...] = ()) -> tuple[tuple[Rule, ...], tuple[CatalogueError, ...]]:
@@ -273,7 +297,7 @@ def load(patch_path: tuple[str, ...] = ()) -> tuple[tuple[Rule, ...], tuple[Cata
     faults: list[CatalogueError] = []
     for source, text in [*shipped_files(), *user_files(patch_path)]:
         try:
-            found = parse(text, source)
+            found = parse(text(), source)
             for rule in found:
                 if rule.id in rules:
                     raise CatalogueError(
@@ -284,4 +308,14 @@ def load(patch_path: tuple[str, ...] = ()) -> tuple[tuple[Rule, ...], tuple[Cata
             faults.append(fault)
             continue
         rules.update((rule.id, rule) for rule in found)
+    for rule in list(rules.values()):
+        missing = [child for child in rule.child_rules if child not in rules]
+        if missing:
+            faults.append(
+                CatalogueError(
+                    f"{rule.source}: rule {rule.id!r} builds on {', '.join(missing)}, which no file has. "
+                    "Correct child_rules."
+                )
+            )
+            del rules[rule.id]
     return tuple(rules.values()), tuple(faults)

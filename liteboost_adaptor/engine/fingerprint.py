@@ -17,11 +17,15 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from . import source
 
 DIGEST_LENGTH = 16
 #: Packages whose functions are named, not looked into: their meaning is their name.
 NAMED_PACKAGES = ("torch", "math", "numpy", "builtins", "operator")
+#: Constants of torch that are known by how they print.
+_NAMED_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MISSING = object()
 
 
@@ -51,6 +55,9 @@ def fingerprint(function: Any, owner: type | None = None, instance: Any = None) 
     Raises:
         Opaque: No trustworthy source, or a global whose meaning is unknown.
     """
+    # Before the cache: a wrapt proxy has the hash of what it wraps, and equals it.
+    if hasattr(function, "__wrapped__"):
+        raise Opaque("is wrapped by another function")
     return _fingerprint(function, owner, (), _callables(instance))
 
 
@@ -60,7 +67,11 @@ def _callables(instance: Any) -> tuple[tuple[str, str], ...]:
         return ()
     held = {**vars(instance), **vars(instance).get("_modules", {})}
     return tuple(
-        sorted((name, _describe(value)) for name, value in held.items() if callable(value) and name[0] != "_")
+        sorted(
+            (name, _describe(v))
+            for name, v in held.items()
+            if callable(v) and not hasattr(torch.nn.Module, name)
+        )
     )
 
 
@@ -107,6 +118,7 @@ class _Writer:
     held: dict[str, str]
     operations: set[str] = field(default_factory=set)
     locals: dict[str, str] = field(default_factory=dict)
+    in_index: bool = False
 
     def write(self) -> str:
         node = self.parsed.node
@@ -173,21 +185,34 @@ class _Writer:
             return self._meaning(value, self._dotted(node))
         if self._is_self(node.value):
             return f"self.{node.attr}{self._method(node.attr)}"
+        # A size may choose elements; a size that enters the arithmetic is an operation to account for.
+        if not (self.in_index and node.attr == "shape"):
+            self.operations.add(node.attr)
         return f"{self._node(node.value)}.{node.attr}"
+
+    def _Subscript(self, node: ast.Subscript) -> str:
+        value = self._node(node.value)
+        outer, self.in_index = self.in_index, True
+        index = self._node(node.slice)
+        self.in_index = outer
+        return f"Subscript(value={value},slice={index})"
 
     def _is_self(self, node: ast.AST) -> bool:
         return self.owner is not None and isinstance(node, ast.Name) and self.locals.get(node.id) == "v0"
 
     def _method(self, name: str) -> str:
         """The digest of a method of the owner, or nothing for an attribute of the instance."""
+        if name in self.held:  # an attribute of the instance comes before a method of its class
+            self.operations.add(f"self.{name}")
+            return f"<{self.held[name]}>"
         found = next((vars(cls)[name] for cls in self.owner.__mro__ if name in vars(cls)), _MISSING)
         if isinstance(found, staticmethod):
             return self._callee(found.__func__, None, name)
-        if isinstance(found, types.FunctionType):
+        if type(found) is types.FunctionType:
             return self._callee(found, self.owner, name)
         if found is _MISSING or isinstance(found, (int, float, str, bool, type(None))):
-            value = "" if found is _MISSING else f"={found!r}"
-            return f"<{self.held[name]}>" if name in self.held else value
+            self.operations.add(f"self.{name}")
+            return "" if found is _MISSING else f"={found!r}"
         raise Opaque(f"uses self.{name}, a {type(found).__name__} of the class")
 
     def _callee(self, function: types.FunctionType, owner: type | None, name: str) -> str:
@@ -234,14 +259,16 @@ class _Writer:
             return f"const {type(value).__name__} {value!r}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
-        module = (getattr(value, "__module__", None) or type(value).__module__ or "").split(".")[0]
-        if module in NAMED_PACKAGES or isinstance(value, types.BuiltinFunctionType):
-            full = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
-            label = full.split(".")[-1] if not isinstance(value, type) else full
+        label = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        if isinstance(value, _NAMED_CONSTANTS):
+            label = repr(value)
+        package = (getattr(value, "__module__", None) or type(value).__module__).split(".")[0]
+        if label and (package in NAMED_PACKAGES or isinstance(value, types.BuiltinFunctionType)):
+            label = label.split(".")[-1]
             self.operations.add(label)
-            root = module if module != "builtins" else self._root(name)
+            root = package if package != "builtins" else self._root(name)
             return f"named {root}.{label}"
-        if isinstance(value, types.FunctionType):
+        if type(value) is types.FunctionType:
             return f"fn{self._callee(value, None, name)}"
         if isinstance(value, type):
             return f"class {value.__module__}.{value.__qualname__}"

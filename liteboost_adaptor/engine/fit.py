@@ -110,7 +110,7 @@ class Fits:
             return Fit(rule.family, APPLIED, rule, parameters=(*parameters, ("child_rule", bound.id)))
         if f"{cls.__module__}:{cls.__qualname__}" in rule.children:
             return Fit(rule.family, APPLIED, rule)
-        if rule.bodies and isinstance(getattr(cls, "forward", None), types.FunctionType):
+        if rule.bodies and type(getattr(cls, "forward", None)) is types.FunctionType:
             try:
                 digest = fingerprint(cls.forward, cls, child).digest
             except Opaque:
@@ -119,16 +119,16 @@ class Fits:
         return None
 
     def _probe(self, rule: Rule, original: Any, cases: Any) -> str:
-        replacement = rule.load_replacement()(_never, Tally(), **rule.parameters)
+        @functools.wraps(original)
+        def never(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("the replacement does not serve this input")
+
+        replacement = rule.load_replacement()(never, Tally(), **rule.parameters)
         return probe(original, replacement, cases, rule.rounding == "same")
 
 
 def _applies(rule: Rule, function: Any) -> bool:
-    return not rule.applies or (isinstance(function, types.FunctionType) and rule.load_applies()(function))
-
-
-def _never(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("the replacement does not serve this input")
+    return not rule.applies or (type(function) is types.FunctionType and rule.load_applies()(function))
 
 
 def _decide(
@@ -162,7 +162,7 @@ def _decide(
     for rule in candidates:
         if not rule.operations or (rule not in expected and not rule.needs):
             continue
-        foreign = sorted(found.operations - set(rule.operations))
+        foreign = sorted(found.operations - set(rule.operations) - {f"self.{name}" for name in rule.reads})
         if foreign:
             reasons.append(f"{rule.id}: uses {', '.join(foreign)}, which its family does not")
             continue
@@ -171,7 +171,10 @@ def _decide(
             continue
         key = (rule.id, found.digest, instance_key)
         if key not in proofs:
-            proofs[key] = probe_with(rule)
+            try:
+                proofs[key] = probe_with(rule)
+            except Exception as fault:  # noqa: BLE001 - a replacement that raises is no proof
+                proofs[key] = f"its probe raised {type(fault).__name__}: {fault}"
         if not proofs[key]:
             return Fit(rule.family, PROVED, rule)
         reasons.append(f"{rule.id}: {proofs[key]}")

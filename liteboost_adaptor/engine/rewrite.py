@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import functools
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,8 +48,10 @@ class Rewritten:
     met: Mapping[str, frozenset[str]]
 
 
-def rewrite(method: Any, routes: Routes) -> Rewritten | None:
+def rewrite(method: Any, routes: Routes, owner: type | None = None) -> Rewritten | None:
     """A copy of ``method`` with ``routes`` taken, or ``None`` when none of them occurs in it.
+
+    With ``owner``, the copy yields to whatever someone else puts in place of ``owner``'s method later.
 
     Raises:
         SourceUnavailable: The method cannot be rewritten soundly; the message says why.
@@ -66,12 +67,15 @@ def rewrite(method: Any, routes: Routes) -> Rewritten | None:
         raise SourceUnavailable(f"assigns to {editor.self_name}")
     if any(_is_private(child) for child in ast.walk(node)):
         raise SourceUnavailable("uses a private name (two leading underscores)")
-    function = rewrap(method, _build(node, parsed, editor.names))
+    names = {**editor.names, **_yield_to_successor(node, method, owner)}
+    function = rewrap(method, _build(node, parsed, names))
     return Rewritten(function, {pattern: frozenset(names) for pattern, names in editor.met.items() if names})
 
 
-def forwarding(method: Any, replacement: Any) -> types.FunctionType:
+def forwarding(method: Any, replacement: Any, owner: type | None = None) -> types.FunctionType:
     """A function with the signature of ``method`` that hands its arguments to ``replacement`` by position.
+
+    With ``owner``, it yields to whatever someone else puts in place of ``owner``'s method later.
 
     Raises:
         SourceUnavailable: ``method`` has no plain source, or takes ``*args`` or ``**kwargs``.
@@ -80,29 +84,57 @@ def forwarding(method: Any, replacement: Any) -> types.FunctionType:
     arguments = parsed.node.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
         raise SourceUnavailable("takes *args, **kwargs or keyword-only arguments")
-    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    call = ast.Call(
-        func=_load("__liteboost_replacement__"), args=[_load(name) for name in names], keywords=[]
-    )
     node = copy.copy(parsed.node)
-    node.body = [ast.copy_location(ast.Return(value=call), parsed.node)]
-    function = _build(node, parsed, {"__liteboost_replacement__": replacement})
+    node.body = [
+        ast.copy_location(ast.Return(value=_call_with(arguments, "__liteboost_ours__")), parsed.node)
+    ]
+    names = {"__liteboost_ours__": replacement, **_yield_to_successor(node, method, owner)}
+    function = _build(node, parsed, names)
     function.__liteboost_original__ = method
     return function
+
+
+def _yield_to_successor(node: ast.FunctionDef, method: Any, owner: type | None) -> dict[str, Any]:
+    """Begin ``node`` with a check that ``owner`` still has ``method``; returns the names the check uses.
+
+    A patch that someone puts on the class after us must act, though our subclass overrides the method.
+    """
+    if owner is None:
+        return {}
+    current = ast.Attribute(value=_load("__liteboost_class__"), attr=node.name, ctx=ast.Load())
+    changed = ast.Compare(left=current, ops=[ast.IsNot()], comparators=[_load("__liteboost_original__")])
+    successor = _call_with(node.args, "__liteboost_class__")
+    successor.func = copy.copy(current)
+    check = ast.If(test=changed, body=[ast.Return(value=successor)], orelse=[])
+    has_docstring = ast.get_docstring(node, clean=False) is not None
+    node.body = [*node.body[:has_docstring], ast.copy_location(check, node), *node.body[has_docstring:]]
+    return {"__liteboost_class__": owner, "__liteboost_original__": method}
+
+
+def _call_with(arguments: ast.arguments, function: str) -> ast.Call:
+    """A call of ``function`` with the parameters of a definition as they came."""
+    args: list[ast.expr] = [_load(a.arg) for a in (*arguments.posonlyargs, *arguments.args)]
+    keywords = [ast.keyword(arg=a.arg, value=_load(a.arg)) for a in arguments.kwonlyargs]
+    if arguments.vararg:
+        args.append(ast.Starred(value=_load(arguments.vararg.arg), ctx=ast.Load()))
+    if arguments.kwarg:
+        keywords.append(ast.keyword(arg=None, value=_load(arguments.kwarg.arg)))
+    return ast.Call(func=_load(function), args=args, keywords=keywords)
 
 
 def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
     """``method`` with its innermost function exchanged for ``inner`` and every wrapper around it repeated.
 
     A wrapper made by a decorator holds the function it wraps in its closure (and itself, where it
-    compares identities); a copy of it with those cells exchanged does what the original does.
+    compares identities, as gradient checkpointing does); a copy of it with those cells exchanged does what
+    the original does.
 
     Raises:
         SourceUnavailable: A wrapper does not hold what it wraps in its closure.
     """
     if not hasattr(method, "__wrapped__"):
         return inner
-    if not isinstance(method, types.FunctionType):
+    if type(method) is not types.FunctionType:
         raise SourceUnavailable(f"is wrapped by a {type(method).__name__}")
     wrapped = rewrap(method.__wrapped__, inner)
     cells = list(method.__closure__ or ())
@@ -118,9 +150,13 @@ def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
         method.__code__, method.__globals__, method.__name__, method.__defaults__, exchanged
     )
     own.cell_contents = copied
-    functools.update_wrapper(copied, method)
-    copied.__kwdefaults__ = method.__kwdefaults__
-    copied.__wrapped__ = wrapped
+    copied.__kwdefaults__, copied.__annotations__ = method.__kwdefaults__, method.__annotations__
+    copied.__qualname__, copied.__module__, copied.__doc__ = (
+        method.__qualname__,
+        method.__module__,
+        method.__doc__,
+    )
+    copied.__dict__ = method.__dict__  # the same one: state that a decorator keeps on its wrapper stays one
     return copied
 
 
@@ -200,7 +236,7 @@ class _Editor(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _child(self, node: ast.AST, table: Mapping[str, Any]) -> str:
-        """The name if ``node`` is ``self.name(one positional argument)`` and ``table`` has it, else nothing."""
+        """The name, if ``node`` is ``self.name(one positional argument)`` and ``table`` has it."""
         if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
             return ""
         if isinstance(node.args[0], ast.Starred) or not isinstance(node.func, ast.Attribute):

@@ -32,13 +32,16 @@ class Source:
 def innermost(function: Any) -> types.FunctionType:
     """The plain Python function behind ``function``.
 
+    Types are compared, here and elsewhere in the engine, where ``isinstance`` would believe a proxy:
+    wrapt's wrappers say that they are functions, and equal what they wrap.
+
     Raises:
         SourceUnavailable: It is not a plain function (a builtin, a callable object, another patcher's proxy).
     """
     seen = function
     while hasattr(seen, "__wrapped__"):
         seen = seen.__wrapped__
-    if not isinstance(seen, types.FunctionType):
+    if type(seen) is not types.FunctionType:
         raise SourceUnavailable(f"is a {type(seen).__name__}, not a plain function")
     return seen
 
@@ -51,7 +54,7 @@ def wrapper_chain(function: Any) -> list[types.FunctionType]:
     """
     chain = []
     while hasattr(function, "__wrapped__"):
-        if not isinstance(function, types.FunctionType):
+        if type(function) is not types.FunctionType:
             raise SourceUnavailable(f"is wrapped by a {type(function).__name__}")
         chain.append(function)
         function = function.__wrapped__

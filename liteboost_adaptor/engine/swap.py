@@ -16,7 +16,7 @@ MARKER = "__liteboost__"
 
 
 def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
-    """A subclass of ``original`` with ``methods``, of the same name, that pickles and copies as the original."""
+    """A subclass of ``original`` of the same name, with ``methods``; pickles and copies as the original."""
 
     def reduce_as_original(self: Any, protocol: Any) -> Any:
         # A pickle or a deep copy holds the original class: it must load where this package is not.
@@ -29,17 +29,28 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
         arguments = tuple(original if argument is made else argument for argument in reduced[1])
         return (reduced[0], arguments, *reduced[2:])
 
+    def make_an_original(cls: type, *args: Any, **kwargs: Any) -> Any:
+        # `type(model)(config)` means the class the user wrote, and a new model is bound when it is used.
+        return original(*args, **kwargs) if cls is made else object.__new__(cls)
+
     namespace = {
         **methods,
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__reduce_ex__": reduce_as_original,
+        "__new__": make_an_original,
         MARKER: mark,
     }
+    # Made beside the original and moved under it: a direct subclass would run its __init_subclass__, which
+    # is for classes people write (it registers plug-ins, wraps methods once more, reads annotations).
     made = types.new_class(
-        original.__name__, (original,), {"metaclass": type(original)}, lambda body: body.update(namespace)
+        original.__name__,
+        (torch.nn.Module,),
+        {"metaclass": type(original)},
+        lambda body: body.update(namespace),
     )
+    made.__bases__ = (original,)
     return made
 
 

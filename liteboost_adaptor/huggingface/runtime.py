@@ -28,11 +28,12 @@ class Runtime:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.stack = UndoStack()
+        self.hooks = UndoStack()
+        self.entries = UndoStack()
         self.active: Settings | None = None
         self.is_dismissed = False
-        self._has_registries = False
-        self._bindings: weakref.WeakKeyDictionary[torch.nn.Module, Binding] = weakref.WeakKeyDictionary()
+        self._bindings: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Binding, Settings]]
+        self._bindings = weakref.WeakKeyDictionary()
         self._left_alone: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def start(self, settings: Settings) -> None:
@@ -48,22 +49,25 @@ class Runtime:
             self.active, self.is_dismissed = settings, False
             if settings.level == 0:
                 return
-            self.stack.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
-            self.stack.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
+            self.hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
+            self.hooks.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
 
     def _install_registries(self, settings: Settings) -> None:
         """Load the ops and set the registry entries, when the first model needs them."""
         native.load()
-        if not self._has_registries and settings.level:
-            registries.install(active_rules(settings), self.stack)
-            self._has_registries = True
+        if not len(self.entries) and settings.level:
+            registries.install(active_rules(settings), self.entries)
 
     def deactivate(self) -> list[str]:
-        """Take back everything outside of models; later models are left alone."""
+        """Leave later models alone; what is bound stays bound."""
         with self.lock:
             self.active, self.is_dismissed = None, True
-            self._has_registries = False
-            return self.stack.undo_all()
+            return self.hooks.undo_all() + self.settle()
+
+    def settle(self) -> list[str]:
+        """Take our registry entries back once nobody needs them."""
+        with self.lock:
+            return [] if self.active or self._bindings else self.entries.undo_all()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Bind ``model`` under the current settings, unless it is bound or the user has undone it.
@@ -80,7 +84,7 @@ class Runtime:
         """Unbind ``model`` and do not prepare it again when it is used."""
         with self.lock:
             self._left_alone.update(m for m in model.modules() if m is model or _is_model(type(m)))
-            return self.unbind(model)
+            return self.unbind(model) + self.settle()
 
     def bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
         """Bind ``model`` under ``settings``, taking back an earlier binding of it."""
@@ -88,24 +92,55 @@ class Runtime:
             self.unbind(model)
             self._left_alone -= set(model.modules())
             self._install_registries(settings)
-            binding = _binder(settings).bind(model) if settings.level else Binding(weakref.ref(model))
-            self._bindings[model] = binding
+            binding = self._bind(model, settings) if settings.level else Binding(weakref.ref(model))
+            self._bindings[model] = binding, settings
             if settings.strict:
                 self._raise_refusals(model, binding)
             return binding
+
+    def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
+        foreign = tuple(
+            r for r in active_rules(settings) if r.kind == "registry" and registries.is_foreign(r)
+        )
+        binding = _binder(settings, foreign).bind(model)
+        for rule in foreign:
+            outcome = Outcome(
+                rule.id, FOREIGN, f"{rule.registry}[{rule.entry!r}]", "registered by someone else"
+            )
+            report.add(outcome)
+            binding.refusals.append(outcome)
+        return binding
 
     def unbind(self, model: torch.nn.Module) -> list[str]:
         """Give every module of ``model`` its own class back."""
         with self.lock:
             left = []
             for bound in [model, *(m for m in model.modules() if m is not model)]:
-                binding = self._bindings.pop(bound, None)
+                binding, _ = self._bindings.pop(bound, (None, None))
                 left += binding.undo() if binding else []
             return left
 
     def models(self) -> list[torch.nn.Module]:
         """Bound models that are still alive."""
         return list(self._bindings)
+
+    def state(self) -> tuple[Settings | None, list[tuple[torch.nn.Module, Settings]]]:
+        """What `return_to` needs: whether models are prepared, and which are bound under what."""
+        return self.active, [(model, settings) for model, (_, settings) in self._bindings.items()]
+
+    def return_to(self, state: tuple[Settings | None, list[tuple[torch.nn.Module, Settings]]]) -> None:
+        """Bind and prepare what was bound and prepared when ``state`` was taken, and nothing else."""
+        with self.lock:
+            active, bound = state
+            for model in self.models():
+                self.unbind(model)
+            for model, settings in bound:
+                self.bind(model, settings)
+            if self.active is not active:
+                self.deactivate()
+                if active is not None:
+                    self.activate(active)
+            self.settle()
 
     def _raise_refusals(self, model: torch.nn.Module, binding: Binding) -> None:
         bad = [o for o in binding.refusals if o.state in (REFUSED, FAILED, FOREIGN)]
@@ -117,7 +152,7 @@ class Runtime:
         raise StrictError(
             f"LITEBOOST_STRICT=1 and {len(lines)} rules cannot serve {type(model).__name__}:\n"
             + "\n".join(lines)
-            + "\nUnset LITEBOOST_STRICT to run the original code there, or turn the rules off (LITEBOOST_DISABLE)."
+            + "\nUnset LITEBOOST_STRICT to run the original code there, or turn the rules off."
         )
 
     def _wrap_from_pretrained(self, original: Any) -> Any:
@@ -142,7 +177,7 @@ class Runtime:
         def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 torch._dynamo.comptime.comptime(_note_compiled)
-            else:
+            elif not torch.jit.is_tracing():
                 prepare(self)
             return original(self, *args, **kwargs)
 
@@ -193,8 +228,8 @@ def active_rules(settings: Settings) -> tuple[catalogue.Rule, ...]:
 
 
 @functools.cache
-def _binder(settings: Settings) -> Binder:
-    return Binder(active_rules(settings), _plain_call)
+def _binder(settings: Settings, without: tuple[catalogue.Rule, ...]) -> Binder:
+    return Binder(tuple(rule for rule in active_rules(settings) if rule not in without), _plain_call)
 
 
 def listed_rules(settings: Settings) -> Iterator[tuple[str, str, str]]:

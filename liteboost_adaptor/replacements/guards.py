@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Device types with kernels of ours.
 DEVICES = ("cpu",)
+#: Where and in what probe inputs are made, whatever torch's default device and dtype are.
+PROBE = {"device": "cpu", "dtype": torch.float32}
 
 
 def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     """Why our ops do not serve a call with these tensors: gradients, dtype, device, tensor subclass."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "a function transform (vmap, jvp)"
     if torch.is_grad_enabled() and (
         x.requires_grad or any(o is not None and o.requires_grad for o in others)
     ):
@@ -33,6 +38,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     return ""
 
 
+_MODULE_CALL = torch.nn.Module.__call__
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -54,6 +60,8 @@ def observed(module: torch.nn.Module) -> str:
         return "a hook on the module"
     if "forward" in module.__dict__:
         return "the instance has a forward of its own"
+    if type(module).__call__ is not _MODULE_CALL:
+        return "the class has a __call__ of its own"
     if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
         return "a global module hook"
     if nn_module._global_backward_hooks or nn_module._global_backward_pre_hooks:

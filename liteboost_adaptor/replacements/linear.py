@@ -10,6 +10,7 @@ from ..report import Tally
 from .guards import autocast, observed, unserved
 
 ops = torch.ops.liteboost
+_FORWARD = torch.nn.Linear.forward
 
 
 def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tensor]:
@@ -18,6 +19,8 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
     def call(child: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         if type(child) is not torch.nn.Linear:
             reason = f"the layer is a {type(child).__name__}"
+        elif torch.nn.Linear.forward is not _FORWARD:
+            reason = "nn.Linear.forward was patched by someone else"
         else:
             weight, bias = child.weight, child.bias
             reason = unserved(x, weight, bias) or observed(child) or autocast(x.device)

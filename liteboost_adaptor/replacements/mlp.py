@@ -17,10 +17,10 @@ def gated_activation(
     original: torch.nn.Module, tally: Tally, *, activation: str, alpha: float = 1.0
 ) -> Callable[..., torch.Tensor]:
     """``act(gate) * up`` in one pass, for the activation module ``original``."""
-    known = type(original)
+    known, known_forward = type(original), type(original).forward
 
     def fused(act: torch.nn.Module, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if type(act) is not known:
+        if type(act) is not known or known.forward is not known_forward:
             reason = "the activation was exchanged"
         elif not (isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor)):
             reason = "a factor that is no tensor"

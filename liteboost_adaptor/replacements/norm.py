@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..report import Tally
-from .guards import observed, unserved
+from .guards import PROBE, observed, unserved
 
 ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
@@ -61,11 +61,13 @@ def add_rms_norm(
     late: bool = False,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """``s = a + b; n = norm(s)`` as ``n, s``; the parameters are those of the rule that bound the norm."""
-    bound = type(original)
+    # The class of a bound norm is a subclass of ours; what users may patch is the class it is based on.
+    bound, base = type(original), type(original).__bases__[0]
+    base_forward = base.forward
 
     def fused(norm: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale = getattr(norm, weight, None) if weight else None
-        if type(norm) is not bound:
+        if type(norm) is not bound or base.forward is not base_forward:
             reason = "the norm was exchanged"
         elif not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
             reason = "a term that is no tensor"
@@ -161,21 +163,28 @@ def norm_cases(
     module: torch.nn.Module, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.nn.Module, tuple[Any, ...]]]:
     """Probe cases for a norm ``forward(self, x)``: hard inputs, a copy of ``module``, random weights."""
-    generator = torch.Generator().manual_seed(20)
+    generator = torch.Generator("cpu").manual_seed(20)
     stand_in = _stand_in(module, dtype, generator)
     sizes = {p.shape[-1] for p in module._parameters.values() if p is not None} or {7, 64, 4099}
     for size in sorted(sizes):
         for description, x in hard_inputs((3, 5, size), generator):
             yield f"{description} inputs of {size}", stand_in, (x.to(dtype),)
+        for shape in ((4, size), (2, 3, 5, size)):
+            x = torch.randn(shape, generator=generator, **PROBE)
+            yield f"{len(shape)}-D inputs of {size}", stand_in, (x.to(dtype),)
+        if dtype != torch.float32:
+            mixed = _stand_in(module, torch.float32, generator)
+            x = torch.randn((3, 5, size), generator=generator, **PROBE)
+            yield f"inputs of {size} with fp32 weights", mixed, (x.to(dtype),)
 
 
 def gated_norm_cases(
     module: torch.nn.Module, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.nn.Module, tuple[Any, ...]]]:
     """Probe cases for a norm ``forward(self, x, gate)``."""
-    generator = torch.Generator().manual_seed(21)
+    generator = torch.Generator("cpu").manual_seed(21)
     for description, instance, (x,) in norm_cases(module, dtype):
-        yield description, instance, (x, torch.randn(x.shape, generator=generator).to(dtype))
+        yield description, instance, (x, torch.randn(x.shape, generator=generator, **PROBE).to(dtype))
 
 
 def _stand_in(module: torch.nn.Module, dtype: torch.dtype, generator: torch.Generator) -> torch.nn.Module:
@@ -185,7 +194,7 @@ def _stand_in(module: torch.nn.Module, dtype: torch.dtype, generator: torch.Gene
         name: None
         if parameter is None
         else torch.nn.Parameter(
-            (torch.randn(parameter.shape, generator=generator) * 0.5 + 0.7).to(dtype), False
+            (torch.randn(parameter.shape, generator=generator, **PROBE) * 0.5 + 0.7).to(dtype), False
         )
         for name, parameter in module._parameters.items()
     }
@@ -194,11 +203,11 @@ def _stand_in(module: torch.nn.Module, dtype: torch.dtype, generator: torch.Gene
 
 def hard_inputs(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
     """Random fp32 inputs: plain, tiny, huge, with outliers, zero."""
-    x = torch.randn(shape, generator=generator)
+    x = torch.randn(shape, generator=generator, **PROBE)
     outliers = x.clone()
     outliers[..., 0] *= 3000.0
     yield "random", x
     yield "tiny (1e-4)", x * 1e-4
     yield "huge (1e4)", x * 1e4
     yield "outlier", outliers
-    yield "zero", torch.zeros(shape)
+    yield "zero", torch.zeros(shape, **PROBE)

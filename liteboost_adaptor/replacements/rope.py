@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..report import Tally
-from .guards import unserved
+from .guards import PROBE, unserved
 
 ops = torch.ops.liteboost
 
@@ -31,10 +32,12 @@ def rotary(
         keeps_dtype: The original rounds to the dtype of q whatever that of cos is.
     """
 
+    default = _default_dim(original)
+
     def apply(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        unsqueeze_dim, reason = _unsqueeze_dim(args, kwargs)
+        unsqueeze_dim, reason = _unsqueeze_dim(args, kwargs, default)
         reason = (
             reason or unserved(q, k, cos, sin) or _tables_unserved(q, k, cos, sin, unsqueeze_dim, keeps_dtype)
         )
@@ -50,9 +53,15 @@ def rotary(
     return apply
 
 
-def _unsqueeze_dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, str]:
+def _default_dim(function: Callable[..., Any]) -> int:
+    """The default of ``unsqueeze_dim``; 1 for functions that have no such parameter."""
+    parameter = inspect.signature(function).parameters.get("unsqueeze_dim")
+    return 1 if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _unsqueeze_dim(args: tuple[Any, ...], kwargs: dict[str, Any], default: int) -> tuple[int, str]:
     if not args and not kwargs:
-        return 1, ""
+        return default, ""
     if len(args) == 1 and not kwargs and type(args[0]) is int:
         return args[0], ""
     if not args and set(kwargs) == {"unsqueeze_dim"}:
@@ -92,13 +101,16 @@ def half_table_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any,
 
 
 def _cases(dtype: torch.dtype, half_table: bool) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
-    generator = torch.Generator().manual_seed(22)
-    for head_dim, scale in ((16, 1.0), (64, 1e-4), (80, 1e4), (128, 1.0)):
-        q = torch.randn(2, 7, 4, head_dim, generator=generator).transpose(1, 2) * scale
-        k = torch.randn(2, 7, 2, head_dim, generator=generator).transpose(1, 2) * scale
-        angles = torch.rand(2, 7, head_dim // 2 if half_table else head_dim, generator=generator) * 6
+    generator = torch.Generator("cpu").manual_seed(22)
+    for head_dim, scale, unsqueeze_dim in ((16, 1.0, 1), (64, 1e-4, 1), (80, 1e4, 2), (128, 1.0, 2)):
+        q, k = (torch.randn(2, 7, heads, head_dim, generator=generator, **PROBE) * scale for heads in (4, 2))
+        if unsqueeze_dim == 1:
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        width = head_dim // 2 if half_table else head_dim
+        angles = torch.rand(2, 7, width, generator=generator, **PROBE) * 6
+        tables = (angles.cos().to(dtype), angles.sin().to(dtype))
         yield (
-            f"heads of {head_dim}, values about {scale:g}",
+            f"heads of {head_dim}, values about {scale:g}, tables widened in {unsqueeze_dim}",
             None,
-            (q.to(dtype), k.to(dtype), angles.cos().to(dtype), angles.sin().to(dtype)),
+            (q.to(dtype), k.to(dtype), *tables, unsqueeze_dim),
         )

@@ -1,0 +1,100 @@
+"""Rule files: every fault names the file, the rule and what to do."""
+
+import pytest
+
+from liteboost_adaptor.engine import catalogue
+from liteboost_adaptor.errors import CatalogueError
+
+RULE = {
+    "id": '"norm.mine"',
+    "title": '"mine"',
+    "kind": '"module"',
+    "bodies": '["0123456789abcdef"]',
+    "replacement": '"liteboost_adaptor.replacements.norm:rms_norm"',
+    "why": '"w"',
+    "upstream": '"u"',
+    "drop_when": '"d"',
+}
+
+
+def text(changes=(), without=(), header="schema = 1\n"):
+    fields = {**RULE, **dict(changes)}
+    lines = [f"{key} = {value}" for key, value in fields.items() if key not in without]
+    return header + "[[rule]]\n" + "\n".join(lines) + "\n"
+
+
+def test_a_good_rule():
+    (rule,) = catalogue.parse(text(), "mine.toml")
+    assert (rule.id, rule.family, rule.level, rule.attribute) == ("norm.mine", "norm", 1, "forward")
+    assert rule.bodies == ("0123456789abcdef",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("schema = 1\n[[rule]\n", ["mine.toml", "TOML"]),
+        (text(header=""), ["mine.toml", "schema"]),
+        (text(header="schema = 9\n"), ["schema must be 1", "9"]),
+        (text(header="schema = 1\nextra = 2\n"), ["extra"]),
+        (text(without=["why"]), ["norm.mine", "lacks the field 'why'"]),
+        (text({"colour": "1"}), ["norm.mine", "unknown field 'colour'", "Known"]),
+        (text({"title": "3"}), ["norm.mine", "'title'", "found 3"]),
+        (text({"kind": '"class"'}), ["norm.mine", "kind", "module, function"]),
+        (text({"level": "5"}), ["level", "0, 1 or 2"]),
+        (text({"level": "true"}), ["level", "True"]),
+        (text({"id": '"norm"'}), ["family.variant"]),
+        (text({"devices": '["cuda"]'}), ["cuda", "cpu, npu"]),
+        (text({"bodies": "[]"}), ["neither bodies nor probe"]),
+        (text({"requires": '["transformers >>"]'}), ["requires", "PEP 508"]),
+        (text({"kind": '"expression"'}), ["pattern"]),
+        (text({"pattern": '"call"'}), ["pattern"]),
+        (text({"kind": '"registry"'}), ["registry and entry"]),
+        (text({"rounding": '"odd"'}), ["rounding"]),
+        ("schema = 1\nrule = 3\n", ["[[rule]]"]),
+    ],
+)
+def test_a_wrong_rule_says_what_is_wrong(content, words):
+    with pytest.raises(CatalogueError) as fault:
+        catalogue.parse(content, "mine.toml")
+    assert "mine.toml" in str(fault.value)
+    for word in words:
+        assert word in str(fault.value)
+
+
+def test_one_wrong_file_costs_one_file(tmp_path):
+    (tmp_path / "a.toml").write_text("schema = 1\n[[rule]\n")
+    (tmp_path / "b.toml").write_text(text())
+    rules, faults = catalogue.load((str(tmp_path),))
+    assert [str(tmp_path / "a.toml") in str(fault) for fault in faults] == [True]
+    assert "norm.mine" in {rule.id for rule in rules}
+    assert "norm.rms" in {rule.id for rule in rules}
+
+
+def test_ids_are_unique_over_all_files(tmp_path):
+    (tmp_path / "a.toml").write_text(text({"id": '"norm.rms"'}))
+    _, faults = catalogue.load((str(tmp_path),))
+    assert "already used by patches/norm.toml" in str(faults[0])
+
+
+def test_a_name_that_does_not_resolve(tmp_path):
+    (rule,) = catalogue.parse(text({"replacement": '"liteboost_adaptor.nowhere:f"'}), "mine.toml")
+    with pytest.raises(CatalogueError, match="nowhere"):
+        rule.load_replacement()
+
+
+def test_the_shipped_catalogue_is_sound():
+    rules, faults = catalogue.load()
+    assert not faults
+    for rule in rules:
+        assert callable(rule.load_replacement()), rule.id
+        assert rule.load_probe() is None or callable(rule.load_probe())
+        assert not rule.applies or callable(rule.load_applies())
+        assert rule.source.startswith("patches/")
+        assert not catalogue.version_conflict(rule)
+
+
+def test_a_version_that_is_not_met():
+    (rule,) = catalogue.parse(text({"requires": '["torch>=99"]'}), "mine.toml")
+    assert "requires torch>=99, found" in catalogue.version_conflict(rule)
+    (rule,) = catalogue.parse(text({"requires": '["no-such-package"]'}), "mine.toml")
+    assert "not installed" in catalogue.version_conflict(rule)

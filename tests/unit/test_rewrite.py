@@ -1,0 +1,240 @@
+"""Rerouting expressions inside a method keeps everything else of the method."""
+
+import functools
+import inspect
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+from liteboost_adaptor.engine.rewrite import Routes, forwarding, rewrap, rewrite
+from liteboost_adaptor.engine.source import SourceUnavailable
+
+
+def helper(x):
+    return x + 1
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.gate, self.act = nn.Identity(), nn.Linear(4, 4), nn.Linear(4, 4), nn.SiLU()
+
+    def forward(self, x, scale=2.0, *, flag=False, **kwargs):
+        """Documentation that stays."""
+        residual = x
+        x = self.act(self.gate(x)) * self.up(x)
+        x = residual + x
+        residual = x
+        x = self.norm(x)
+        x = x * scale
+        if flag:
+            x = helper(x)
+        return x, residual
+
+
+def counting(counts, name, function):
+    def run(*args):
+        counts[name] = counts.get(name, 0) + 1
+        return function(*args)
+
+    return run
+
+
+@pytest.fixture
+def routed():
+    counts = {}
+    routes = Routes(
+        call={
+            "up": counting(counts, "up", lambda m, x: m(x)),
+            "gate": counting(counts, "gate", lambda m, x: m(x)),
+        },
+        product={"act": counting(counts, "act", lambda m, a, b: m(a) * b)},
+        residual={"norm": counting(counts, "norm", lambda m, a, b: (m(a + b), a + b))},
+        function={"helper": (helper, counting(counts, "helper", helper))},
+    )
+    return rewrite(Block.forward, routes), counts
+
+
+def test_every_pattern_is_met_and_the_result_is_the_same(routed):
+    rewritten, counts = routed
+    block, x = Block(), torch.randn(3, 4)
+    for flag in (False, True):
+        expected = block(x, 3.0, flag=flag, unused=1)
+        found = rewritten.function(block, x, 3.0, flag=flag, unused=1)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert counts == {"up": 2, "gate": 2, "act": 2, "norm": 2, "helper": 1}
+    assert rewritten.met == {
+        "call": {"up", "gate"},
+        "product": {"act"},
+        "residual": {"norm"},
+        "function": {"helper"},
+    }
+
+
+def test_signature_defaults_and_documentation_stay(routed):
+    function = routed[0].function
+    assert inspect.signature(function) == inspect.signature(Block.forward)
+    assert function.__doc__ == Block.forward.__doc__
+    assert function.__globals__ is Block.forward.__globals__
+    assert function.__qualname__ == "Block.forward"
+
+
+def test_tracebacks_show_the_original_lines(routed):
+    try:
+        routed[0].function(Block(), "not a tensor")
+    except TypeError as fault:
+        frames = [f for f in traceback.extract_tb(fault.__traceback__) if f.name == "forward"]
+    assert any("self.act(self.gate(x)) * self.up(x)" in frame.line for frame in frames)
+
+
+def test_a_function_patched_later_by_someone_else_is_respected(routed, monkeypatch):
+    rewritten, counts = routed
+    monkeypatch.setitem(globals(), "helper", lambda x: x * 0)
+    found, _ = rewritten.function(Block(), torch.ones(1, 4), flag=True)
+    assert torch.equal(found, torch.zeros(1, 4))
+    assert "helper" not in counts
+
+
+def test_nothing_to_reroute():
+    assert rewrite(Block.forward, Routes(call={"absent": print})) is None
+
+
+class Shapes(nn.Module):
+    """Residual additions of every shape the pattern must tell apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.Identity()
+
+    def keeps_both(self, a, b):
+        total = a + b
+        normed = self.norm(total)
+        return normed, total
+
+    def copies(self, a, b):
+        total = a + b
+        kept = total
+        normed = self.norm(total)
+        return normed, total, kept
+
+    def overwrites(self, a, b):
+        a = a + b
+        a = self.norm(a)
+        return a
+
+    def uses_between(self, a, b):
+        total = a + b
+        total = total * 2
+        normed = self.norm(total)
+        return normed, total
+
+    def subtracts(self, a, b):
+        total = a - b
+        normed = self.norm(total)
+        return normed, total
+
+    def normalises_another(self, a, b):
+        total = a + b
+        normed = self.norm(a)
+        return normed, total
+
+
+@pytest.mark.parametrize("name", ["keeps_both", "copies", "overwrites"])
+def test_residual_shapes_that_fuse(name):
+    calls = []
+    fused = lambda m, a, b: calls.append(1) or (m(a + b), a + b)  # noqa: E731
+    rewritten = rewrite(getattr(Shapes, name), Routes(residual={"norm": fused}))
+    a, b = torch.randn(3), torch.randn(3)
+    expected, found = getattr(Shapes(), name)(a, b), rewritten.function(Shapes(), a, b)
+    assert len(calls) == 1
+    for x, y in zip(expected, found, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["uses_between", "subtracts", "normalises_another"])
+def test_residual_shapes_that_do_not(name):
+    assert rewrite(getattr(Shapes, name), Routes(residual={"norm": print})) is None
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(self, *args, **kwargs):
+        wrapper.calls += 1
+        return function(self, *args, **kwargs)
+
+    wrapper.calls = 0
+    return wrapper
+
+
+class Decorated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(2, 2)
+
+    @decorated
+    @torch.no_grad()
+    def forward(self, x):
+        return self.up(x)
+
+
+def test_wrappers_are_repeated():
+    seen = []
+    routes = Routes(call={"up": lambda m, x: seen.append(torch.is_grad_enabled()) or m(x)})
+    rewritten = rewrite(Decorated.forward, routes).function
+    module, x = Decorated(), torch.randn(1, 2)
+    assert torch.equal(rewritten(module, x), module(x))
+    assert seen == [False]
+
+
+def test_a_wrapper_that_hides_what_it_wraps_cannot_be_repeated():
+    class Hidden:
+        target = None
+
+    def wrapper(self, x):
+        return Hidden.target(self, x)
+
+    wrapper.__wrapped__ = Hidden.target = Block.forward
+    with pytest.raises(SourceUnavailable, match="cannot be repeated"):
+        rewrap(wrapper, Block.forward)
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return x + 1
+
+
+class CallsSuper(Base):
+    def forward(self, x):
+        return self.up(super().forward(x))
+
+
+def test_super_and_comprehensions_survive():
+    rewritten = rewrite(CallsSuper.forward, Routes(call={"up": lambda m, x: m(x)})).function
+    module, x = CallsSuper(), torch.randn(1, 2)
+    assert torch.equal(rewritten(module, x), module(x))
+
+
+class Rebinds(nn.Module):
+    def forward(self, x):
+        self = self.child  # noqa: PLW0642
+        return self.up(x)
+
+
+def test_a_method_that_rebinds_self_is_refused():
+    with pytest.raises(SourceUnavailable, match="assigns to self"):
+        rewrite(Rebinds.forward, Routes(call={"up": print}))
+
+
+def test_forwarding_keeps_names_and_defaults():
+    def original(self, hidden_states, unsqueeze_dim=1):
+        return hidden_states
+
+    forwarded = forwarding(original, lambda *args: args)
+    assert forwarded(1, hidden_states=2) == (1, 2, 1)
+    assert forwarded(1, 2, unsqueeze_dim=5) == (1, 2, 5)
