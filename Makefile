@@ -1,0 +1,68 @@
+# Each target sets up what it needs in .venv, from the versions in constraints.txt. All paths are relative: the
+# checkout may lie in a folder with a space in its name.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+# Nothing here downloads a model; transformers is told not to look for one.
+export HF_HUB_OFFLINE := 1
+VENV_PYTHON := .venv/bin/python
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+# The set-up is as old as what goes into it: the interpreter, the place (scripts in .venv hold it), the
+# requirements, and what is compiled. `build_support` and the kernels are compiled on a change.
+SETUP_INPUTS := pyproject.toml constraints.txt CMakeLists.txt Makefile build_support kernels
+SETUP_KEY := $(shell { "$(PYTHON)" -VV; pwd; find $(SETUP_INPUTS) -type f -not -name '*.pyc' -print0 \
+	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
+READY := .venv/ready-$(SETUP_KEY)
+
+CPP_FILES = $$(find kernels tests -name '*.cpp' -o -name '*.h')
+
+.PHONY: help setup demo test test-full lint format clean
+
+help:
+	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
+	@echo "make test       first tier of the tests, at most 25 minutes on 2 cores"
+	@echo "make test-full  the second tier: everything that `make test` leaves out"
+	@echo "make lint       ruff and clang-format; make format applies them"
+	@echo "make clean      remove .venv and everything built"
+
+setup: $(READY)
+
+$(READY):
+	@echo "Setting up .venv (once; a few minutes, most of it for torch)"
+	@if [ "$$(cat .venv/place 2>/dev/null)" != "$$PWD" ]; then \
+		"$(PYTHON)" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' || { \
+			echo "Python 3.11 or newer with venv is needed, found $$("$(PYTHON)" -V 2>&1)." \
+				"Debian: apt-get install python3-venv; another one: make PYTHON=..." >&2; exit 1; }; \
+		"$(PYTHON)" -m venv --clear .venv; \
+		printf '%s' "$$PWD" > .venv/place; \
+	fi
+	@rm -f .venv/ready-*
+	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation --editable '.[test,bench,dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(VENV_PYTHON) examples/demo.py
+
+test: $(READY)
+	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-full: $(READY)
+	@$(VENV_PYTHON) -m pytest -m full $(PYTEST_ARGS)
+
+lint: $(READY)
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@.venv/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(READY)
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+	@.venv/bin/clang-format -i $(CPP_FILES)
+
+clean:
+	rm -rf .venv build dist liteboost_adaptor/_native

@@ -1,0 +1,150 @@
+"""Run `generate.py` without the package and at levels 0, 1 and 2: same text, how fast, and what was replaced.
+
+Each variant is a process of its own that runs the very same source; for the one without us, the one line is
+taken out. The processes are then told in turn to generate once more, so that a slow moment of the machine
+meets all of them, and the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SCRIPT = Path(__file__).with_name("generate.py")
+THE_LINE = "import liteboost_adaptor\n"
+VARIANTS = ("without", "level 0", "level 1", "level 2")
+
+
+def main() -> int:
+    """Run the demo. The exit status is 1 if the text of a level differs from the text without us."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="times each variant generates")
+    parser.add_argument("--seconds", type=float, default=25, help="begin no further round after these")
+    parser.add_argument("--new-tokens", type=int, default=100, help="tokens it generates each time")
+    parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.new_tokens)
+        return 0
+    workers = {variant: start(variant, options.new_tokens) for variant in VARIANTS}
+    try:
+        texts = {variant: receive(worker)["text"] for variant, worker in workers.items()}
+        speeds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+        deadline = time.monotonic() + options.seconds
+        for number in range(options.rounds):
+            if number > 0 and time.monotonic() > deadline:
+                break
+            turn = number % len(VARIANTS)
+            for variant in VARIANTS[turn:] + VARIANTS[:turn]:
+                speeds[variant].append(ask(workers[variant], "round")["tokens_per_second"])
+        status = ask(workers["level 2"], "status")
+    finally:
+        for worker in workers.values():
+            worker.stdin.close()
+            worker.wait()
+    return show(texts, speeds, status)
+
+
+def show(texts: dict[str, str], speeds: dict[str, list[float]], status: dict[str, Any]) -> int:
+    """Print texts, speeds and the status table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from liteboost_adaptor.cli.tables import status_table
+
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    original = texts["without"]
+    console.rule("the text without the package")
+    console.print(original, markup=False, highlight=False)
+    for variant in VARIANTS[1:]:
+        if texts[variant] != original:
+            console.rule(f"the text at {variant}: DIFFERENT")
+            console.print(texts[variant], markup=False, highlight=False)
+    table = Table(
+        "variant", "text", "tokens/s", "to without", title="Same script, same text", title_justify="left"
+    )
+    for variant in VARIANTS:
+        ratios = [own / base for own, base in zip(speeds[variant], speeds["without"], strict=True)]
+        is_same = "-" if variant == "without" else "identical" if texts[variant] == original else "DIFFERENT"
+        table.add_row(variant, is_same, f"{median(speeds[variant]):.0f}", f"{median(ratios):.2f}")
+    console.print(table)
+    console.rule("what was replaced at level 2")
+    console.print(status_table(status))
+    return int(any(text != original for text in texts.values()))
+
+
+def start(variant: str, new_tokens: int) -> subprocess.Popen[str]:
+    """Start the process of a variant. The level is all that tells the three with the package apart."""
+    environment = dict(os.environ)
+    environment.pop("LITEBOOST_LEVEL", None)
+    if variant != "without":
+        environment["LITEBOOST_LEVEL"] = variant.removeprefix("level ")
+    command = [sys.executable, __file__, "--serve", variant, "--new-tokens", str(new_tokens)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8"
+    )
+
+
+def ask(worker: subprocess.Popen[str], what: str) -> dict[str, Any]:
+    """Send a request to a worker and wait for the reply."""
+    worker.stdin.write(what + "\n")
+    worker.stdin.flush()
+    return receive(worker)
+
+
+def receive(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    """Read one reply."""
+    line = worker.stdout.readline()
+    if not line:
+        raise SystemExit(f"{' '.join(worker.args)} ended with status {worker.wait()}; see its message above.")
+    return json.loads(line)
+
+
+def serve(variant: str, new_tokens: int) -> None:
+    """Run the script as this process's program, reply with what it prints, then with what is asked for."""
+    source = SCRIPT.read_text(encoding="utf-8")
+    if variant == "without":
+        without = source.replace(THE_LINE, "")
+        if len(source) - len(without) != len(THE_LINE):
+            raise SystemExit(f"{SCRIPT.name} must hold the line {THE_LINE.strip()!r} once.")
+        source = without
+    # Progress bars of four processes at once would overwrite each other.
+    os.environ["TQDM_DISABLE"] = "1"
+    sys.argv = [str(SCRIPT), "--new-tokens", str(new_tokens)]
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": str(SCRIPT)}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, SCRIPT, "exec"), names)
+    answers: dict[str, Callable[[], dict[str, Any]]] = {
+        "round": lambda: timed(names, new_tokens),
+        "status": lambda: names["liteboost_adaptor"].status().to_dict(),
+    }
+    reply({"text": printed.getvalue()})
+    for line in sys.stdin:
+        reply(answers[line.strip()]())
+
+
+def timed(names: dict[str, Any], new_tokens: int) -> dict[str, float]:
+    """Let the script generate once more, from a prompt it has seen, and count tokens per second."""
+    begin = time.perf_counter()
+    names["continue_text"](names["options"].prompt, new_tokens)
+    return {"tokens_per_second": new_tokens / (time.perf_counter() - begin)}
+
+
+def reply(answer: dict[str, Any]) -> None:
+    """Write one line to whoever started this process."""
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+// The argument checks of gated_activation, shared by every backend.
+#pragma once
+
+#include <c10/util/string_view.h>
+
+#include <optional>
+
+#include "activation/activation.h"
+#include "common/checks.h"
+
+namespace liteboost {
+
+// Raises on anything that activation.h does not allow; returns the parsed activation.
+Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
+                                  double alpha, std::optional<double> limit);
+
+}  // namespace liteboost

@@ -1,0 +1,46 @@
+#include <torch/library.h>
+
+#include <limits>
+
+#include "activation/activation_checks.h"
+#include "common/parallel.h"
+#include "common/tensors.h"
+
+namespace liteboost {
+namespace {
+
+at::Tensor gated_activation_cpu(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
+                                double alpha, std::optional<double> limit, double up_offset) {
+  const Activation kind = check_gated_activation(gate, up, activation, alpha, limit);
+  at::Tensor out = empty_cpu(gate.sizes(), gate.scalar_type());
+  const int64_t count = out.numel();
+  if (count == 0) return out;
+
+  const Rows gates = rows_of(gate, /*unit_step=*/false);
+  const Rows ups = rows_of(up, /*unit_step=*/false);
+  // Contiguous arguments are one long row: no tail at the end of each.
+  const bool flat = gates.contiguous() && ups.contiguous();
+  GatedActivationArgs args;
+  args.gate = gates.data;
+  args.up = ups.data;
+  args.out = out.mutable_data_ptr();
+  args.cols = flat ? count : gates.size;
+  args.gate_stride = gates.stride;
+  args.gate_step = gates.step;
+  args.up_stride = ups.stride;
+  args.up_step = ups.step;
+  args.alpha = static_cast<float>(alpha);
+  args.limit = limit.has_value() ? static_cast<float>(*limit) : std::numeric_limits<float>::infinity();
+  args.up_offset = static_cast<float>(up_offset);
+  args.dtype = dtype_of(gate);
+  args.activation = kind;
+
+  const auto run = LB_KERNELS(activation_kernels).gated_activation;
+  parallel_rows(count, 1, [&](int64_t begin, int64_t end) { run(args, begin, end); });
+  return out;
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("gated_activation", &liteboost::gated_activation_cpu); }

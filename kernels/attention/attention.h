@@ -1,0 +1,77 @@
+// Scaled dot-product attention over grouped key/value heads, for prefill and for decode.
+//
+// Shapes: query [B, H, q_len, D], key [B, K, kv_len, D], value [B, K, kv_len, Dv] -> [B, q_len, H, Dv]. Query
+// head h reads kv head h / (H / K). All in one dtype: float32, bfloat16 or float16.
+//
+//   logit[i][j] = cap(scaling * query[i] . key[j]) + mask[i][j]     cap(x) = softcap * tanh(x / softcap)
+//   output[i]   = sum_j exp(logit[i][j]) * value[j] / (sum_j exp(logit[i][j]) + exp(sink[h]))
+//
+// Query i stands at position i + kv_len - q_len. Causal: it sees the keys at or before its position; with a
+// window w > 0 only the last w of those. A bool mask hides keys where it is False, as -inf would. A row that
+// sees no key gives 0. A row whose float mask is finite everywhere is an ordinary row, however low the mask.
+//
+// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16 kernels multiplies bf16 by
+// bf16 and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
+// then sums the rounded ones. Everywhere else probabilities stay fp32. One rounding to the output's dtype.
+//
+// The keys are walked in blocks with an online softmax (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
+// al. 2022, arXiv:2205.14135), so that scratch memory does not depend on q_len * kv_len; grouped heads
+// (Ainslie et al. 2023, arXiv:2305.13245) share each block of keys and values.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/dtype.h"
+#include "common/isa.h"
+
+namespace liteboost {
+
+enum class AttentionMask : int32_t { none, boolean, f32, bf16, f16 };
+
+// One call as the torch-free loops see it. Strides are in elements; the last dimension of query, key, value
+// and output is contiguous.
+struct AttentionArgs {
+  const void* query;
+  const void* key;
+  const void* value;
+  const void* mask;
+  const float* sinks;  // [H], or null
+  void* output;        // [B, q_len, H, Dv], contiguous
+
+  int64_t query_strides[3];  // batch, head, row
+  int64_t key_strides[3];
+  int64_t value_strides[3];
+  int64_t mask_strides[4];  // batch, head, row, column; 0 where broadcast
+
+  int64_t batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim;
+  float scaling;
+  float softcap;   // 0: none
+  int64_t window;  // 0: none
+  bool is_causal;
+  DType dtype;
+  AttentionMask mask_type;
+
+  // The plan. A tile of work holds task_heads query heads of one kv head, each with up to task_queries
+  // consecutive queries; its keys are walked in kv_splits separate tasks, merged afterwards if several.
+  int64_t task_queries;
+  int64_t task_heads;
+  int64_t kv_splits;
+  // Reads keys and values where they lie, for few rows; otherwise blocks of them are first packed.
+  bool direct;
+  // Where kv_splits > 1: for each task and row of a tile value_dim sums, their maximum logit and their total.
+  float* partials;
+};
+
+struct AttentionKernels {
+  // Bytes of scratch memory run() needs; a function of head sizes and plan, not of lengths.
+  size_t (*scratch_bytes)(const AttentionArgs& args);
+  // Does task `task` of tiles * kv_splits. `scratch` is aligned to 64 bytes.
+  void (*run)(const AttentionArgs& args, int64_t task, void* scratch);
+  // Merges the kv_splits partial results of tile `tile` into the output.
+  void (*merge)(const AttentionArgs& args, int64_t tile);
+};
+
+LB_DECLARE_KERNELS(AttentionKernels, attention_kernels)
+
+}  // namespace liteboost

@@ -1,0 +1,16 @@
+// The argument checks of attention, shared by every backend.
+#pragma once
+
+#include <optional>
+
+#include "attention/attention.h"
+#include "common/checks.h"
+
+namespace liteboost {
+
+// Raises on anything that attention.h does not allow.
+void check_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
+                     int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks);
+
+}  // namespace liteboost

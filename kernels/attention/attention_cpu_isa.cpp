@@ -1,0 +1,397 @@
+// Attention's loops over blocks of keys, on raw pointers; compiled once an instruction set.
+//
+// A task walks the keys of one kv head block by block, for all its rows: the queries of several query heads,
+// one head after the other. A block is packed once and multiplied with every row (attention_tile.h), or, for
+// few rows, read where it lies (attention_direct.h). Rows are taken in chunks whose logits stay in the cache
+// between the two products.
+#include "attention/attention.h"
+#include "attention/attention_direct.h"
+#include "attention/attention_pack.h"
+#include "attention/attention_softmax.h"
+#include "attention/attention_tile.h"
+#include "common/vec.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+// A block of packed keys and one of values stay in the second-level cache with a chunk of logits; a block
+// read in place, in the first.
+constexpr int64_t kBlockKeys = 256;
+constexpr int64_t kDirectKeys = 128;
+constexpr int64_t kChunkRows = 64;
+constexpr int64_t kMaxTiles = (kChunkRows + kTileRows - 1) / kTileRows;
+// Longer dot products are summed in parts, which keeps the error of a long fp32 sum down.
+constexpr int64_t kWordsAtOnce = 128;
+constexpr float kOnes[kTileRows] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+static_assert(kBlockKeys % kPanel == 0 && kPanel % kLanes == 0, "panels tile a block");
+
+LB_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+LB_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Bump allocation in the task's scratch memory; with no memory, measures.
+struct Scratch {
+  char* base;
+  size_t used = 0;
+
+  float* floats(int64_t n) {
+    char* at = base + used;
+    used += (static_cast<size_t>(n) * sizeof(float) + 63) / 64 * 64;
+    return reinterpret_cast<float*>(at);
+  }
+};
+
+// The rows of a task and where their state lives.
+struct Task {
+  int64_t batch, kv_head, first_head, heads, first_query, queries, rows;
+  int64_t begin, end;  // keys this task walks
+  // Softmax works on dot products as they are, and scales their differences: a positive factor keeps the
+  // order. Not so where something else is done to the scaled ones.
+  bool unscaled;
+
+  float* queries_packed;  // [rows][query_stride] words
+  float* keys_packed;
+  float* values_packed;
+  float* logits;   // [chunk][kBlockKeys]
+  float* outputs;  // [rows][output_stride], unnormalised
+  float* maximum;  // [rows]
+  float* total;    // [rows]
+  float* decay;    // [rows]
+  int64_t query_stride, output_stride;
+};
+
+template <typename Words>
+void lay_out(const AttentionArgs& a, Scratch& scratch, Task& t) {
+  const int64_t rows = a.task_heads * a.task_queries;
+  t.query_stride = round_up(words_of<Words>(a.head_dim), kLanes);
+  t.output_stride = round_up(a.value_dim, kLanes);
+  t.queries_packed = scratch.floats(rows * t.query_stride);
+  t.outputs = scratch.floats(rows * t.output_stride);
+  t.maximum = scratch.floats(rows);
+  t.total = scratch.floats(rows);
+  t.decay = scratch.floats(rows);
+  t.logits = scratch.floats((a.direct ? rows : min_of(rows, kChunkRows)) * kBlockKeys);
+  if (!a.direct) {
+    t.keys_packed = scratch.floats(kBlockKeys * words_of<Words>(a.head_dim));
+    t.values_packed = scratch.floats(words_of<Words>(kBlockKeys) * round_up(a.value_dim, kPanel));
+  }
+}
+
+int64_t query_of(const Task& t, int64_t row) { return t.first_query + row % t.queries; }
+int64_t head_of(const Task& t, int64_t row) { return t.first_head + row / t.queries; }
+
+// Keys [first, last) that query i may see by causality and window.
+LB_INLINE int64_t last_key(const AttentionArgs& a, int64_t query) {
+  return a.is_causal ? max_of(0, query + a.kv_len - a.q_len + 1) : a.kv_len;
+}
+LB_INLINE int64_t first_key(const AttentionArgs& a, int64_t query) {
+  return a.window > 0 ? max_of(0, query + a.kv_len - a.q_len + 1 - a.window) : 0;
+}
+
+MaskRow mask_row(const AttentionArgs& a, const Task& t, int64_t row, int64_t key) {
+  const int64_t offset = t.batch * a.mask_strides[0] + head_of(t, row) * a.mask_strides[1] +
+                         query_of(t, row) * a.mask_strides[2] + key * a.mask_strides[3];
+  const int64_t size = a.mask_type == AttentionMask::boolean ? 1 : a.mask_type == AttentionMask::f32 ? 4 : 2;
+  return {static_cast<const char*>(a.mask) + offset * size, a.mask_type, a.mask_strides[3]};
+}
+
+// Whether the bool mask shows some, all or none of the block of `n` keys at `key` to rows [begin, end).
+Cover mask_cover(const AttentionArgs& a, const Task& t, int64_t begin, int64_t end, int64_t key, int64_t n) {
+  if (a.mask_type == AttentionMask::none) return Cover::all;
+  if (a.mask_type != AttentionMask::boolean) return Cover::some;
+  bool any = false;
+  bool all = true;
+  for (int64_t row = begin; row < end && (all || !any); ++row) {
+    const int64_t first = max_of(first_key(a, query_of(t, row)) - key, 0);
+    const int64_t last = min_of(last_key(a, query_of(t, row)) - key, n);
+    if (first >= last) continue;
+    scan_bool_mask(mask_row(a, t, row, key + first).at<uint8_t>(0), a.mask_strides[3], last - first, any,
+                   all);
+  }
+  return !any ? Cover::none : all ? Cover::all : Cover::some;
+}
+
+// Softmax of one row of dot products with the n keys at `key`, of which [from, from + width) were computed.
+template <typename Words>
+LB_INLINE void softmax_row(const AttentionArgs& a, const Task& t, int64_t row, float* logits, int64_t key,
+                           int64_t n, int64_t from, int64_t width, Cover cover) {
+  const int64_t query = query_of(t, row);
+  const int64_t begin = max_of(first_key(a, query) - key, from);
+  const int64_t end = max_of(min_of(last_key(a, query) - key, n), begin);
+  if (begin < end) {
+    if (!t.unscaled) scale_logits(logits, begin, end, a.scaling, a.softcap);
+    if (cover == Cover::some) apply_mask(logits, begin, end, mask_row(a, t, row, key));
+  }
+  t.decay[row] =
+      softmax_step<Words>(logits + from, min_of(begin - from, width), min_of(end - from, width), width,
+                          t.unscaled ? kLog2e * a.scaling : kLog2e, t.maximum[row], t.total[row]);
+}
+
+struct Tile {
+  int64_t row, rows;
+  int64_t begin, end;  // keys of the block, in whole vectors; begin at the edge of a panel
+};
+
+// Cuts rows [begin, end) into tiles of nearly the same height, each with the keys that any of its rows sees.
+int64_t cut_tiles(const AttentionArgs& a, const Task& t, int64_t begin, int64_t end, int64_t key, int64_t n,
+                  Tile* tiles) {
+  int64_t count = 0;
+  int64_t left = (end - begin + kTileRows - 1) / kTileRows;
+  for (int64_t row = begin; row < end; --left) {
+    const int64_t rows = (end - row + left - 1) / left;
+    int64_t first = n;
+    int64_t last = 0;
+    for (int64_t r = row; r < row + rows; ++r) {
+      first = min_of(first, first_key(a, query_of(t, r)) - key);
+      last = max_of(last, last_key(a, query_of(t, r)) - key);
+    }
+    first = max_of(first, 0) / kPanel * kPanel;
+    last = round_up(min_of(last, n), kLanes);
+    if (first < last) tiles[count++] = {row, rows, first, last};
+    row += rows;
+  }
+  return count;
+}
+
+// One block of keys for rows [begin, end), from packed operands.
+template <typename Words>
+void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int64_t count, int64_t begin,
+                  int64_t key, int64_t n, Cover cover) {
+  const int64_t words = words_of<Words>(a.head_dim);
+  for (int64_t panel = 0; panel < n; panel += kPanel) {
+    for (int64_t i = 0; i < count; ++i) {
+      const Tile& tile = tiles[i];
+      const int64_t columns = min_of(tile.end - panel, kPanel);
+      if (panel < tile.begin || columns <= 0) continue;
+      const float* queries = t.queries_packed + tile.row * t.query_stride;
+      float* logits = t.logits + (tile.row - begin) * kBlockKeys + panel;
+      for (int64_t w = 0; w == 0 || w < words; w += kWordsAtOnce) {
+        kTiles<Words>[tile.rows - 1][columns / kLanes - 1](
+            queries + w, t.query_stride, t.keys_packed + panel* words + w* kPanel,
+            min_of(words - w, kWordsAtOnce), logits, kBlockKeys, w > 0 ? kOnes : nullptr);
+      }
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const Tile& tile = tiles[i];
+    for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+      softmax_row<Words>(a, t, row, t.logits + (row - begin) * kBlockKeys, key, n, tile.begin,
+                         tile.end - tile.begin, cover);
+    }
+  }
+  constexpr int64_t capacity = kBlockKeys / Words::kPerWord;
+  for (int64_t panel = 0; panel < a.value_dim; panel += kPanel) {
+    const int64_t columns = round_up(min_of(a.value_dim - panel, kPanel), kLanes);
+    for (int64_t i = 0; i < count; ++i) {
+      const Tile& tile = tiles[i];
+      const int64_t skipped = tile.begin / Words::kPerWord;
+      kTiles<Words>[tile.rows - 1][columns / kLanes - 1](
+          t.logits + (tile.row - begin)* kBlockKeys + tile.begin, kBlockKeys,
+          t.values_packed + panel* capacity + skipped* kPanel, (tile.end - tile.begin) / Words::kPerWord,
+          t.outputs + tile.row* t.output_stride + panel, t.output_stride, t.decay + tile.row);
+    }
+  }
+}
+
+template <typename Words, typename T>
+void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                  int64_t n) {
+  bool packed = false;
+  for (int64_t begin = 0; begin < t.rows; begin += kChunkRows) {
+    const int64_t end = min_of(begin + kChunkRows, t.rows);
+    Tile tiles[kMaxTiles];
+    const int64_t count = cut_tiles(a, t, begin, end, key, n, tiles);
+    if (count == 0) continue;
+    const Cover cover = mask_cover(a, t, begin, end, key, n);
+    if (cover == Cover::none) continue;
+    if (!packed) {
+      pack_keys<Words>(keys, a.key_strides[2], n, a.head_dim, t.keys_packed);
+      pack_values<Words>(values, a.value_strides[2], n, round_up(n, kLanes), a.value_dim,
+                         kBlockKeys / Words::kPerWord, t.values_packed);
+      packed = true;
+    }
+    packed_chunk<Words>(a, t, tiles, count, begin, key, n, cover);
+  }
+}
+
+template <typename Words, typename T>
+void direct_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                  int64_t n) {
+  const Cover cover = mask_cover(a, t, 0, t.rows, key, n);
+  if (cover == Cover::none) return;
+  dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, keys, a.key_strides[2], n, a.head_dim, t.logits,
+                  kBlockKeys);
+  for (int64_t row = 0; row < t.rows; ++row) {
+    softmax_row<Words>(a, t, row, t.logits + row * kBlockKeys, key, n, 0, round_up(n, kLanes), cover);
+  }
+  weigh_values<Words>(t.logits, kBlockKeys, t.rows, values, a.value_strides[2], n, a.value_dim, t.outputs,
+                      t.output_stride, t.decay);
+}
+
+// output = sums / total, where the sink, if any, joins the total.
+template <typename T>
+void write_row(const AttentionArgs& a, int64_t batch, int64_t head, int64_t query, const float* sums,
+               float maximum, float total) {
+  T* out = static_cast<T*>(a.output) + ((batch * a.q_len + query) * a.num_heads + head) * a.value_dim;
+  float factor = 0.0f;
+  if (maximum != kMinusInfinity) {
+    if (a.sinks != nullptr) {
+      const float sink = a.sinks[head];
+      const float largest = sink > maximum ? sink : maximum;
+      const float shrink = expf(maximum - largest);
+      factor = shrink / (total * shrink + expf(sink - largest));
+    } else {
+      factor = 1.0f / total;
+    }
+  }
+  for (int64_t c = 0; c < a.value_dim; c += kLanes) {
+    const VF sum = load_some(sums + c, a.value_dim - c);
+    // Not sum * 0: a row that sees no key gives 0 whatever the sums hold.
+    store_some(out + c, factor == 0.0f ? VF{} : sum * factor, a.value_dim - c);
+  }
+}
+
+// Partial result of a task: for each row value_dim sums, the maximum, the total.
+int64_t partial_row_floats(const AttentionArgs& a) { return a.value_dim + 2; }
+
+float* partial_of(const AttentionArgs& a, int64_t tile, int64_t split) {
+  return a.partials + (tile * a.kv_splits + split) * a.task_heads * a.task_queries * partial_row_floats(a);
+}
+
+// Which rows tile `tile` holds. Late queries come first: under causality they are the most work, and tasks
+// handed out last should be short.
+Task tile_rows(const AttentionArgs& a, int64_t tile) {
+  const int64_t group = a.num_heads / a.num_kv_heads;
+  const int64_t head_blocks = (group + a.task_heads - 1) / a.task_heads;
+  const int64_t query_blocks = (a.q_len + a.task_queries - 1) / a.task_queries;
+  const int64_t heads_and_batches = a.batch * a.num_kv_heads * head_blocks;
+  const int64_t block = query_blocks - 1 - tile / heads_and_batches;
+  const int64_t rest = tile % heads_and_batches;
+
+  Task t = {};
+  t.batch = rest / (a.num_kv_heads * head_blocks);
+  t.kv_head = rest / head_blocks % a.num_kv_heads;
+  const int64_t head = rest % head_blocks * a.task_heads;
+  t.first_head = t.kv_head * group + head;
+  t.heads = min_of(a.task_heads, group - head);
+  t.first_query = block * a.task_queries;
+  t.queries = min_of(a.task_queries, a.q_len - t.first_query);
+  t.rows = t.heads * t.queries;
+  t.unscaled = a.scaling > 0.0f && !(a.softcap > 0.0f) &&
+               (a.mask_type == AttentionMask::none || a.mask_type == AttentionMask::boolean);
+  return t;
+}
+
+template <typename Words, typename T>
+void run_task(const AttentionArgs& a, int64_t task, void* memory) {
+  const int64_t tile = task / a.kv_splits;
+  const int64_t split = task % a.kv_splits;
+  Task t = tile_rows(a, tile);
+  Scratch scratch = {static_cast<char*>(memory)};
+  lay_out<Words>(a, scratch, t);
+
+  // Splits of whole panels, so that only the last one has a ragged block.
+  const int64_t first = first_key(a, t.first_query);
+  const int64_t last = last_key(a, t.first_query + t.queries - 1);
+  const int64_t share = round_up((max_of(last - first, 0) + a.kv_splits - 1) / a.kv_splits, kPanel);
+  t.begin = first + split * share;
+  t.end = min_of(t.begin + share, last);
+
+  const T* queries = static_cast<const T*>(a.query) + t.batch * a.query_strides[0];
+  for (int64_t row = 0; row < t.rows; ++row) {
+    pack_query<Words>(queries + head_of(t, row) * a.query_strides[1] + query_of(t, row) * a.query_strides[2],
+                      a.head_dim, t.queries_packed + row * t.query_stride);
+    t.maximum[row] = kMinusInfinity;
+    t.total[row] = 0.0f;
+  }
+  memset(t.outputs, 0, sizeof(float) * static_cast<size_t>(t.rows * t.output_stride));
+
+  const T* keys = static_cast<const T*>(a.key) + t.batch * a.key_strides[0] + t.kv_head * a.key_strides[1];
+  const T* values =
+      static_cast<const T*>(a.value) + t.batch * a.value_strides[0] + t.kv_head * a.value_strides[1];
+  const int64_t step = a.direct ? kDirectKeys : kBlockKeys;
+  for (int64_t key = t.begin; key < t.end; key += step) {
+    const int64_t n = min_of(step, t.end - key);
+    const T* block_keys = keys + key * a.key_strides[2];
+    const T* block_values = values + key * a.value_strides[2];
+    if (a.direct) {
+      direct_block<Words>(a, t, block_keys, block_values, key, n);
+    } else {
+      packed_block<Words>(a, t, block_keys, block_values, key, n);
+    }
+  }
+
+  for (int64_t row = 0; row < t.rows; ++row) {
+    const float* sums = t.outputs + row * t.output_stride;
+    const float maximum = t.unscaled ? t.maximum[row] * a.scaling : t.maximum[row];
+    if (a.kv_splits == 1) {
+      write_row<T>(a, t.batch, head_of(t, row), query_of(t, row), sums, maximum, t.total[row]);
+    } else {
+      float* partial = partial_of(a, tile, split) + row * partial_row_floats(a);
+      memcpy(partial, sums, sizeof(float) * static_cast<size_t>(a.value_dim));
+      partial[a.value_dim] = maximum;
+      partial[a.value_dim + 1] = t.total[row];
+    }
+  }
+}
+
+// Brings the partial sums of a row to their common maximum, adds them up in the first, and writes the row.
+template <typename T>
+void merge_tile(const AttentionArgs& a, int64_t tile) {
+  const Task t = tile_rows(a, tile);
+  const int64_t dim = a.value_dim;
+  for (int64_t row = 0; row < t.rows; ++row) {
+    const int64_t offset = row * partial_row_floats(a);
+    float maximum = kMinusInfinity;
+    for (int64_t s = 0; s < a.kv_splits; ++s) {
+      const float found = partial_of(a, tile, s)[offset + dim];
+      maximum = found <= maximum ? maximum : found;
+    }
+    float total = 0.0f;
+    float* sums = partial_of(a, tile, 0) + offset;
+    for (int64_t s = 0; s < a.kv_splits; ++s) {
+      const float* partial = partial_of(a, tile, s) + offset;
+      const float weight = maximum == kMinusInfinity ? 0.0f : expf(partial[dim] - maximum);
+      total += partial[dim + 1] * weight;
+      for (int64_t c = 0; c < dim; c += kLanes) {
+        const VF sum = s == 0 ? VF{} : load_some(sums + c, dim - c);
+        store_some(sums + c, fma(load_some(partial + c, dim - c), splat(weight), sum), dim - c);
+      }
+    }
+    write_row<T>(a, t.batch, head_of(t, row), query_of(t, row), sums, maximum, total);
+  }
+}
+
+// ---- the table ----
+
+size_t scratch_bytes(const AttentionArgs& a) {
+  Scratch scratch = {nullptr};
+  Task t = {};
+  // Words of one value are the larger layout.
+  lay_out<Words32>(a, scratch, t);
+  return scratch.used;
+}
+
+void run(const AttentionArgs& a, int64_t task, void* scratch) {
+  switch (a.dtype) {
+    case DType::f32:
+      return run_task<Words32, float>(a, task, scratch);
+    case DType::f16:
+      return run_task<Words32, f16>(a, task, scratch);
+    case DType::bf16:
+#if defined(__AVX512BF16__)
+      return run_task<WordsBf16, bf16>(a, task, scratch);
+#else
+      return run_task<Words32, bf16>(a, task, scratch);
+#endif
+  }
+}
+
+void merge(const AttentionArgs& a, int64_t tile) { LB_DISPATCH_DTYPE(a.dtype, T, merge_tile<T>(a, tile)); }
+
+}  // namespace
+
+const AttentionKernels attention_kernels = {&scratch_bytes, &run, &merge};
+
+}  // namespace LB_ISA
+}  // namespace liteboost

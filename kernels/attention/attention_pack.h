@@ -1,0 +1,236 @@
+// Packs queries, keys and values into the words and panels that attention_tile.h multiplies. Part of
+// attention_cpu_isa.cpp; compiled once an instruction set.
+#pragma once
+
+#include "attention/attention_tile.h"
+#include "common/vec.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+LB_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Words that hold n values along the summed dimension.
+template <typename Words>
+LB_INLINE int64_t words_of(int64_t n) {
+  return (n + Words::kPerWord - 1) / Words::kPerWord;
+}
+
+template <typename T>
+LB_INLINE VF load_some(const T* p, int64_t n) {
+  return n >= kLanes ? load(p) : load(p, static_cast<int>(n));
+}
+template <typename T>
+LB_INLINE void store_some(T* p, VF v, int64_t n) {
+  if (n >= kLanes) {
+    store(p, v);
+  } else {
+    store(p, v, static_cast<int>(n));
+  }
+}
+
+// The kLanes words that begin at value c of a row of n values; zero beyond its end.
+template <typename Words>
+struct RowWords {
+  template <typename T>
+  static LB_INLINE VF load(const T* row, int64_t c, int64_t n) {
+    return load_some(row + c, n - c);
+  }
+};
+#if defined(__AVX512BF16__)
+template <>
+struct RowWords<WordsBf16> {
+  static LB_INLINE VF load(const bf16* row, int64_t c, int64_t n) {
+    if (n - c >= 2 * kLanes) return (VF)_mm512_loadu_si512(row + c);
+    return (VF)_mm512_maskz_loadu_epi16((1u << (n - c)) - 1u, row + c);
+  }
+};
+#endif
+
+// Rows and columns of a kLanes by kLanes block of words exchanged, in place.
+#if defined(__AVX512F__)
+LB_INLINE void transpose(VF (&r)[kLanes]) {
+  __m512 t[kLanes];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = (VF)_mm512_unpacklo_pd((__m512d)t[i], (__m512d)t[i + 2]);
+    r[i + 1] = (VF)_mm512_unpackhi_pd((__m512d)t[i], (__m512d)t[i + 2]);
+    r[i + 2] = (VF)_mm512_unpacklo_pd((__m512d)t[i + 1], (__m512d)t[i + 3]);
+    r[i + 3] = (VF)_mm512_unpackhi_pd((__m512d)t[i + 1], (__m512d)t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+#elif defined(__AVX2__)
+LB_INLINE void transpose(VF (&r)[kLanes]) {
+  __m256 t[kLanes];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+#else
+LB_INLINE void transpose(VF (&r)[kLanes]) {
+  float words[kLanes][kLanes];
+  memcpy(words, r, sizeof(words));
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < kLanes; ++j) r[i][j] = words[j][i];
+  }
+}
+#endif
+
+// Bytes of keys or values to ask for ahead of their use: enough to cover the latency of memory at its full
+// speed. The CPU's own prefetching has to start anew at each change between keys and values and at page ends:
+// on a Zen 5 core, decoding without this was a quarter slower.
+constexpr int64_t kPrefetchBytes = 8192;
+
+// How many rows of `dim` values that is, at least a few.
+template <typename T>
+LB_INLINE int64_t prefetch_rows(int64_t dim) {
+  const int64_t bytes = dim * static_cast<int64_t>(sizeof(T)) + 1;
+  return kPrefetchBytes / bytes + 4;
+}
+
+// Only a hint: the address may lie beyond the end of the tensor.
+LB_INLINE void prefetch(const void* p, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(p) + b);
+}
+
+// One query row as words, padded with zeros to a multiple of kLanes words.
+template <typename Words, typename T>
+void pack_query(const T* row, int64_t n, float* out) {
+  for (int64_t c = 0; c < n; c += kLanes * Words::kPerWord) {
+    store(out + c / Words::kPerWord, RowWords<Words>::load(row, c, n));
+  }
+}
+
+// Keys: `n` rows of `dim` values, `stride` apart, into panels of kPanel keys with words along dim. Columns
+// beyond n are zero up to a multiple of kLanes; the last panel is not written further than that.
+template <typename Words, typename T>
+void pack_keys(const T* keys, int64_t stride, int64_t n, int64_t dim, float* out) {
+  const int64_t words = words_of<Words>(dim);
+  const int64_t ahead = prefetch_rows<T>(dim);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    float* panel = out + j / kPanel * words * kPanel + j % kPanel;
+    const T* first = keys + j * stride;
+    const int64_t rows = n - j;
+    for (int i = 0; i < kLanes; ++i) {
+      prefetch(first + (ahead + i) * stride, dim * static_cast<int64_t>(sizeof(T)));
+    }
+    for (int64_t w = 0; w < words; w += kLanes) {
+      VF block[kLanes];
+      if (rows >= kLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          block[i] = RowWords<Words>::load(first + i * stride, w * Words::kPerWord, dim);
+        }
+      } else {
+        for (int i = 0; i < kLanes; ++i) {
+          block[i] = i < rows ? RowWords<Words>::load(first + i * stride, w * Words::kPerWord, dim) : VF{};
+        }
+      }
+      transpose(block);
+      if (words - w >= kLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) store(panel + (w + i) * kPanel, block[i]);
+      } else {
+        for (int i = 0; i < words - w; ++i) store(panel + (w + i) * kPanel, block[i]);
+      }
+    }
+  }
+}
+
+// Writes words of kLanes channels from channel c on: one value each.
+template <typename Words>
+struct ValueWords {
+  static constexpr int kChannels = kLanes;  // done at a time
+  template <typename T>
+  static LB_INLINE void pack(const T* row, int64_t, bool, int64_t channels, float* out) {
+    store(out, load_some(row, channels));
+  }
+};
+#if defined(__AVX512BF16__)
+// For vpermi2w: element i of one row, then element i of the other (numbered from 32), for i < 16. The others
+// are 0x00100010 further.
+LB_INLINE VU pair_order() {
+  return VU{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x00010001u + 0x00200000u;
+}
+
+// Two vectors of columns at once: the pairs that a row and the next one (zero if there is none) make.
+template <>
+struct ValueWords<WordsBf16> {
+  static constexpr int kChannels = 2 * kLanes;
+  static LB_INLINE void pack(const bf16* row, int64_t stride, bool paired, int64_t channels, float* out) {
+    const VF first = RowWords<WordsBf16>::load(row, 0, channels);
+    const VF second = paired ? RowWords<WordsBf16>::load(row + stride, 0, channels) : VF{};
+    const VU pair = pair_order();
+    store(out, (VF)_mm512_permutex2var_epi16((__m512i)first, (__m512i)pair, (__m512i)second));
+    if (channels <= kLanes) return;
+    const VU upper = pair + 0x00100010u;
+    store(out + kLanes, (VF)_mm512_permutex2var_epi16((__m512i)first, (__m512i)upper, (__m512i)second));
+  }
+};
+#endif
+
+// Values: `n` rows of `dim` values, `stride` apart, into panels of kPanel channels with words along the rows.
+// A panel holds `capacity` words a column; those beyond n, up to `padded` rows, are zero.
+template <typename Words, typename T>
+void pack_values(const T* values, int64_t stride, int64_t n, int64_t padded, int64_t dim, int64_t capacity,
+                 float* out) {
+  constexpr int kStep = ValueWords<Words>::kChannels;
+  static_assert(kPanel % kStep == 0, "a step stays in its panel");
+  const int64_t words = words_of<Words>(n);
+  const int64_t ahead = prefetch_rows<T>(dim);
+  for (int64_t w = 0; w < words; ++w) {
+    const int64_t row = w * Words::kPerWord;
+    const T* at = values + row * stride;
+    for (int i = 0; i < Words::kPerWord; ++i) {
+      prefetch(at + (ahead + i) * stride, dim * static_cast<int64_t>(sizeof(T)));
+    }
+    for (int64_t c = 0; c < dim; c += kStep) {
+      float* to = out + c / kPanel * kPanel * capacity + w * kPanel + c % kPanel;
+      ValueWords<Words>::pack(at + c, stride, row + 1 < n, dim - c, to);
+    }
+  }
+  for (int64_t w = words; w < words_of<Words>(padded); ++w) {
+    for (int64_t c = 0; c < dim; c += kLanes) {
+      store(out + c / kPanel * kPanel * capacity + w * kPanel + c % kPanel, VF{});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost

@@ -1,0 +1,91 @@
+// Register tiles of the two matrix products of attention, over blocks packed into words. Part of
+// attention_cpu_isa.cpp; compiled once an instruction set.
+//
+// A word is 32 bits: one fp32 value, or a pair of bf16 values that are neighbours along the summed dimension.
+// The left operand is row-major words; the right one lies in panels of kPanel columns, word k of column c at
+// [k * kPanel + c], so that one vector load serves kLanes columns and one broadcast serves a row.
+#pragma once
+
+#include "common/vec.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+// A tile is up to kTileRows rows by kTileVectors vectors of accumulators: as many as the registers hold
+// beside the vectors of the right operand and one broadcast.
+constexpr int kTileRows = 6;
+#if defined(__AVX512F__)
+constexpr int kTileVectors = 4;
+#else
+constexpr int kTileVectors = 2;
+#endif
+constexpr int kPanel = kTileVectors * kLanes;
+
+struct Words32 {
+  static constexpr int kPerWord = 1;
+  static LB_INLINE VF multiply_add(VF a, VF b, VF sum) { return fma(a, b, sum); }
+};
+
+#if defined(__AVX512BF16__)
+struct WordsBf16 {
+  static constexpr int kPerWord = 2;
+  static LB_INLINE VF multiply_add(VF a, VF b, VF sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  }
+};
+#endif
+
+// One word in every lane, whatever it holds.
+LB_INLINE VF splat_word(const float* p) {
+  float word;
+  memcpy(&word, p, sizeof(word));
+  return splat(word);
+}
+
+// c[rows][vectors * kLanes] = a[rows][words] b[words][panel] + (decay ? decay[row] * c : 0). The product is
+// summed by itself before it joins c: rounding errors then grow with the blocks and not with the keys.
+template <typename Words, int rows, int vectors>
+void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t words, float* c,
+                   int64_t c_stride, const float* decay) {
+  VF sums[rows][vectors] = {};
+  for (int64_t k = 0; k < words; ++k) {
+    VF columns[vectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) columns[v] = load(b + k * kPanel + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+      const VF row = splat_word(a + r * a_stride + k);
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) sums[r][v] = Words::multiply_add(row, columns[v], sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      float* out = c + r * c_stride + v * kLanes;
+      store(out, decay != nullptr ? fma(load(out), splat(decay[r]), sums[r][v]) : sums[r][v]);
+    }
+  }
+}
+
+using TileFunction = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t, const float*);
+
+#if defined(__AVX512F__)
+#define LB_TILE_ROW(W, r) \
+  {multiply_tile<W, r, 1>, multiply_tile<W, r, 2>, multiply_tile<W, r, 3>, multiply_tile<W, r, 4>}
+#else
+#define LB_TILE_ROW(W, r) {multiply_tile<W, r, 1>, multiply_tile<W, r, 2>}
+#endif
+
+// By number of rows - 1 and number of vectors - 1.
+template <typename Words>
+constexpr TileFunction kTiles[kTileRows][kTileVectors] = {LB_TILE_ROW(Words, 1), LB_TILE_ROW(Words, 2),
+                                                          LB_TILE_ROW(Words, 3), LB_TILE_ROW(Words, 4),
+                                                          LB_TILE_ROW(Words, 5), LB_TILE_ROW(Words, 6)};
+#undef LB_TILE_ROW
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost

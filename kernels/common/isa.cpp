@@ -1,0 +1,71 @@
+#include "common/isa.h"
+
+#include <ATen/Version.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "common/checks.h"
+
+namespace liteboost {
+namespace {
+
+constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+
+// Torch's own limit and the CPU's features, read once. Torch has no level for BF16, so its "AVX512"
+// admits both AVX-512 tables.
+Isa supported_isa() {
+  const std::string torch_limit = at::get_cpu_capability();
+  Isa limit = Isa::baseline;
+  if (torch_limit == "AVX512") {
+    limit = Isa::avx512_bf16;
+  } else if (torch_limit == "AVX2") {
+    limit = Isa::avx2;
+  }
+  return std::min(limit, detect_isa());
+}
+
+std::atomic<Isa>& state() {
+  static std::atomic<Isa> isa{supported_isa()};
+  return isa;
+}
+
+std::vector<std::string> isas() {
+  static const Isa supported = supported_isa();
+  return {kNames, kNames + static_cast<int>(supported) + 1};
+}
+
+std::string isa() { return kNames[static_cast<int>(current_isa())]; }
+
+void limit_isa(c10::string_view name) {
+  const auto allowed = isas();
+  if (name.empty()) {
+    state().store(static_cast<Isa>(allowed.size() - 1), std::memory_order_relaxed);
+    return;
+  }
+  for (size_t i = 0; i < allowed.size(); ++i) {
+    if (name == c10::string_view(allowed[i])) {
+      state().store(static_cast<Isa>(i), std::memory_order_relaxed);
+      return;
+    }
+  }
+  std::string list;
+  for (const auto& entry : allowed) list += (list.empty() ? "" : ", ") + entry;
+  LB_CHECK_VALUE(false, "_limit_isa", "name must be one of ", list, " (or '' for no limit), got '", name,
+                 "'; this CPU, and ATEN_CPU_CAPABILITY if it is set, allow no other");
+}
+
+}  // namespace
+
+Isa current_isa() { return state().load(std::memory_order_relaxed); }
+
+}  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def("_isa() -> str", &liteboost::isa);
+  m.def("_isas() -> str[]", &liteboost::isas);
+  m.def("_limit_isa(str name) -> ()", &liteboost::limit_isa);
+}

@@ -1,0 +1,57 @@
+// linear(x, weight, bias) = x @ weight^T + bias, for the few rows of decode.
+//
+//   x       [..., K]    any strides; made contiguous if it is not (it is small)
+//   weight  [N, K]      as nn.Linear stores it; read in place when its last dim is contiguous, whatever
+//                       the stride between its rows
+//   bias    [N] or none
+//   result  [..., N]    contiguous; x.dtype
+//
+// dtypes: float32, bfloat16, float16, the same for all three tensors.
+//
+// Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum
+// does not depend on the number of threads; it differs between one row and several. Where the CPU has
+// vdpbf16ps (avx512_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero, which
+// is what that instruction does.
+//
+// With few rows the product is bound by reading the weight once from memory, and everything here serves
+// that: a thread walks its own contiguous part of the rows of weight, and each element read meets all rows of
+// x while it is in a register or in the first cache. Many rows are at::linear's where it is faster; the limit
+// and the figures behind it are at max_rows in linear_cpu.cpp.
+//
+// No backward: an input that requires grad is an error in grad mode.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/dtype.h"
+#include "common/isa.h"
+
+namespace liteboost {
+
+// The most rows that one call of LinearKernels::run takes.
+constexpr int64_t kLinearRows = 32;
+
+struct LinearArgs {
+  void* packed_x;      // as LinearKernels::pack wrote it
+  const void* weight;  // [n, k], rows weight_stride elements apart
+  const void* bias;    // [n] or null
+  void* out;           // [rows, n], contiguous
+  int64_t rows, n, k;  // rows in 1 .. kLinearRows
+  int64_t weight_stride;
+};
+
+// Torch-free loops. `dtype` is that of x, weight, bias and out.
+struct LinearKernels {
+  // Bytes that pack writes. The buffer must be aligned to 64.
+  int64_t (*packed_bytes)(DType dtype, int64_t rows, int64_t k);
+  // x [rows, k], contiguous, converted and interleaved as the loops want it.
+  void (*pack)(DType dtype, const void* x, int64_t rows, int64_t k, void* packed);
+  // out[:, begin:end].
+  void (*run)(DType dtype, const LinearArgs& args, int64_t begin, int64_t end);
+  // The sum of count floats, read as one stream; shows how fast memory can be read at all.
+  double (*stream_sum)(const float* x, int64_t count);
+};
+
+LB_DECLARE_KERNELS(LinearKernels, linear_kernels)
+
+}  // namespace liteboost

@@ -1,0 +1,147 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "common/tensors.h"
+#include "linear/linear.h"
+#include "linear/linear_checks.h"
+
+#ifdef LB_X86_ISAS
+#include <cpuid.h>
+#endif
+
+namespace liteboost {
+namespace {
+
+// The most rows served here; more are at::linear's. Its time over ours, weight [3072, 1024], one thread of a
+// Zen 5 restricted in oneDNN and MKL to the same instructions, torch 2.13:
+//
+//                           rows  16    32    64    512
+//     bf16  AVX2                  4.0   3.9   3.8   3.7
+//           AVX-512               3.0   2.9   2.6   2.5
+//           AVX-512 + BF16        1.4   1.2   0.9   0.8
+//     f16   AVX2                  3.6   3.6   3.5   3.5
+//           AVX-512               7.4   7.7   7.5   7.6
+//     f32   AVX2                  1.5   1.2   1.0   0.9
+//           AVX-512               2.2   2.1   1.9   1.8     (MKL runs its AVX2 code on this vendor's CPUs)
+//
+// So a 16-bit product without an instruction of its own is served here whatever the number of rows.
+#ifdef LB_X86_ISAS
+bool cpu_multiplies_f16() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && ((edx >> 23) & 1u);
+}
+
+int64_t max_rows(at::ScalarType dtype) {
+  constexpr int64_t any = std::numeric_limits<int64_t>::max();
+  // What the CPU has, not what current_isa() is limited to: a limit on us does not slow at::linear down.
+  static const bool multiplies_bf16 = detect_isa() == Isa::avx512_bf16;
+  static const bool multiplies_f16 = cpu_multiplies_f16();
+  if (dtype == at::kBFloat16) return multiplies_bf16 ? 32 : any;
+  if (dtype == at::kHalf) return multiplies_f16 ? 32 : any;
+  return 64;
+}
+#else
+int64_t max_rows(at::ScalarType) { return 16; }
+#endif
+
+// Bytes of weight below which a thread is not worth waking.
+constexpr int64_t kGrainBytes = 64 << 10;
+
+// A thread's part is a multiple of this many rows of weight, so that few tiles are cut short.
+constexpr int64_t kBlock = 8;
+
+// Packed x up to this size lives on the stack.
+constexpr int64_t kStackBytes = 8 << 10;
+
+// Where x or bias is not contiguous, it is copied: they are small. The weight is large, so one whose last dim
+// is not contiguous goes to at::linear, which multiplies by it as it lies.
+bool served(const at::Tensor& weight, int64_t rows) {
+  return (weight.stride(1) == 1 || weight.size(1) <= 1) && rows <= max_rows(weight.scalar_type());
+}
+
+at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias) {
+  // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return at::linear(x, weight, bias).contiguous();
+}
+
+// Up to kLinearRows rows; `packed` holds x.
+void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args, int64_t element_size) {
+  const int64_t block_bytes = std::max<int64_t>(1, kBlock * args.k * element_size);
+  const int64_t blocks = (args.n + kBlock - 1) / kBlock;
+  at::parallel_for(0, blocks, std::max<int64_t>(1, kGrainBytes / block_bytes),
+                   [&](int64_t begin, int64_t end) {
+                     kernels.run(dtype, args, begin * kBlock, std::min(end * kBlock, args.n));
+                   });
+}
+
+at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  check_linear(x, weight, bias);
+  const int64_t n = weight.size(0), k = weight.size(1);
+  c10::DimVector sizes(x.sizes());
+  sizes.back() = 1;
+  const int64_t rows = c10::multiply_integers(sizes);
+  if (rows > 0 && n > 0 && !served(weight, rows)) return torch_linear(x, weight, bias);
+
+  sizes.back() = n;
+  at::Tensor out = empty_cpu(sizes, x.scalar_type());
+  if (out.numel() == 0) return out;
+
+  const auto x_rows = x.expect_contiguous();
+  const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
+  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
+  const DType dtype = dtype_of(x);
+  alignas(64) char stack[kStackBytes];
+  c10::DataPtr heap;
+  LinearArgs args;
+  args.packed_x = stack;
+  const int64_t packed_bytes = kernels.packed_bytes(dtype, std::min(rows, kLinearRows), k);
+  if (packed_bytes > kStackBytes) {
+    heap = c10::GetCPUAllocator()->allocate(packed_bytes);
+    args.packed_x = heap.get();
+  }
+  args.weight = weight.const_data_ptr();
+  args.weight_stride = weight.stride(0);
+  args.bias = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
+  args.n = n;
+  args.k = k;
+  const int64_t element_size = weight.element_size();
+  for (int64_t row = 0; row < rows; row += kLinearRows) {
+    args.rows = std::min(rows - row, kLinearRows);
+    args.out = static_cast<char*>(out.mutable_data_ptr()) + row * n * element_size;
+    const char* chunk = static_cast<const char*>(x_rows->const_data_ptr()) + row * k * element_size;
+    kernels.pack(dtype, chunk, args.rows, k, args.packed_x);
+    run_chunk(kernels, dtype, args, element_size);
+  }
+  return out;
+}
+
+double stream_sum_cpu(const at::Tensor& x) {
+  constexpr const char* op = "_stream_sum";
+  LB_CHECK_TYPE(x.scalar_type() == at::kFloat, op, "x must be float32, got ", x.scalar_type(),
+                "; convert it");
+  LB_CHECK_VALUE(x.is_contiguous(), op, "x must be contiguous, got strides ", x.strides(), "; copy it");
+  const auto sum = LB_KERNELS(linear_kernels).stream_sum;
+  const float* data = x.const_data_ptr<float>();
+  return at::parallel_reduce(
+      0, x.numel(), kGrainBytes / 4, 0.0,
+      [&](int64_t begin, int64_t end, double before) { return before + sum(data + begin, end - begin); },
+      [](double a, double b) { return a + b; });
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
+  m.impl("linear", &liteboost::linear_cpu);
+  m.impl("_stream_sum", &liteboost::stream_sum_cpu);
+}

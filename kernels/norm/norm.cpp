@@ -1,0 +1,131 @@
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "norm/norm_checks.h"
+
+namespace liteboost {
+namespace {
+
+void check_input(const char* op, const at::Tensor& x, double eps) {
+  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have at least one dimension, got a scalar");
+  check_dtype(op, "x", x);
+  LB_CHECK_NO_GRAD(op, "x", x);
+  LB_CHECK_VALUE(eps >= 0.0, op, "eps must not be negative, got ", eps, "; pass the norm's own eps");
+}
+
+void check_parameter(const char* op, const char* argument, const at::Tensor& x, const at::Tensor& parameter) {
+  check_vector(op, argument, parameter, x.sym_size(-1), "hidden_size");
+  check_same_dtype(op, argument, parameter, "x", x, /*or_float32=*/true);
+  check_same_device(op, argument, parameter, "x", x);
+  LB_CHECK_NO_GRAD(op, argument, parameter);
+}
+
+void check_like_x(const char* op, const char* argument, const at::Tensor& x, const at::Tensor& other) {
+  check_same_dtype(op, argument, other, "x", x);
+  check_same_device(op, argument, other, "x", x);
+  check_same_shape(op, argument, other, "x", x);
+  LB_CHECK_NO_GRAD(op, argument, other);
+}
+
+bool given(const std::optional<at::Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
+
+}  // namespace
+
+void check_rms_norm(const char* op, const at::Tensor& x, const std::optional<at::Tensor>& weight,
+                    double eps) {
+  check_input(op, x, eps);
+  if (given(weight)) check_parameter(op, "weight", x, *weight);
+}
+
+void check_residual(const at::Tensor& x, const at::Tensor& residual) {
+  check_like_x("add_rms_norm", "residual", x, residual);
+}
+
+NormGate check_gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                              double eps, c10::string_view activation, bool gate_first, int64_t group_size) {
+  constexpr const char* op = "gated_rms_norm";
+  check_input(op, x, eps);
+  check_like_x(op, "gate", x, gate);
+  check_parameter(op, "weight", x, weight);
+  LB_CHECK_VALUE(group_size == 0 || gate_first, op, "group_size must be 0 unless gate_first is True, got ",
+                 group_size);
+  LB_CHECK_VALUE(group_size == 0 || (group_size > 0 && x.sym_size(-1) % group_size == 0), op,
+                 "group_size must divide hidden_size = ", x.sym_size(-1), ", got ", group_size,
+                 "; pass 0 for one group");
+  if (activation == "silu") return NormGate::silu;
+  LB_CHECK_VALUE(activation == "sigmoid", op, "activation must be silu or sigmoid, got '", activation, "'");
+  return NormGate::sigmoid;
+}
+
+void check_layer_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
+                      const std::optional<at::Tensor>& bias, double eps) {
+  constexpr const char* op = "layer_norm";
+  check_input(op, x, eps);
+  if (given(weight)) check_parameter(op, "weight", x, *weight);
+  if (given(bias)) check_parameter(op, "bias", x, *bias);
+  if (given(weight) && given(bias)) check_same_dtype(op, "bias", *bias, "weight", *weight);
+}
+
+namespace {
+
+at::Tensor empty_like(const at::Tensor& x, at::ScalarType dtype) {
+  return at::empty_symint(x.sym_sizes(), x.options().dtype(dtype));
+}
+
+at::Tensor rms_norm_meta(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps,
+                         double /*weight_offset*/, bool late) {
+  check_rms_norm("rms_norm", x, weight, eps);
+  return empty_like(x, late ? x.scalar_type() : promoted(x, weight));
+}
+
+std::tuple<at::Tensor, at::Tensor> add_rms_norm_meta(const at::Tensor& x, const at::Tensor& residual,
+                                                     const std::optional<at::Tensor>& weight, double eps,
+                                                     double /*weight_offset*/, bool late) {
+  check_rms_norm("add_rms_norm", x, weight, eps);
+  check_residual(x, residual);
+  return {empty_like(x, late ? x.scalar_type() : promoted(x, weight)), empty_like(x, x.scalar_type())};
+}
+
+at::Tensor gated_rms_norm_meta(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                               double eps, c10::string_view activation, bool gate_first, bool late,
+                               int64_t group_size) {
+  check_gated_rms_norm(x, gate, weight, eps, activation, gate_first, group_size);
+  return empty_like(x, gate_first && !late ? weight.scalar_type() : x.scalar_type());
+}
+
+at::Tensor layer_norm_meta(const at::Tensor& x, const std::optional<at::Tensor>& weight,
+                           const std::optional<at::Tensor>& bias, double eps) {
+  check_layer_norm(x, weight, bias, eps);
+  return empty_like(x, x.scalar_type());
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def("rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset=0.0, bool late=False) -> Tensor");
+  m.def(
+      "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float weight_offset=0.0, "
+      "bool late=False) -> (Tensor normed, Tensor sum)");
+  m.def(
+      "gated_rms_norm(Tensor x, Tensor gate, Tensor weight, float eps, str activation=\"silu\", "
+      "bool gate_first=False, bool late=False, int group_size=0) -> Tensor");
+  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
+  m.impl("rms_norm", &liteboost::rms_norm_meta);
+  m.impl("add_rms_norm", &liteboost::add_rms_norm_meta);
+  m.impl("gated_rms_norm", &liteboost::gated_rms_norm_meta);
+  m.impl("layer_norm", &liteboost::layer_norm_meta);
+}
+
+// No backward: the checks raise where one would be needed, and torch's own fallback costs microseconds.
+TORCH_LIBRARY_IMPL(liteboost, Autograd, m) {
+  m.impl("rms_norm", torch::CppFunction::makeFallthrough());
+  m.impl("add_rms_norm", torch::CppFunction::makeFallthrough());
+  m.impl("gated_rms_norm", torch::CppFunction::makeFallthrough());
+  m.impl("layer_norm", torch::CppFunction::makeFallthrough());
+}

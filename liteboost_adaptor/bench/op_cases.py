@@ -1,0 +1,222 @@
+"""What ``bench.ops`` times: each op beside the ATen sequence it replaces, at the sizes of Qwen3-0.6B.
+
+The sequences are those of transformers 5.23 (``modeling_qwen3``, and ``modeling_qwen3_next`` for the gated
+norm), written out here because in this process the modeling files themselves may be patched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.registry import ops as references
+
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 1024, 3072, 16, 8, 128, 151_936
+#: Keys that a decode step attends to.
+CONTEXT = 512
+#: [out_features, in_features] of the products of a layer.
+LAYER_WEIGHTS = {
+    "q": (HEADS * HEAD_DIM, HIDDEN),
+    "k, v": (KV_HEADS * HEAD_DIM, HIDDEN),
+    "o": (HIDDEN, HEADS * HEAD_DIM),
+    "gate, up": (INTERMEDIATE, HIDDEN),
+    "down": (HIDDEN, INTERMEDIATE),
+}
+#: Weights together larger than any cache are taken in turn, as a model takes its layers'.
+WEIGHT_BYTES = 256 << 20
+EPS = 1e-6
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op with one set of inputs.
+
+    Attributes:
+        op: Name without namespace.
+        shapes: Of the inputs, for the table.
+        dtype: Of the inputs.
+        ours: One call of the op.
+        original: The ATen sequence, with the same inputs.
+        exact: The reference in float64.
+        weight_bytes: Read from memory by each call; 0 where the inputs may stay in a cache.
+    """
+
+    op: str
+    shapes: str
+    dtype: torch.dtype
+    ours: Run
+    original: Run
+    exact: Run
+    weight_bytes: int = 0
+
+
+def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
+    """Every case of the ops called ``names``, with ``rows`` tokens: 1 to decode, more to prefill.
+
+    A generator, so that only one case's weights are in memory.
+    """
+    for name, make in MAKERS.items():
+        if name in names:
+            yield from make(rows, dtype)
+
+
+def linear_cases(
+    rows: int, dtype: torch.dtype, shapes: dict[str, tuple[int, int]], weight_bytes: int = WEIGHT_BYTES
+) -> Iterator[Case]:
+    """`linear` with weights of these shapes, each call with another one, together ``weight_bytes``."""
+    for label, (n, k) in shapes.items():
+        bytes_each = n * k * dtype.itemsize
+        count = max(2, weight_bytes // bytes_each)
+        x = torch.randn(1, rows, k).to(dtype)
+        weights = [torch.randn(n, k).to(dtype)]
+        weights += [weights[0].clone() for _ in range(count - 1)]
+        # Exact for the first rows of the weight only: in float64 a vocabulary's weight needs gigabytes.
+        few = weights[0][:1024]
+        yield Case(
+            "linear",
+            f"{label}: [{rows}, {k}] x [{n}, {k}]",
+            dtype,
+            _in_turn(torch.ops.liteboost.linear, x, weights),
+            _in_turn(F.linear, x, weights),
+            lambda x=x, few=few: _exact("linear", x, few),
+            bytes_each,
+        )
+
+
+def _in_turn(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> Run:
+    position = 0
+
+    def run() -> Tensor:
+        nonlocal position
+        position = (position + 1) % len(weights)
+        return product(x, weights[position])
+
+    return run
+
+
+def _linear(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    # Prefill computes the logits of the last token alone, so the vocabulary's weight meets one row.
+    shapes = dict(LAYER_WEIGHTS) | ({"vocabulary": (VOCABULARY, HIDDEN)} if rows == 1 else {})
+    return linear_cases(rows, dtype, shapes)
+
+
+def _exact(name: str, *args: object, **kwargs: object) -> object:
+    doubled = [arg.double() if isinstance(arg, Tensor) else arg for arg in args]
+    return references()[name].reference(*doubled, **kwargs)
+
+
+def _case(name: str, shapes: str, original: Callable[..., object], *args: object, **kwargs: object) -> Case:
+    op = getattr(torch.ops.liteboost, name)
+    return Case(
+        name,
+        shapes,
+        next(arg.dtype for arg in args if isinstance(arg, Tensor)),
+        lambda: op(*args, **kwargs),
+        lambda: original(*args),
+        lambda: _exact(name, *args, **kwargs),
+    )
+
+
+def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    hidden = x.to(torch.float32)
+    variance = hidden.pow(2).mean(-1, keepdim=True)
+    hidden = hidden * torch.rsqrt(variance + eps)
+    return weight * hidden.to(x.dtype)
+
+
+def _rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    for shape in ((1, rows, HIDDEN), (1, rows, HEADS, HEAD_DIM)):
+        x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+        yield _case("rms_norm", str(list(shape)), _plain_rms_norm, x, weight, EPS)
+
+
+def _plain_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = residual + x
+    return _plain_rms_norm(total, weight, eps), total
+
+
+def _add_rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    x, residual = (torch.randn(1, rows, HIDDEN).to(dtype) for _ in range(2))
+    weight = torch.randn(HIDDEN).to(dtype)
+    yield _case("add_rms_norm", str(list(x.shape)), _plain_add_rms_norm, x, residual, weight, EPS)
+
+
+def _plain_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed = _plain_rms_norm(x, weight, eps)
+    return (normed * F.silu(gate.to(torch.float32))).to(x.dtype)
+
+
+def _gated_rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    x, gate = (torch.randn(rows * HEADS, HEAD_DIM).to(dtype) for _ in range(2))
+    weight = torch.randn(HEAD_DIM).to(dtype)
+    yield _case("gated_rms_norm", str(list(x.shape)), _plain_gated_rms_norm, x, gate, weight, EPS)
+
+
+def _plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def _layer_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    x = torch.randn(1, rows, HIDDEN).to(dtype)
+    weight, bias = (torch.randn(HIDDEN).to(dtype) for _ in range(2))
+    yield _case("layer_norm", str(list(x.shape)), _plain_layer_norm, x, weight, bias, EPS)
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+
+def _plain_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return (q * cos) + (_rotate_half(q) * sin), (k * cos) + (_rotate_half(k) * sin)
+
+
+def _rope(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    q, k = (torch.randn(1, rows, heads, HEAD_DIM).to(dtype).transpose(1, 2) for heads in (HEADS, KV_HEADS))
+    angles = torch.rand(1, rows, HEAD_DIM // 2).repeat(1, 1, 2) * 6.28
+    shapes = f"{list(q.shape)}, {list(k.shape)}"
+    yield _case("rope", shapes, _plain_rope, q, k, angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def _plain_gated_activation(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def _gated_activation(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    gate, up = (torch.randn(1, rows, INTERMEDIATE).to(dtype) for _ in range(2))
+    yield _case("gated_activation", str(list(gate.shape)), _plain_gated_activation, gate, up)
+
+
+def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    context = max(rows, CONTEXT)
+    query = torch.randn(1, rows, HEADS, HEAD_DIM).to(dtype).transpose(1, 2)
+    key, value = (torch.randn(1, KV_HEADS, context, HEAD_DIM).to(dtype) for _ in range(2))
+    module = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=True, training=False)
+
+    def plain(query: Tensor, key: Tensor, value: Tensor, mask: None, scaling: float) -> Tensor:
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)[0]
+
+    shapes = f"{list(query.shape)}, {list(key.shape)}"
+    scaling = HEAD_DIM**-0.5
+    yield _case("attention", shapes, plain, query, key, value, None, scaling, is_causal=True)
+
+
+MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "gated_rms_norm": _gated_rms_norm,
+    "layer_norm": _layer_norm,
+    "rope": _rope,
+    "gated_activation": _gated_activation,
+    "linear": _linear,
+    "attention": _attention,
+}

@@ -1,0 +1,95 @@
+"""Worker processes of a benchmark: started alike, asked over pipes, always ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .. import config
+from ..errors import LiteBoostError
+from . import worker
+
+#: Seconds a worker that was told to end may take before it is killed.
+GRACE_SECONDS = 10
+
+
+class WorkerError(LiteBoostError, RuntimeError):
+    """A worker process failed or ended before it answered."""
+
+
+class Worker:
+    """One process running ``worker.py``, and the pipe to it."""
+
+    def __init__(self, name: str, threads: int, logs: Path, level: int | None = None) -> None:
+        """
+        Args:
+            name: Of the variant, for messages.
+            threads: Size of every thread pool in the process.
+            logs: Folder for what the process prints.
+            level: ``LITEBOOST_LEVEL`` of the process; ``None`` leaves the variable unset.
+        """
+        self.name = name
+        self.log = logs / f"{name}.log"
+        count = str(threads)
+        environment = config.child_environment(
+            OMP_NUM_THREADS=count,
+            MKL_NUM_THREADS=count,
+            HF_HUB_OFFLINE="1",
+            TOKENIZERS_PARALLELISM="false",
+            LITEBOOST_LEVEL=None if level is None else str(level),
+        )
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, worker.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+            )
+
+    def send(self, do: str, **arguments: Any) -> None:
+        """Hand over a request without waiting for the answer."""
+        with suppress(BrokenPipeError):  # the missing answer says more
+            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the answer to the oldest request.
+
+        Raises:
+            WorkerError: The worker answered with an error, or ended.
+        """
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerError(
+                f"benchmark worker {self.name!r} ended with status {self.process.wait()} before it answered "
+                f"(killed for memory, if -9). It last printed:\n{self._tail()}"
+            )
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerError(f"benchmark worker {self.name!r}: {reply['error']}\n{self._tail()}")
+        return reply
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        self.send(do, **arguments)
+        return self.receive()
+
+    def close(self) -> None:
+        """End the process: first by closing its input, then, if it does not listen, by killing it."""
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def _tail(self, lines: int = 20) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

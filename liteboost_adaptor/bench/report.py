@@ -1,0 +1,197 @@
+"""Figures made of a benchmark's measurements: medians, ratios, fractions of limits, JSON, and a plot."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from .settings import BASELINE, Settings
+
+if TYPE_CHECKING:
+    from .agreement import Agreement
+    from .models import BenchModel
+
+#: A variant cannot be faster than the machine; a little over one is the noise of two measurements.
+MOST_FRACTION = 1.03
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds of one ``generate`` of one variant; rounds of equal ``index`` were run side by side."""
+
+    variant: str
+    index: int
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that was seen in a run, before any figure is made of it.
+
+    Attributes:
+        settings: What was asked.
+        model: The weight file and what a pass over it must cost.
+        groups: Variants that were in memory together.
+        agreements: By variant, the comparison that was passed.
+        rounds: In the order they were run.
+        read_gb_s: Best read bandwidth seen, 10^9 bytes per second.
+        gemm_gflops: Best rate of a matrix product seen, 10^9 operations per second.
+        facts: By variant, libraries and instruction set.
+        peak_rss_mb: By variant, most memory ever held, MiB.
+        statuses: By level, what our rules did.
+    """
+
+    settings: Settings
+    model: BenchModel
+    groups: list[tuple[str, ...]]
+    agreements: dict[str, Agreement]
+    rounds: list[Round]
+    read_gb_s: float
+    gemm_gflops: float
+    facts: dict[str, dict[str, Any]]
+    peak_rss_mb: dict[str, float]
+    statuses: dict[str, dict[str, Any]]
+
+
+def summarise(measured: Measurements) -> dict[str, Any]:
+    """All figures of a run as JSON types.
+
+    Returns:
+        ``machine`` (cpu, threads, isa, read_gb_s, gemm_gflops); ``variants`` by name (prefill_tok_s,
+        decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, prefill_peak_fraction,
+        peak_rss_mb); ``settings``, ``agreement``, ``groups`` and ``rounds`` as they were; ``notes`` on
+        what a reader should know; ``failures``, empty unless a figure is impossible.
+    """
+    settings = measured.settings
+    variants = {name: _variant(measured, name) for name in settings.variants}
+    return {
+        "machine": {
+            "cpu": cpu_name(),
+            "threads": settings.threads,
+            "isa": _isa(measured),
+            "read_gb_s": measured.read_gb_s,
+            "gemm_gflops": measured.gemm_gflops,
+        },
+        "variants": variants,
+        "settings": {
+            "arch": measured.model.name,
+            **{
+                name: getattr(settings, name)
+                for name in ("dtype", "prompt", "new", "batch", "repeats", "threads", "seed")
+            },
+            **{name: measured.facts[BASELINE].get(name) for name in ("torch", "transformers")},
+        },
+        "agreement": {name: vars(agreement) for name, agreement in measured.agreements.items()},
+        "groups": [list(group) for group in measured.groups],
+        "rounds": [vars(one) for one in measured.rounds],
+        "notes": _notes(measured),
+        "failures": _failures(variants),
+    }
+
+
+def _variant(measured: Measurements, name: str) -> dict[str, float]:
+    settings, cost = measured.settings, measured.model.cost
+    rounds = [one for one in measured.rounds if one.variant == name]
+    prefill_s = median(one.prefill_s for one in rounds)
+    # One step decodes one token of every sequence.
+    step_s = median(one.decode_s for one in rounds) / (settings.new - 1)
+    read = cost.decode_bytes(settings.batch, settings.prompt, settings.new)
+    flops = cost.prefill_flops(settings.batch, settings.prompt)
+    return {
+        "prefill_tok_s": settings.batch * settings.prompt / prefill_s,
+        "decode_tok_s": settings.batch / step_s,
+        "prefill_ratio": _ratio(measured, name, lambda one: one.prefill_s),
+        "decode_ratio": _ratio(measured, name, lambda one: one.decode_s),
+        "decode_bandwidth_fraction": read / step_s / 1e9 / measured.read_gb_s,
+        "prefill_peak_fraction": flops / prefill_s / 1e9 / measured.gemm_gflops,
+        "peak_rss_mb": measured.peak_rss_mb[name],
+    }
+
+
+def _ratio(measured: Measurements, name: str, seconds: Callable[[Round], float]) -> float:
+    """Speed over the baseline's, as the median of the rounds that were run side by side."""
+    baseline = {one.index: seconds(one) for one in measured.rounds if one.variant == BASELINE}
+    return median(baseline[one.index] / seconds(one) for one in measured.rounds if one.variant == name)
+
+
+def _isa(measured: Measurements) -> str:
+    """Of our kernels where a level was run, else what torch reports."""
+    levels = [name for name in measured.settings.variants if name.startswith("level")]
+    return measured.facts[levels[-1] if levels else BASELINE]["isa"]
+
+
+def _notes(measured: Measurements) -> list[str]:
+    notes = [
+        f"{name}: no rule of ours served a call; see the status of this model."
+        for name, status in measured.statuses.items()
+        if name != "level0" and not any(rule["calls"] for rule in status["rules"])
+    ]
+    if len(measured.groups) > 1:
+        notes.append(
+            f"Memory did not hold all variants at once: {len(measured.groups)} groups, {BASELINE} in each."
+        )
+    return notes
+
+
+def _failures(variants: dict[str, dict[str, float]]) -> list[str]:
+    limits = {
+        "decode_bandwidth_fraction": "read bandwidth",
+        "prefill_peak_fraction": "GEMM peak",
+    }
+    return [
+        f"{name}: {field} is {figures[field]:.2f}, more than {MOST_FRACTION} of the measured {limit}. No "
+        "program is faster than its machine: either the limit was measured while the machine was busy (run "
+        "again with nothing else running), or the weights stay in a cache (choose a larger --arch)."
+        for name, figures in variants.items()
+        for field, limit in limits.items()
+        if not figures[field] <= MOST_FRACTION
+    ]
+
+
+def cpu_name() -> str:
+    """The processor as the kernel names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def plot(summary: dict[str, Any], path: Path) -> None:
+    """Draw tokens per second of both phases as bars, with ratio to the baseline and share of the limit.
+
+    Args:
+        summary: From `summarise`.
+        path: A ``.png``, ``.svg`` or ``.pdf`` file.
+    """
+    # The object interface: pyplot would look for a display.
+    from matplotlib.figure import Figure
+
+    variants, machine, settings = summary["variants"], summary["machine"], summary["settings"]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    phases = (
+        ("prefill", "prefill_peak_fraction", "GEMM peak"),
+        ("decode", "decode_bandwidth_fraction", "read bandwidth"),
+    )
+    for axis, (phase, fraction, limit) in zip(axes, phases, strict=True):
+        speeds = [figures[f"{phase}_tok_s"] for figures in variants.values()]
+        bars = axis.bar(list(variants), speeds, color=["C7" if "hf" in name else "C0" for name in variants])
+        labels = [
+            f"{figures[f'{phase}_ratio']:.2f}x\n{figures[fraction]:.0%}" for figures in variants.values()
+        ]
+        axis.bar_label(bars, labels, fontsize=8)
+        axis.set_title(f"{phase} (times {BASELINE}, share of {limit})", fontsize=10)
+        axis.set_ylabel("tokens/s")
+        axis.margins(y=0.25)
+    figure.suptitle(
+        f"{settings['arch']}, {settings['dtype']}, prompt {settings['prompt']}, batch {settings['batch']}; "
+        f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}",
+        fontsize=9,
+    )
+    figure.savefig(path, dpi=150)

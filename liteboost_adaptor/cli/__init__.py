@@ -1,0 +1,60 @@
+"""``python -m liteboost_adaptor``: doctor, status, bench, build, fingerprint.
+
+The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
+starts where torch does not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ..errors import LiteBoostError
+from .bench import bench
+from .build import build
+from .doctor import doctor
+from .fingerprint import fingerprint
+from .status import status
+
+#: A script's options stand behind its name and are not ours to read.
+_BEHIND_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+
+
+def app() -> typer.Typer:
+    """The command line, one command for each module of this package."""
+    commands = typer.Typer(
+        name="python -m liteboost_adaptor",
+        help="Fused kernels for Hugging Face models: what is installed, what is replaced, what it gains.",
+        no_args_is_help=True,
+        add_completion=False,
+        # Typer's own tracebacks print every local variable, tensors and prompts included.
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    commands.command("doctor")(doctor)
+    commands.command("status", context_settings=_BEHIND_SCRIPT)(status)
+    commands.command("bench")(bench)
+    commands.command("build")(build)
+    commands.command("fingerprint")(fingerprint)
+    return commands
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: In place of those of the process.
+
+    Returns:
+        The exit status: 0, 1 for an error we explain, 2 for a command line that cannot be read.
+    """
+    try:
+        app()(args=arguments)
+    except LiteBoostError as fault:
+        sys.stderr.write(f"error: {fault}\n")
+        return 1
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    return 0

@@ -1,0 +1,122 @@
+"""``python -m liteboost_adaptor bench``: how fast each variant is, held against what the machine can do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
+from ..bench.settings import VARIANTS, Settings, usable_cores
+from ..errors import ConfigError
+from . import tables
+from .status import console_for
+
+if TYPE_CHECKING:
+    from ..bench.runner import Progress
+
+
+def bench(
+    arch: Annotated[
+        str, typer.Option(help="qwen3-0.6b, llama-1b, or the folder of a model (its config.json is enough).")
+    ] = "qwen3-0.6b",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 128,
+    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    variants: Annotated[str, typer.Option(help="Separated by commas; hf-sdpa always runs.")] = ",".join(
+        VARIANTS
+    ),
+    repeats: Annotated[int, typer.Option(help="Rounds of every variant.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="Of every process; all cores if unset.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write all figures; - for standard output.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw tokens per second.")] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the random weight file here for the next run.")
+    ] = None,
+) -> None:
+    """Compare the variants, then time them in turn, each in a process of its own.
+
+    hf-eager and hf-sdpa are transformers without this package; level0, level1 and level2 are the same script
+    with it. Exit status 1 when two variants disagree, or a figure exceeds what the machine can do.
+    """
+    settings = Settings(
+        arch=arch,
+        dtype=dtype,
+        prompt=prompt,
+        new=new,
+        batch=batch,
+        variants=tuple(name.strip() for name in variants.split(",") if name.strip()),
+        repeats=repeats,
+        threads=usable_cores() if threads is None else threads,
+    )
+    check_outputs(json_file, plot, workdir)
+    from ..bench import report, runner
+
+    with _progress() as progress:
+        summary = report.summarise(runner.run(settings, workdir, progress))
+    if plot is not None:
+        report.plot(summary, plot)
+    console = console_for(sys.stderr if json_file == "-" else sys.stdout)
+    console.print(tables.bench_table(summary))
+    _write_json(summary, json_file)
+    for failure in summary["failures"]:
+        typer.echo(f"error: {failure}", err=True)
+    if summary["failures"]:
+        raise typer.Exit(1)
+
+
+def check_outputs(json_file: str | None, plot: Path | None, workdir: Path | None) -> None:
+    """Refuse, before minutes are spent, what could not be written after them.
+
+    Raises:
+        ConfigError: A folder is missing, or matplotlib is.
+    """
+    for option, path in (("--json", json_file and json_file != "-" and Path(json_file)), ("--plot", plot)):
+        if path and not path.resolve().parent.is_dir():
+            raise ConfigError(f"{option} {path}: there is no folder {path.resolve().parent}. Make it first.")
+    if workdir is not None and not workdir.is_dir():
+        raise ConfigError(f"--workdir {workdir}: there is no such folder. Make it first.")
+    if plot is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "--plot needs matplotlib, which is not installed. pip install 'liteboost_adaptor[bench]'."
+            ) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    # On standard error, so that the figures can be piped; Rich leaves the bar out where that is no terminal.
+    with ProgressBar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def advance(doing: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=doing)
+
+        yield advance
+
+
+def _write_json(summary: dict[str, Any], json_file: str | None) -> None:
+    text = json.dumps(summary, indent=2) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file is not None:
+        Path(json_file).write_text(text, encoding="utf-8")

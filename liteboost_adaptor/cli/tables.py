@@ -1,0 +1,152 @@
+"""Rich tables: the status of the rules, the figures of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {
+    "applied": "green",
+    "proved, not listed": "green",
+    "foreign": "yellow",
+    "refused": "yellow",
+    "failed": "bold red",
+}
+#: States of rules that are listed by id alone, and what to say of them.
+_UNUSED = {
+    "idle": "idle, no use for them in the models so far",
+    "disabled": "disabled by LITEBOOST_DISABLE or the level",
+}
+#: Targets that are named; further ones are counted.
+_NAMED_TARGETS = 3
+
+
+def status_table(status: Mapping[str, Any]) -> RenderableType:
+    """What `liteboost_adaptor.status` says.
+
+    Args:
+        status: ``Status.to_dict()``.
+
+    Returns:
+        A line on the package, a table with a row for each rule and state, and lines on the rules that are
+        idle or disabled, on models, and on caches.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rule", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("targets", justify="right")
+    table.add_column("where", overflow="fold")
+    table.add_column("backend")
+    table.add_column("calls", justify="right")
+    table.add_column("fallbacks", overflow="fold")
+    table.add_column("reason", overflow="fold")
+    for rule in status["rules"]:
+        if not _is_unused(rule):
+            table.add_row(*_status_row(rule))
+    return Group(_headline(status), *map(Text, status["environment"]), table, *_footer(status))
+
+
+def _headline(status: Mapping[str, Any]) -> Text:
+    native = status["native"]
+    kernels = native["backend"]
+    if native.get("isa"):
+        kernels += f" ({native['isa']})"
+    line = Text.assemble(
+        ("liteboost_adaptor", "bold"),
+        f" {status['version']} level {status['level']}, kernels: {kernels}",
+    )
+    if native.get("reason"):
+        line.append(f"\n{native['reason']}", "yellow")
+    return line
+
+
+def _is_unused(rule: Mapping[str, Any]) -> bool:
+    """Whether there is nothing to say of a rule but its state."""
+    return rule["state"] in _UNUSED and not (rule["targets"] or rule["reason"])
+
+
+def _status_row(rule: Mapping[str, Any]) -> list[Text]:
+    named = [_short(place) for place in rule["where"][:_NAMED_TARGETS]]
+    if len(rule["where"]) > _NAMED_TARGETS:
+        named.append(f"and {len(rule['where']) - _NAMED_TARGETS} more")
+    fallbacks = [f"{count} x {why}" for why, count in rule["fallbacks"].items()]
+    reason = Text(rule["reason"])
+    calls = Text(str(rule["calls"]))
+    is_bound = rule["state"] in ("applied", "proved, not listed")
+    if is_bound and not rule["calls"] and not rule["fallbacks"]:
+        calls.stylize("yellow")
+        reason.append("; " if reason else "").append("installed, but not reached so far", "yellow")
+    return [
+        Text(rule["id"]),
+        Text(rule["state"], _STYLES.get(rule["state"], "")),
+        Text(str(rule["targets"])),
+        Text("\n".join(named)),
+        Text(rule["backend"]),
+        calls,
+        Text("\n".join(fallbacks)),
+        reason,
+    ]
+
+
+def _short(place: str) -> str:
+    """A target without its module, whose dotted path repeats the name of the model three times."""
+    return place.rpartition(".")[2].partition(":")[2] or place
+
+
+def _footer(status: Mapping[str, Any]) -> list[Text]:
+    lines = []
+    for state, meaning in _UNUSED.items():
+        unused = [rule["id"] for rule in status["rules"] if rule["state"] == state and _is_unused(rule)]
+        if unused:
+            lines.append(f"{meaning}: {', '.join(unused)}")
+    lines += [f"{model['class']}: {model['modules']} modules served" for model in status["models"]]
+    return [*map(Text, lines), Text(f"caches of ours: {status['caches_bytes'] / 2**20:.1f} MiB")]
+
+
+def bench_table(summary: Mapping[str, Any]) -> RenderableType:
+    """The figures of a benchmark.
+
+    Args:
+        summary: From `liteboost_adaptor.bench.report.summarise`.
+    """
+    settings, machine = summary["settings"], summary["machine"]
+    table = Table(
+        title=f"{settings['arch']}, {settings['dtype']}, prompt {settings['prompt']}, new {settings['new']}, "
+        f"batch {settings['batch']}, median of {settings['repeats']}",
+        title_justify="left",
+        caption=f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}; measured limits: read "
+        f"{machine['read_gb_s']:.1f} GB/s, GEMM {machine['gemm_gflops']:.0f} GFLOP/s",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in (
+        "variant",
+        "prefill tok/s",
+        "to hf-sdpa",
+        "of GEMM peak",
+        "decode tok/s",
+        "to hf-sdpa",
+        "of read bandwidth",
+        "peak MiB",
+        "tokens equal",
+    ):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for name, figures in summary["variants"].items():
+        agreement = summary["agreement"][name]
+        table.add_row(
+            name,
+            f"{figures['prefill_tok_s']:.1f}",
+            f"{figures['prefill_ratio']:.2f}",
+            f"{figures['prefill_peak_fraction']:.0%}",
+            f"{figures['decode_tok_s']:.2f}",
+            f"{figures['decode_ratio']:.2f}",
+            f"{figures['decode_bandwidth_fraction']:.0%}",
+            f"{figures['peak_rss_mb']:.0f}",
+            f"{agreement['equal_tokens']}/{agreement['tokens']}",
+        )
+    return Group(table, *(Text(note, "yellow") for note in summary["notes"]))

@@ -1,0 +1,92 @@
+"""What there is of Ascend on this machine, found without importing torch_npu.
+
+Importing it is what must be avoided: without CANN the import fails half-way, after it has replaced functions
+of the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from .. import config
+
+#: What libtorch_npu.so of torch_npu 2.13.0 needs from CANN (`readelf -d`).
+CANN_LIBRARIES = (
+    "libascendcl.so",
+    "libhccl.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_op_compiler.so",
+)
+#: Where CANN's installers put it; each has a set_env.sh.
+CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend")
+
+
+@dataclass(frozen=True)
+class AscendState:
+    """NPU, CANN and torch_npu as they are found.
+
+    Attributes:
+        torch_npu: Its version, None where it is not installed.
+        cann_loadable: The dynamic loader finds every CANN library torch_npu needs.
+        cann_fault: The loader's words for the first it does not find.
+        cann_folder: An installation of CANN on disk, whether or not its environment is set.
+        devices: NPU device files, ``/dev/davinci0`` and on.
+    """
+
+    torch_npu: str | None
+    cann_loadable: bool
+    cann_fault: str | None
+    cann_folder: str | None
+    devices: tuple[str, ...]
+
+
+def survey() -> AscendState:
+    """Look for NPUs, CANN and torch_npu. Imports neither torch nor torch_npu."""
+    fault = cann_fault()
+    return AscendState(
+        torch_npu=torch_npu_version(),
+        cann_loadable=fault is None,
+        cann_fault=fault,
+        cann_folder=cann_folder(),
+        devices=tuple(sorted(str(path) for path in Path("/dev").glob("davinci[0-9]*"))),
+    )
+
+
+def torch_npu_installed() -> bool:
+    """Whether ``import torch_npu`` would find anything."""
+    return importlib.util.find_spec("torch_npu") is not None
+
+
+def torch_npu_version() -> str | None:
+    """The version of torch_npu, ``"unknown"`` if it has no metadata, None where it is not installed."""
+    try:
+        return metadata.version("torch_npu")
+    except metadata.PackageNotFoundError:
+        return "unknown" if torch_npu_installed() else None
+
+
+@functools.cache
+def cann_fault() -> str | None:
+    """Why CANN cannot be loaded, in the words of the dynamic loader; None when it can.
+
+    The loader is asked, not the environment: LD_LIBRARY_PATH, ld.so.conf and what is already in the process
+    all count. Where CANN is there its libraries stay loaded, as torch_npu is about to load them anyway.
+    """
+    for library in CANN_LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError as fault:
+            return str(fault)
+    return None
+
+
+def cann_folder() -> str | None:
+    """An installation of CANN on disk, the one whose environment is set before any other."""
+    places = [*config.ascend_folders(), *CANN_FOLDERS]
+    return next((place for place in places if (Path(place) / "set_env.sh").is_file()), None)

@@ -1,0 +1,55 @@
+"""Versions and processor of this machine, read without importing any of the packages."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from pathlib import Path
+
+#: Packages whose versions a bug report needs.
+PACKAGES = ("torch", "torch_npu", "transformers", "accelerate", "safetensors", "wrapt", "rich", "typer")
+
+#: What each instruction set of the kernels asks of the CPU, in the names of /proc/cpuinfo.
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
+ISA_FLAGS = {
+    "baseline": frozenset[str](),
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512_bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
+}
+
+
+def package_versions() -> dict[str, str | None]:
+    """Version of each of `PACKAGES`, None where it is not installed."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel gives it, else the architecture."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_isas() -> list[str]:
+    """Instruction sets of the kernels this CPU can run, the weakest first."""
+    flags = set(_cpuinfo().get("flags", "").split())
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["baseline"]
+    return [name for name, needed in ISA_FLAGS.items() if needed <= flags]
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's block of /proc/cpuinfo; empty where there is none."""
+    try:
+        block = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

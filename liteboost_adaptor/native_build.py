@@ -1,0 +1,198 @@
+"""Compile the kernels for the torch that is installed now, from the sources shipped in the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import native
+from .errors import NativeLibraryError
+
+#: Called with (steps done, steps in all, what is being done); the total is 0 while it is not known.
+Progress = Callable[[int, int, str], None]
+
+_STEP = re.compile(r"^\[\s*(\d+)(?:/(\d+)|%)\]\s*(.*)")
+_TAIL_LINES = 25
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The programs a build needs."""
+
+    cmake: Path
+    generator: str
+    make: Path
+
+
+def build_cpu(progress: Progress = lambda done, total, what: None, jobs: int | None = None) -> Path:
+    """Configure, compile, try and put in place ``_C.so`` for the installed torch; return where it lies.
+
+    A process that starts meanwhile sees the library of before or the new one, never a part of it: the folder
+    is made elsewhere on the same file system and renamed. This process keeps what it has loaded.
+
+    Args:
+        progress: Told of every step.
+        jobs: Compilers at a time; None leaves it to the build tool (one a core with ninja).
+
+    Raises:
+        NativeLibraryError: Sources, torch, CMake, a build tool or a compiler are missing, or the build
+            failed; the message ends with the last lines of the output.
+    """
+    sources = find_sources()
+    torch = native.torch_version()
+    if torch is None:
+        raise NativeLibraryError(
+            "building the kernels needs an installed torch, and this Python has none "
+            f"({sys.executable}). Install torch, then run `{native.BUILD_COMMAND}` again."
+        )
+    tools = find_tools()
+    parent = _writable_folder()
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=parent) as scratch:
+        stage = Path(scratch) / "stage"
+        work = Path(scratch) / "work"
+        progress(0, 0, f"configuring for torch {torch}")
+        _run(
+            [
+                *(tools.cmake, "-S", sources, "-B", work, "-G", tools.generator),
+                f"-DCMAKE_MAKE_PROGRAM={tools.make}",
+                f"-DPython_EXECUTABLE={sys.executable}",
+                "-DCMAKE_BUILD_TYPE=Release",
+                "-DLITEBOOST_INSTALL_DIR=.",
+            ],
+            progress,
+        )
+        parallel = ["--parallel", str(jobs or os.cpu_count() or 1)]
+        _run([tools.cmake, "--build", work, *parallel], progress)
+        _run([tools.cmake, "--install", work, "--prefix", stage], progress)
+        progress(0, 0, "loading the library in a fresh process")
+        _try(stage / native.LIBRARY, torch)
+        home = parent / f"{native.build_key(torch)}-{time.time_ns():x}"
+        stage.rename(home)
+    _remove_older(parent, torch, keep=home)
+    return home / native.LIBRARY
+
+
+def find_sources() -> Path:
+    """The folder ``kernels`` of an installed package (wheel or editable) or of a checkout.
+
+    Raises:
+        NativeLibraryError: The sources are in neither place.
+    """
+    import liteboost_adaptor
+
+    places = [Path(folder) / "kernels" for folder in liteboost_adaptor.__path__]
+    places.append(native.PACKAGE_DIR.parent / "kernels")
+    for place in places:
+        if (place / "CMakeLists.txt").is_file():
+            return place
+    raise NativeLibraryError(
+        f"the sources of the kernels are not where the package keeps them ({places[0]}). "
+        "Install liteboost_adaptor again."
+    )
+
+
+def find_tools() -> Tools:
+    """CMake and ninja or make: the ones installed with pip beside this Python, else those on the PATH.
+
+    Raises:
+        NativeLibraryError: One of them is missing; says how to get it.
+    """
+    cmake = find_program("cmake")
+    if cmake is None:
+        raise NativeLibraryError(
+            "building the kernels needs CMake, and none was found beside this Python or on the PATH. "
+            "Install one, for example with `pip install cmake ninja`."
+        )
+    if ninja := find_program("ninja"):
+        return Tools(cmake, "Ninja", ninja)
+    if make := find_program("make"):
+        return Tools(cmake, "Unix Makefiles", make)
+    raise NativeLibraryError(
+        "building the kernels needs ninja or make, and neither was found beside this Python or on the PATH. "
+        "Install one, for example with `pip install ninja`."
+    )
+
+
+def find_program(name: str) -> Path | None:
+    """A program installed with pip beside this Python, else one on the PATH."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    return Path(found) if found else None
+
+
+def _writable_folder() -> Path:
+    refusals = []
+    for folder in native.build_folders():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder):
+                return folder
+        except OSError as fault:
+            refusals.append(f"{folder}: {fault.strerror}")
+    raise NativeLibraryError(
+        f"the compiled library can be kept nowhere: {'; '.join(refusals)}. "
+        "Make one of these folders writable, or set XDG_CACHE_HOME to one that is."
+    )
+
+
+def _run(command: list[str | Path], progress: Progress) -> None:
+    """Run one CMake command, turning its lines into progress and its failure into a typed error."""
+    lines: list[str] = []
+    with subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip())
+                if step := _STEP.match(line):
+                    progress(int(step[1]), int(step[2] or 100), step[3])
+        except BaseException:
+            process.kill()
+            raise
+    code = process.returncode
+    if code == 0:
+        return
+    output = "\n".join(lines[-_TAIL_LINES:])
+    if "No CMAKE_CXX_COMPILER could be found" in output or "CMAKE_CXX_COMPILER not set" in output:
+        raise NativeLibraryError(
+            "building the kernels needs a C++20 compiler, and CMake found none. "
+            f"Install one, for example g++, or name it in CXX.\n{output}"
+        )
+    raise NativeLibraryError(
+        f"building the kernels failed: `{' '.join(str(part) for part in command[:2])} …` ended with status "
+        f"{code}. The last lines of its output:\n{output}"
+    )
+
+
+def _try(library: Path, torch: str) -> None:
+    """Check the new library as `native` will, and load it in a process of its own."""
+    if reason := native.inspect(library, torch).reason:
+        raise NativeLibraryError(f"the library just built cannot be used: {reason}")
+    code = "import sys, torch; torch.ops.load_library(sys.argv[1]); torch.ops.liteboost._build_info()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(library)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        words = "\n".join(done.stderr.splitlines()[-_TAIL_LINES:])
+        raise NativeLibraryError(
+            f"the library just built does not load (status {done.returncode}), so it was not installed:\n"
+            + words
+        )
+
+
+def _remove_older(parent: Path, torch: str, keep: Path) -> None:
+    """Remove what earlier builds left for this torch, but for the last: a process may be about to load it."""
+    earlier = sorted(
+        (path for path in parent.glob(f"{native.build_key(torch)}-*") if path != keep),
+        key=lambda path: path.name,
+    )
+    for path in earlier[:-1]:
+        shutil.rmtree(path, ignore_errors=True)

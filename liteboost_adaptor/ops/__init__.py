@@ -1,0 +1,20 @@
+"""The op families: schema, checks and reference of each, in one module a family.
+
+The ops themselves are ``torch.ops.liteboost.*``. The native library defines them; without it
+`register_reference_ops` defines the same names on the references.
+"""
+
+from . import activation, attention, linear, norm, rope
+from .registry import Op, define, ops, register_reference_ops
+
+__all__ = [
+    "Op",
+    "activation",
+    "attention",
+    "define",
+    "linear",
+    "norm",
+    "ops",
+    "register_reference_ops",
+    "rope",
+]

@@ -1,0 +1,78 @@
+"""The table of ops: name, schema, reference. What the native library lacks is served from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+NAMESPACE = "liteboost"
+
+_OPS: dict[str, Op] = {}
+# Definitions live as long as their Library object does.
+_LIBRARIES: list[torch.library.Library] = []
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op.
+
+    Attributes:
+        name: Without the namespace: ``rms_norm``.
+        schema: As the C++ library registers it, without the namespace; a test compares the two.
+        reference: The same calculation in plain PyTorch: the fallback, and the oracle of the tests.
+    """
+
+    name: str
+    schema: str
+    reference: Callable[..., Any]
+
+
+def define(schema: str, reference: Callable[..., Any]) -> None:
+    """Record an op; nothing is registered with torch until `register_reference_ops`.
+
+    Args:
+        schema: ``name(Tensor x, ...) -> Tensor``, without the namespace.
+        reference: Takes the schema's arguments under the schema's names.
+    """
+    name = schema.split("(", 1)[0]
+    _OPS[name] = Op(name, schema, reference)
+
+
+def ops() -> Mapping[str, Op]:
+    """Every op recorded, by name."""
+    return MappingProxyType(_OPS)
+
+
+def register_reference_ops() -> None:
+    """Define ``torch.ops.liteboost.*`` on the reference functions, where the native library is not loaded.
+
+    Serves every device and traces under ``torch.compile``. Like the native ops these have no backward and
+    say so. Idempotent; an op that already exists, from wherever, is left alone.
+    """
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    _LIBRARIES.append(library)
+    for op in _OPS.values():
+        if torch._C._dispatch_has_kernel(f"{NAMESPACE}::{op.name}"):
+            continue
+        library.define(op.schema)
+        library.impl(op.name, _without_backward(op), "CompositeExplicitAutograd")
+
+
+def _without_backward(op: Op) -> Callable[..., Any]:
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        # Only asked for under grad mode: this runs in every call of a fallback op.
+        if torch.is_grad_enabled():
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    raise RuntimeError(
+                        f"{NAMESPACE}::{op.name}: has no backward, but an argument requires grad and grad "
+                        "mode is on; call it under torch.no_grad() or torch.inference_mode(), or use the "
+                        "plain PyTorch code for training"
+                    )
+        return op.reference(*args, **kwargs)
+
+    return implementation

@@ -1,0 +1,131 @@
+#include "attention/attention.h"
+
+#include "loops.h"
+#include "testing.h"
+
+namespace testing {
+namespace {
+
+using namespace liteboost;
+
+struct Shape {
+  int heads, kv_heads, q_len, kv_len, dim, value_dim;
+};
+
+// What a task may be: keys read in place or packed, walked whole or in parts that are merged.
+struct Way {
+  bool direct;
+  int queries, heads, splits;
+};
+
+template <typename T>
+void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
+  std::mt19937 random(static_cast<unsigned>(s.q_len + s.kv_len + s.dim + s.value_dim));
+  // Rows apart, so that they differ in alignment; each head and row of the last array ends at the guard page.
+  const int stride = s.dim + 3, value_stride = s.value_dim + 1;
+  Array<T> query(s.heads * s.q_len * s.dim), key((s.kv_heads * s.kv_len - 1) * stride + s.dim),
+      value((s.kv_heads * s.kv_len - 1) * value_stride + s.value_dim), out(s.q_len * s.heads * s.value_dim);
+  for (Array<T>* array : {&query, &key, &value}) array->fill(random);
+  Array<uint8_t> mask(s.q_len * s.kv_len);
+  for (int i = 0; i < s.q_len * s.kv_len; ++i) mask.data()[i] = random() % 3 != 0;
+
+  AttentionArgs args{};
+  args.query = query.data();
+  args.key = key.data();
+  args.value = value.data();
+  args.output = out.data();
+  args.query_strides[1] = s.q_len * s.dim;
+  args.query_strides[2] = s.dim;
+  args.key_strides[1] = s.kv_len * stride;
+  args.key_strides[2] = stride;
+  args.value_strides[1] = s.kv_len * value_stride;
+  args.value_strides[2] = value_stride;
+  if (masked) {
+    args.mask = mask.data();
+    args.mask_type = AttentionMask::boolean;
+    args.mask_strides[2] = s.kv_len;
+    args.mask_strides[3] = 1;
+  }
+  args.batch = 1;
+  args.num_heads = s.heads;
+  args.num_kv_heads = s.kv_heads;
+  args.q_len = s.q_len;
+  args.kv_len = s.kv_len;
+  args.head_dim = s.dim;
+  args.value_dim = s.value_dim;
+  args.scaling = 0.25f;
+  args.is_causal = causal;
+  args.dtype = dtype_of<T>();
+  args.task_queries = way.queries;
+  args.task_heads = way.heads;
+  args.kv_splits = way.splits;
+  args.direct = way.direct;
+
+  const int group = s.heads / s.kv_heads;
+  const int tiles =
+      s.kv_heads * ((group + way.heads - 1) / way.heads) * ((s.q_len + way.queries - 1) / way.queries);
+  const auto& kernels = LB_ISA::attention_kernels;
+  // Exactly what the loops ask for, up to the guard page.
+  Array<float> scratch(static_cast<int64_t>(kernels.scratch_bytes(args) / sizeof(float)));
+  Array<float> partials(tiles * way.splits * way.heads * way.queries * (s.value_dim + 2));
+  args.partials = partials.data();
+  for (int task = 0; task < tiles * way.splits; ++task) kernels.run(args, task, scratch.data());
+  for (int tile = 0; way.splits > 1 && tile < tiles; ++tile) kernels.merge(args, tile);
+
+  std::vector<double> weights(static_cast<size_t>(s.kv_len));
+  for (int row = 0; row < s.q_len * s.heads; ++row) {
+    const int i = row / s.heads, head = row % s.heads, kv_head = head / group;
+    double total = 0;
+    for (int j = 0; j < s.kv_len; ++j) {
+      double dot = 0;
+      for (int c = 0; c < s.dim; ++c) {
+        dot += query[(head * s.q_len + i) * s.dim + c] * key[(kv_head * s.kv_len + j) * stride + c];
+      }
+      const bool seen =
+          (!causal || j <= i + s.kv_len - s.q_len) && (!masked || mask.data()[i * s.kv_len + j] != 0);
+      weights[static_cast<size_t>(j)] = seen ? std::exp(0.25 * dot) : 0.0;
+      total += weights[static_cast<size_t>(j)];
+    }
+    for (int c = 0; c < s.value_dim; ++c) {
+      double want = 0, scale = 0;
+      for (int j = 0; j < s.kv_len && total > 0; ++j) {
+        const double part =
+            weights[static_cast<size_t>(j)] / total * value[(kv_head * s.kv_len + j) * value_stride + c];
+        want += part;
+        scale += std::fabs(part);
+      }
+      // Probabilities may be rounded to bf16 too; fp32 dot products carry their error into the exponential.
+      const double bound = unit<T>() * std::fabs(want) + (unit<T>() + 64 * 0x1p-24) * scale + 1e-7;
+      const double got = out[row * s.value_dim + c];
+      check(std::fabs(got - want) <= bound, "attention", row, c, got, want);
+    }
+  }
+  check(out.intact() && scratch.intact() && partials.intact(), "attention margin", s.dim, s.kv_len, 0, 0);
+}
+
+template <typename T>
+void test_type() {
+  const Way ways[] = {{true, 2, 2, 1}, {true, 2, 1, 3}, {false, 2, 2, 1}, {false, 1, 2, 2}};
+  for (int length = 1; length <= kMaxLength; ++length) {
+    for (const Way& way : ways) {
+      test_shape<T>({2, 1, 2, 5, length, kMaxLength + 1 - length}, way, false, false);
+      test_shape<T>({2, 1, 2, length, 7, 5}, way, true, length % 2 == 0);
+    }
+    test_shape<T>({2, 1, length, length + 3, 5, 6}, {false, 16, 1, 1}, true, length % 2 == 0);
+    test_shape<T>({2, 2, length, 20, 5, 6}, {false, 100, 1, 2}, true, false);
+  }
+  // Several blocks of keys, and dimensions whose products are summed in parts.
+  test_shape<T>({4, 2, 3, 600, 9, 17}, {false, 3, 2, 1}, true, true);
+  test_shape<T>({4, 2, 3, 600, 9, 17}, {true, 3, 2, 1}, true, true);
+  test_shape<T>({1, 1, 9, 40, 300, 260}, {false, 9, 1, 1}, false, false);
+}
+
+}  // namespace
+
+void test_attention() {
+  test_type<float>();
+  test_type<bf16>();
+  test_type<f16>();
+}
+
+}  // namespace testing

@@ -1,0 +1,77 @@
+#include "linear/linear.h"
+
+#include "loops.h"
+#include "testing.h"
+
+namespace testing {
+namespace {
+
+using namespace liteboost;
+
+template <typename T>
+void test_shape(int rows, int n, int k, bool with_bias) {
+  std::mt19937 random(static_cast<unsigned>(rows + n + k));
+  const int stride = k + 3;  // rows apart, so that rows differ in alignment
+  Array<T> x(rows * k), weight((n - 1) * stride + k), bias(n), out(rows * n);
+  for (Array<T>* array : {&x, &weight, &bias}) array->fill(random);
+  const auto& kernels = LB_ISA::linear_kernels;
+  const DType dtype = dtype_of<T>();
+  // The one buffer that is the loops' own: aligned, and of exactly the size they ask for.
+  const int64_t bytes = kernels.packed_bytes(dtype, rows, k);
+  std::vector<char> buffer(static_cast<size_t>(bytes) + 128, 0x5a);
+  char* packed = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+  kernels.pack(dtype, x.data(), rows, k, packed);
+  check(packed[bytes] == 0x5a, "linear packed", rows, k, packed[bytes], 0x5a);
+
+  LinearArgs args{};
+  args.packed_x = packed;
+  args.weight = weight.data();
+  args.bias = with_bias ? bias.data() : nullptr;
+  args.out = out.data();
+  args.rows = rows;
+  args.n = n;
+  args.k = k;
+  args.weight_stride = stride;
+  // In two ranges, as two threads would.
+  kernels.run(dtype, args, 0, n / 2);
+  kernels.run(dtype, args, n / 2, n);
+
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < n; ++i) {
+      double want = with_bias ? bias[i] : 0.0, scale = std::fabs(want);
+      for (int j = 0; j < k; ++j) {
+        const double product = x[row * k + j] * weight[i * stride + j];
+        want += product;
+        scale += std::fabs(product);
+      }
+      check_close<T>("linear", row * n + i, k, out[row * n + i], want, scale);
+    }
+  }
+  check(out.intact(), "linear margin", n, k, 0, 0);
+}
+
+template <typename T>
+void test_type() {
+  // Steps are of up to 32 elements and unrolled by 4.
+  for (int k = 0; k <= 2 * kMaxLength; ++k) {
+    for (const int rows : {1, 3, 4, 6}) test_shape<T>(rows, 7, k, k % 2 == 0);
+  }
+  // Beyond the length at which a sum is split.
+  for (const int k : {2047, 2048, 4109}) {
+    for (const int rows : {1, 5}) test_shape<T>(rows, 6, k, true);
+  }
+  for (int n = 1; n <= 70; ++n) {
+    for (const int rows : {1, 2, 7}) test_shape<T>(rows, n, 9, true);
+  }
+  for (int rows = 1; rows <= kLinearRows; ++rows) test_shape<T>(rows, 66, 37, true);
+}
+
+}  // namespace
+
+void test_linear() {
+  test_type<float>();
+  test_type<bf16>();
+  test_type<f16>();
+}
+
+}  // namespace testing

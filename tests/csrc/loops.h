@@ -1,0 +1,15 @@
+// The loops of each family, every length from 0 beyond four vectors, against plain double arithmetic.
+#pragma once
+
+namespace testing {
+
+// Four vectors of the widest instruction set is where the unrolled loops begin.
+constexpr int kMaxLength = 4 * 16 + 19;
+
+void test_norm();
+void test_rope();
+void test_activation();
+void test_linear();
+void test_attention();
+
+}  // namespace testing

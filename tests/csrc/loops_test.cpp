@@ -1,0 +1,12 @@
+#include "loops.h"
+
+#include "testing.h"
+
+int main() {
+  testing::test_norm();
+  testing::test_rope();
+  testing::test_activation();
+  testing::test_linear();
+  testing::test_attention();
+  return testing::report("loops_test");
+}

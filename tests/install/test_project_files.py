@@ -1,0 +1,135 @@
+"""The files of the set-up agree with each other: pyproject.toml, constraints.txt, Makefile, .ci/run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+from sandbox import ROOT, copy_sources
+
+import liteboost_adaptor
+from liteboost_adaptor.environment import diagnosis
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def dependencies() -> dict[str, Requirement]:
+    return {each.name: each for each in map(Requirement, PROJECT["project"]["dependencies"])}
+
+
+def constraints() -> dict[str, Requirement]:
+    lines = [
+        line for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    return {each.name: each for each in map(Requirement, lines)}
+
+
+def test_one_version() -> None:
+    assert PROJECT["project"]["version"] == liteboost_adaptor.__version__
+
+
+def test_torch_npu_is_an_extra_and_torch_no_build_requirement() -> None:
+    assert not {"torch_npu", "torch-npu"} & dependencies().keys()
+    assert PROJECT["project"]["optional-dependencies"]["npu"] == [
+        f"torch_npu{constraints()['torch_npu'].specifier}"
+    ]
+    assert not any(Requirement(each).name == "torch" for each in PROJECT["build-system"]["requires"])
+
+
+def test_everything_named_is_pinned_and_every_pin_is_allowed() -> None:
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    named = [*dependencies().values(), *(Requirement(each) for extra in extras for each in extra)]
+    pins = constraints()
+    for requirement in named:
+        (pin,) = pins[requirement.name].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), (
+            f"{requirement} excludes what is tested: {pin.version}"
+        )
+
+
+def test_doctor_knows_the_same_floors() -> None:
+    for name, floor in diagnosis.FLOORS.items():
+        (specifier,) = dependencies()[name].specifier
+        assert specifier.operator == ">=" and Version(specifier.version) == Version(floor)
+
+
+# --- Makefile --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    folder = copy_sources(tmp_path / "a clone")
+    for name in ("Makefile", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    # MAKEFLAGS: this test may itself run under make.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *arguments], cwd=clone, env=clean, capture_output=True, text=True, check=False
+    )
+
+
+def test_set_up_is_done_once_and_again_after_a_change(clone: Path) -> None:
+    assert make(clone, "--question", "setup").returncode == 1
+    recipe = make(clone, "--dry-run", "setup").stdout
+    (ready,) = {word for word in recipe.split() if word.startswith(".venv/ready-") and "*" not in word}
+    (clone / ".venv").mkdir()
+    (clone / ready).touch()
+    assert make(clone, "--question", "setup").returncode == 0
+    with (clone / "kernels" / "library.cpp").open("a") as file:
+        file.write("// changed\n")
+    assert make(clone, "--question", "setup").returncode == 1
+
+
+def test_set_up_never_lets_pip_choose_a_torch(clone: Path) -> None:
+    recipe = make(clone, "--dry-run", "setup").stdout
+    installs = [line for line in recipe.splitlines() if "pip install" in line]
+    assert len(installs) == 2
+    assert all("--constraint constraints.txt" in line for line in installs)
+    assert "torch==2.13.0" in (clone / "constraints.txt").read_text().splitlines()
+
+
+# --- .ci/run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lint", "tests", "status"), [(0, 0, 0), (0, 2, 2), (2, 0, 2)], ids=["passes", "test fails", "lint fails"]
+)
+def test_ci_ends_with_the_closing_line_and_the_status(
+    lint: int, tests: int, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    closing = "====== 3 failed, 12 passed, 1 skipped in 61.20s (0:01:01) ======"
+    (programs / "make").write_text(
+        f'#!/bin/sh\nif [ "$1" = lint ]; then exit {lint}; fi\n'
+        f'echo "{closing}"\necho "make: *** [test] Error"\nexit {tests}\n'
+    )
+    (programs / "make").chmod(0o755)
+    # id says that we are not root, so that nothing is installed.
+    (programs / "id").write_text("#!/bin/sh\necho 1000\n")
+    (programs / "id").chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(tmp_path / ".ci" / "run")],
+        env={**os.environ, "PATH": path, "CI": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    assert done.stdout.splitlines()[-1] == closing

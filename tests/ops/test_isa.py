@@ -1,0 +1,94 @@
+"""Which instruction set runs: the least of the user's limit, torch's limit, and what the CPU has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from support.processes import python_json
+
+pytestmark = pytest.mark.usefixtures("native_only")
+
+ops = torch.ops.liteboost
+ORDER = ["baseline", "avx2", "avx512", "avx512_bf16"]
+
+SHOW = """
+import json, torch
+from liteboost_adaptor import native
+status = native.load()
+print(json.dumps([torch.ops.liteboost._isa(), torch.ops.liteboost._isas()]))
+"""
+
+
+def has_avx512_bf16() -> bool:
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next(line for line in file if line.startswith("flags")).split()
+    except (OSError, StopIteration):
+        return False
+    wanted = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni", "avx512_bf16"}
+    return wanted <= set(flags)
+
+
+def test_the_best_is_used_by_default() -> None:
+    isas = ops._isas()
+    assert isas == ORDER[: len(isas)]
+    assert ops._isa() == isas[-1]
+
+
+def test_detection_agrees_with_the_kernels_list_of_flags() -> None:
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert ("avx512_bf16" in ops._isas()) == has_avx512_bf16()
+
+
+def test_limit_and_lift() -> None:
+    for isa in ops._isas():
+        ops._limit_isa(isa)
+        assert ops._isa() == isa
+    ops._limit_isa("")
+    assert ops._isa() == ops._isas()[-1]
+
+
+@pytest.mark.parametrize("name", ["sse", "AVX2", "avx", "default"])
+def test_unknown_name_lists_the_allowed(name: str) -> None:
+    before = ops._isa()
+    with pytest.raises(ValueError, match=f"name must be one of baseline.*got '{name}'"):
+        ops._limit_isa(name)
+    assert ops._isa() == before
+
+
+@pytest.mark.parametrize(("capability", "best"), [("default", "baseline"), ("avx2", "avx2")])
+def test_torchs_own_limit_is_respected(capability: str, best: str) -> None:
+    if best not in ops._isas():
+        pytest.skip(f"this CPU has no {best}")
+    isa, isas = python_json(SHOW, ATEN_CPU_CAPABILITY=capability)
+    assert isa == best and isas == ORDER[: ORDER.index(best) + 1]
+
+
+def test_environment_variable_limits() -> None:
+    for name in ops._isas():
+        assert python_json(SHOW, LITEBOOST_ISA=name) == [name, ops._isas()]
+
+
+def test_results_of_the_instruction_sets_agree() -> None:
+    x, y, weight = (*torch.randn(2, 33, 1000).bfloat16(), torch.randn(1000).bfloat16())
+    results = []
+    for isa in ops._isas():
+        ops._limit_isa(isa)
+        results.append((ops.rms_norm(x, weight, 1e-6), ops.gated_activation(x, y)))
+    ops._limit_isa("")
+    for result in results:
+        for ours, first in zip(result, results[0], strict=True):
+            torch.testing.assert_close(ours, first, rtol=2**-7, atol=1e-6)
+            assert (ours != first).double().mean() < 0.005
+
+
+def test_build_info_in_library_and_file_agree() -> None:
+    from liteboost_adaptor import native
+
+    path = native.load().path
+    inside = json.loads(ops._build_info())
+    assert {"torch", "cxx11_abi", "compiler", "processor", "isas"} <= set(inside)
+    assert inside["torch"] == torch.__version__
+    assert json.loads((path.parent / "_build_info.json").read_text()) == inside

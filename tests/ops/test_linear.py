@@ -1,0 +1,293 @@
+"""`liteboost::linear` against float64, at every instruction set, layout and number of rows and threads."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from liteboost_adaptor.ops.linear import linear as reference
+
+linear = torch.ops.liteboost.linear
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [0, 1, 7, 63, 64, 65, 1000, 4096 + 13]
+NAN = float("nan")
+
+# Beyond 1.5 times the original's error, one rounding unit of fp32 is allowed for another order of the sum; of
+# the 16-bit formats, whose one rounding hides that, a small part of theirs.
+FLOOR = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-12, torch.float16: 2.0**-15}
+
+
+def make(rows: int, n: int, k: int, dtype: torch.dtype, bias: bool = True):
+    x = torch.randn(rows, k, dtype=torch.float32).to(dtype)
+    weight = torch.randn(n, k, dtype=torch.float32).to(dtype)
+    return x, weight, torch.randn(n, dtype=torch.float32).to(dtype) if bias else None
+
+
+def double(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.double()
+
+
+def check(result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Shape, dtype, layout, each element's error, and the whole's against the original's."""
+    exact = F.linear(x.double(), weight.double(), double(bias))
+    assert result.shape == exact.shape and result.dtype == x.dtype and result.is_contiguous()
+    if result.numel() == 0:
+        return
+    error = (result.double() - exact).abs()
+    # One rounding of the result, and the rounding of an fp32 sum of products of this size.
+    products = F.linear(
+        x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs()
+    )
+    unit = torch.finfo(x.dtype).eps / 2
+    assert (error <= 1.01 * unit * exact.abs() + 8 * 2.0**-24 * products + 1e-30).all()
+    if result.numel() < 60:
+        return  # So few may all be lucky in the original.
+    original = F.linear(x, weight, bias).double() - exact
+    assert error.norm() <= 1.5 * original.norm() + FLOOR[x.dtype] * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", SIZES)
+def test_values_at_every_length(isa: str, dtype: torch.dtype, k: int) -> None:
+    for n in (1, 7, 65):
+        for rows in (1, 3, 6):
+            args = make(rows, n, k, dtype, bias=n != 7)
+            check(linear(*args), *args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_values_at_every_number_of_rows(isa: str, dtype: torch.dtype, bias: bool) -> None:
+    for rows in range(21):
+        args = make(rows, 70, 97, dtype, bias)
+        check(linear(*args), *args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [32, 33, 64, 65, 100])
+def test_values_around_the_limits_of_chunks_and_of_what_is_served(
+    isa: str, dtype: torch.dtype, rows: int
+) -> None:
+    args = make(rows, 37, 70, dtype)
+    check(linear(*args), *args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", SIZES)
+def test_values_at_every_number_of_outputs(isa: str, dtype: torch.dtype, n: int) -> None:
+    for rows in (1, 5):
+        args = make(rows, n, 33, dtype)
+        check(linear(*args), *args)
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 3, 64), (2, 0, 64), (3, 1, 4, 64), (5, 7, 64)])
+def test_leading_dimensions(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    _, weight, bias = make(1, 10, 64, torch.float32)
+    check(linear(x, weight, bias), x, weight, bias)
+
+
+def inside(tensor: torch.Tensor, before: int = 3, after: int = 5) -> torch.Tensor:
+    """The same values as a view into a larger tensor of NaNs, at an odd offset, with gaps between rows."""
+    rows, cols = tensor.shape
+    host = torch.full((rows + 2, cols + before + after), NAN, dtype=tensor.dtype)
+    view = host[1 : rows + 1, before : before + cols]
+    view.copy_(tensor)
+    return view
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 17])
+def test_views_read_nothing_beyond_themselves(
+    isa: str, native_only: None, dtype: torch.dtype, rows: int
+) -> None:
+    for k in (1, 15, 31, 64, 100):
+        x, weight, bias = make(rows, 37, k, dtype)
+        host = torch.full((41,), NAN, dtype=dtype)
+        host[3:40] = bias
+        args = inside(x), inside(weight), host[3:40]
+        assert torch.equal(linear(*args), linear(x, weight, bias))
+        check(linear(*args), *args)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9, 18])
+def test_layouts(isa: str, native_only: None, rows: int) -> None:
+    x, weight, bias = make(rows, 40, 48, torch.bfloat16)
+    expected = linear(x, weight, bias)
+    # Transposed x, x with a step, bias with a step: copied, so the very same result.
+    assert torch.equal(linear(x.t().contiguous().t(), weight, bias), expected)
+    assert torch.equal(linear(torch.stack([x, -x], -1)[..., 0], weight, bias), expected)
+    assert torch.equal(linear(x, weight, torch.stack([bias, -bias], -1)[:, 0]), expected)
+    # A weight with gaps between its rows, or one row for all.
+    assert torch.equal(linear(x, torch.cat([weight, -weight], 1)[:, :48], bias), expected)
+    one = weight[:1].expand(40, 48)
+    check(linear(x, one, bias), x, one, bias)
+    # A transposed weight, as Conv1D keeps it, goes another way: within rounding.
+    transposed = weight.t().contiguous().t()
+    check(linear(x, transposed, bias), x, transposed, bias)
+    expanded = x[:1].expand(rows, 48)
+    assert torch.equal(linear(expanded, weight, bias), linear(expanded.contiguous(), weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 6])
+def test_nan_and_infinity_stay_in_their_row_and_column(
+    isa: str, native_only: None, dtype: torch.dtype, rows: int
+) -> None:
+    x, weight, bias = make(rows, 21, 45, dtype)
+    clean = linear(x, weight, bias)
+    weight[4, 44] = float("inf")
+    weight[9, 0] = NAN
+    result = linear(x, weight, bias)
+    assert result[:, 4].isinf().all() and result[:, 9].isnan().all()
+    others = [n for n in range(21) if n not in (4, 9)]
+    assert torch.equal(result[:, others], clean[:, others])
+
+
+def test_the_bias_is_added_before_the_rounding(isa: str, native_only: None) -> None:
+    # 256 + 1 has no bf16 between 256 and 258; rounded first, the sum would be 256 - 255 = 1 rather than 2.
+    x = torch.tensor([[256.0, 1.0]], dtype=torch.bfloat16)
+    weight = torch.ones(1, 2, dtype=torch.bfloat16)
+    assert linear(x, weight, torch.tensor([-255.0], dtype=torch.bfloat16)).item() == 2.0
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_number_of_threads_changes_no_bit(
+    isa: str, native_only: None, dtype: torch.dtype, rows: int
+) -> None:
+    args = make(rows, 1037, 515, dtype)
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(linear(*args))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def busy_threads(run, seconds: float = 0.4) -> int:
+    """How many threads of this process worked while `run` was repeated, by the time the system counted."""
+
+    def ticks() -> dict[str, int]:
+        found = {}
+        for task in Path("/proc/self/task").iterdir():
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            found[task.name] = int(fields[11]) + int(fields[12])
+        return found
+
+    run()
+    time.sleep(0.05)  # Threads of an earlier parallel region wait actively for a while.
+    before, end = ticks(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        run()
+    after = ticks()
+    least = 0.1 * seconds * os.sysconf("SC_CLK_TCK")
+    return sum(after[name] - before.get(name, 0) >= least for name in after)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to see the threads' times")
+def test_the_number_of_threads_is_honoured(native_only: None) -> None:
+    large, small = make(1, 2048, 2048, torch.float32), make(1, 64, 64, torch.float32)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert busy_threads(lambda: linear(*large)) == 2
+        # Not worth waking a second one.
+        assert busy_threads(lambda: linear(*small)) == 1
+        torch.set_num_threads(1)
+        assert busy_threads(lambda: linear(*large)) == 1
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 4, 20])
+def test_opcheck(dtype: torch.dtype, rows: int) -> None:
+    x, weight, bias = make(rows, 24, 40, dtype)
+    for args in ((x, weight), (x, weight, bias), (x.reshape(-1, 1, 40), inside(weight), bias)):
+        torch.library.opcheck(linear.default, args)
+
+
+def test_schema_and_reference() -> None:
+    from liteboost_adaptor.ops.registry import ops
+
+    assert str(linear.default._schema) == "liteboost::" + ops()["linear"].schema
+    x, weight, bias = (tensor.double() for tensor in make(3, 5, 7, torch.float32))
+    assert torch.equal(reference(x, weight, bias), F.linear(x, weight, bias))
+    args = make(3, 5, 7, torch.bfloat16)
+    check(reference(*args), *args)
+
+
+def test_compiles_whole() -> None:
+    args = make(2, 24, 40, torch.float32)
+    compiled = torch.compile(lambda *a: linear(*a) + 1, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*args), linear(*args) + 1)
+
+
+def test_autocast_does_not_change_the_dtype(native_only: None) -> None:
+    for rows in (2, 20):
+        args = make(rows, 24, 40, torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            result = linear(*args)
+        assert torch.equal(result, linear(*args))
+
+
+X, W, B = torch.zeros(2, 8), torch.zeros(4, 8), torch.zeros(4)
+BAD = {
+    "x_scalar": ((torch.tensor(1.0), W), ValueError, r"x must have shape .*got a scalar"),
+    "x_size": ((torch.zeros(2, 7), W), ValueError, r"x must have shape .*in_features = 8.*got \[2, 7\]"),
+    "weight_dim": ((X, torch.zeros(8)), ValueError, r"weight must have shape .*got \[8\]"),
+    "bias_shape": ((X, W, torch.zeros(8)), ValueError, r"bias must have shape .*= \[4\], got \[8\]"),
+    "bias_dim": ((X, W, torch.zeros(4, 1)), ValueError, r"bias must have shape .*got \[4, 1\]"),
+    "weight_dtype": ((X, W.bfloat16()), TypeError, r"weight must have the dtype of x .*got"),
+    "bias_dtype": ((X, W, B.half()), TypeError, r"bias must have the dtype of x .*got"),
+    "weight_device": ((X, W.to("meta")), ValueError, r"weight must be on the device of x \(cpu\), got meta"),
+    "bias_device": ((X, W, B.to("meta")), ValueError, r"bias must be on the device of x \(cpu\), got meta"),
+    "integer": ((X.int(), W.int()), TypeError, r"x must be float32, bfloat16 or float16, got"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("call", [linear, reference], ids=["op", "reference"])
+def test_errors_name_op_and_argument(case: str, call) -> None:
+    args, kind, text = BAD[case]
+    with pytest.raises(kind, match=r"liteboost::linear: " + text):
+        call(*args)
+
+
+def test_float64_is_the_references_alone(native_only: None) -> None:
+    with pytest.raises(TypeError, match=r"liteboost::linear: x must be float32, bfloat16 or float16, got"):
+        linear(X.double(), W.double())
+
+
+@pytest.mark.parametrize("argument", ["x", "weight", "bias"])
+@pytest.mark.parametrize("rows", [2, 20])
+def test_no_backward_is_an_error_in_grad_mode_only(argument: str, rows: int) -> None:
+    named = dict(zip(("x", "weight", "bias"), make(rows, 4, 8, torch.float32), strict=True))
+    named[argument].requires_grad_()
+    with pytest.raises(
+        RuntimeError, match=rf"liteboost::linear: has no backward, but (an argument|{argument}) requires grad"
+    ):
+        linear(**named)
+    with torch.no_grad():
+        assert not linear(**named).requires_grad
+    with torch.inference_mode():
+        linear(**named)
+
+
+def test_stream_sum(native_only: None) -> None:
+    x = torch.ones(100_003)
+    assert torch.ops.liteboost._stream_sum(x) == 100_003
+    with pytest.raises(TypeError, match=r"liteboost::_stream_sum: x must be float32"):
+        torch.ops.liteboost._stream_sum(x.double())
+    with pytest.raises(ValueError, match=r"liteboost::_stream_sum: x must be contiguous"):
+        torch.ops.liteboost._stream_sum(x[::2])

@@ -1,0 +1,1 @@
+"""What several tests need: tiny models, call counts, oracles, planted modeling code, fresh processes."""

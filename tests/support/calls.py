@@ -1,0 +1,104 @@
+"""Which path ran: calls of the original functions, counted by code object, and calls our ops served."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from liteboost_adaptor.report import report
+
+#: Families of rules, as `originals` groups the code they replace.
+KINDS = ("norm", "rope", "activation", "attention", "linear")
+
+
+def modeling_modules(model: torch.nn.Module) -> list[types.ModuleType]:
+    """The Python modules that define the classes of ``model``'s parts, transformers' or remote ones."""
+    names = {type(part).__module__ for part in model.modules()}
+    return [sys.modules[name] for name in sorted(names) if name.split(".")[0] != "torch"]
+
+
+def originals(model: torch.nn.Module) -> dict[types.CodeType, str]:
+    """Code object -> kind, for every function of an unpatched ``model`` that ours should replace."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    codes = {code_of(sdpa_attention_forward): "attention", code_of(torch.nn.Linear.forward): "linear"}
+    for module in modeling_modules(model):
+        for name, kind in (("apply_rotary_pos_emb", "rope"), ("eager_attention_forward", "attention")):
+            if hasattr(module, name):
+                codes[code_of(getattr(module, name))] = kind
+    for part in model.modules():
+        cls = type(part)
+        if "Norm" in cls.__name__:
+            codes[code_of(cls.forward)] = "norm"
+        elif cls.__name__.endswith("Experts") and hasattr(cls, "_apply_gate"):
+            codes[code_of(cls._apply_gate)] = "activation"
+        elif "activation" in cls.__module__:
+            codes[code_of(cls.forward)] = "activation"
+    return codes
+
+
+def code_of(function: Any) -> types.CodeType:
+    """The code object of the plain function behind ``function``."""
+    return inspect.unwrap(function).__code__
+
+
+def count(codes: dict[types.CodeType, str], action: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+    """Result of ``action`` and how often the functions with these code objects were called in it, by kind."""
+    seen: Counter[str] = Counter()
+
+    def observe(frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in codes:
+            seen[codes[frame.f_code]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(observe)
+    try:
+        result = action()
+    finally:
+        sys.setprofile(before)
+    return result, seen
+
+
+def tallies() -> Counter[str]:
+    """Rule id -> calls served so far in this process."""
+    return Counter({rule: tally.calls for rule, tally in report.tallies.items() if tally.calls})
+
+
+def fallbacks() -> Counter[tuple[str, str]]:
+    """(rule id, reason) -> calls handed back to the original so far in this process."""
+    return Counter(
+        {(rule, why): n for rule, tally in report.tallies.items() for why, n in tally.fallbacks.items()}
+    )
+
+
+class Served:
+    """What happened inside `served`: by rule, and by kind of `originals`."""
+
+    def __init__(self) -> None:
+        self.rules: Counter[str] = Counter()
+        self.fallbacks: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """Calls by kind: every rule of a family together; ``mlp`` rules are activations."""
+        kinds: Counter[str] = Counter()
+        for rule, calls in self.rules.items():
+            family = rule.split(".")[0]
+            kinds["activation" if family == "mlp" else family] += calls
+        return kinds
+
+
+@contextmanager
+def served() -> Iterator[Served]:
+    """Count what our replacements serve, and hand back, inside the block."""
+    found, calls, handed_back = Served(), tallies(), fallbacks()
+    yield found
+    found.rules = tallies() - calls
+    found.fallbacks = fallbacks() - handed_back
