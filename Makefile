@@ -14,7 +14,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet
 # The set-up is as old as what goes into it: the interpreter, the place (scripts in .venv hold it), the
 # requirements, and what is compiled. `build_support` and the kernels are compiled on a change.
 SETUP_INPUTS := pyproject.toml constraints.txt CMakeLists.txt Makefile build_support kernels
-SETUP_KEY := $(shell { "$(PYTHON)" -VV; pwd; find $(SETUP_INPUTS) -type f -not -name '*.pyc' -print0 \
+SETUP_KEY := $(shell { "$(PYTHON)" -VV || echo none; pwd; find $(SETUP_INPUTS) -type f -not -name '*.pyc' -print0 \
 	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
 READY := .venv/ready-$(SETUP_KEY)
 
@@ -25,7 +25,7 @@ CPP_FILES = $$(find kernels tests -name '*.cpp' -o -name '*.h')
 help:
 	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
 	@echo "make test       first tier of the tests, at most 25 minutes on 2 cores"
-	@echo "make test-full  the second tier: everything that `make test` leaves out"
+	@echo "make test-full  the second tier: what the first leaves out"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make clean      remove .venv and everything built"
 
@@ -33,12 +33,11 @@ setup: $(READY)
 
 $(READY):
 	@echo "Setting up .venv (once; a few minutes, most of it for torch)"
-	@if [ "$$(cat .venv/place 2>/dev/null)" != "$$PWD" ]; then \
-		"$(PYTHON)" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' || { \
-			echo "Python 3.11 or newer with venv is needed, found $$("$(PYTHON)" -V 2>&1)." \
-				"Debian: apt-get install python3-venv; another one: make PYTHON=..." >&2; exit 1; }; \
-		"$(PYTHON)" -m venv --clear .venv; \
-		printf '%s' "$$PWD" > .venv/place; \
+	@"$(PYTHON)" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer with venv is needed as $(PYTHON). Debian: apt-get install python3-venv;" \
+			"another interpreter: make PYTHON=..." >&2; exit 1; }
+	@made="$$PWD $$("$(PYTHON)" -VV)"; if [ "$$(cat .venv/made 2>/dev/null)" != "$$made" ]; then \
+		"$(PYTHON)" -m venv --clear .venv; printf '%s' "$$made" > .venv/made; \
 	fi
 	@rm -f .venv/ready-*
 	@$(PIP_INSTALL) torch scikit-build-core cmake ninja

@@ -68,6 +68,13 @@ class Row:
     calls: int
     fallbacks: dict[str, int]
 
+    @property
+    def served(self) -> str:
+        """Calls and fallbacks in words."""
+        if self.state in (APPLIED, PROVED) and not self.calls and not self.fallbacks:
+            return "not called yet"
+        return f"{self.calls} calls" + "".join(f", {n} x {why}" for why, n in self.fallbacks.items())
+
 
 @dataclass
 class Status:
@@ -94,9 +101,8 @@ class Status:
         ]
         lines += self.environment
         for row in self.rules:
-            served = f"{row.calls} calls" + "".join(f", {n} x {why}" for why, n in row.fallbacks.items())
             detail = f": {row.reason}" if row.reason else ""
-            lines.append(f"  {row.id:<24} {row.state:<19} {row.targets:>5} targets  {served}{detail}")
+            lines.append(f"  {row.id:<24} {row.state:<19} {row.targets:>5} targets  {row.served}{detail}")
         return "\n".join(lines)
 
 

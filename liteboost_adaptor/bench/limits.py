@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from .. import native
-from .worker import Handler
 
 READ_BYTES = 2 << 30
 GEMM_SIZE = 4096
@@ -91,7 +90,7 @@ class GemmLimit:
         return self.best
 
 
-def handlers(options: dict[str, Any]) -> dict[str, Handler]:
+def handlers(options: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
     """What the limits process answers: ``ready``, and ``round`` with the best of both limits so far."""
     torch.set_num_threads(options["threads"])
     native.load()

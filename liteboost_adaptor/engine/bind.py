@@ -20,7 +20,11 @@ from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, report
 from . import rewrite as rewriting
 from . import source, swap
 from .catalogue import Rule
-from .fit import Fit, Fits
+from .fit import Fit, Fits, works_in_place
+
+
+#: Plans kept. A model has about ten kinds of modules; a plan that was dropped is made again.
+_MOST_PLANS = 1000
 
 
 @dataclass(frozen=True)
@@ -140,10 +144,16 @@ class Binder:
         if key not in self._plans:
             self._plans[key] = _Planner(self, module, reached).plan()
             self._plans[key].keeps = (tuple(reached.values()), names)
+            if len(self._plans) > _MOST_PLANS:  # classes made in a notebook or a test come and go
+                del self._plans[next(iter(self._plans))]
         return self._plans[key]
 
-    def _children(self, module: torch.nn.Module) -> tuple[tuple[str, type], ...]:
-        return tuple((name, type(child)) for name, child in module._modules.items() if child is not None)
+    def _children(self, module: torch.nn.Module) -> tuple[tuple[str, type, bool], ...]:
+        return tuple(
+            (name, type(child), works_in_place(child))
+            for name, child in module._modules.items()
+            if child is not None
+        )
 
 
 class _Planner:

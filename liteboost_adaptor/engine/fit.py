@@ -101,6 +101,8 @@ class Fits:
 
     def _expression(self, rule: Rule, child: torch.nn.Module) -> Fit | None:
         cls = type(child)
+        if works_in_place(child):
+            return None
         if rule.child_rules:
             mark = swap.mark_of(child)
             bound = mark.rules.get("forward") if mark is not None else None
@@ -129,6 +131,11 @@ class Fits:
 
 def _applies(rule: Rule, function: Any) -> bool:
     return not rule.applies or (type(function) is types.FunctionType and rule.load_applies()(function))
+
+
+def works_in_place(child: torch.nn.Module) -> bool:
+    """Whether calling ``child`` changes its input, as ``nn.SiLU(inplace=True)`` does; ours never do."""
+    return bool(getattr(child, "inplace", False))
 
 
 def _decide(

@@ -8,10 +8,23 @@ import sys
 
 import pytest
 import torch
-from support.attention_cases import DTYPES, MASKS, NAN, SHAPES, check, double, eager, make, make_mask
+from support.attention_cases import (
+    DTYPES,
+    MASKS,
+    NAN,
+    SHAPES,
+    check,
+    double,
+    eager,
+    make,
+    make_mask,
+    one_thread,
+)
 from torch import Tensor
 
 from liteboost_adaptor.ops.attention import attention as reference
+
+__all__ = ["one_thread"]  # applies by being here
 
 attention = torch.ops.liteboost.attention
 

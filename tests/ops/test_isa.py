@@ -67,7 +67,7 @@ def test_torchs_own_limit_is_respected(capability: str, best: str) -> None:
 
 
 def test_environment_variable_limits() -> None:
-    for name in ops._isas():
+    for name in {ops._isas()[0], ops._isas()[-1]}:
         assert python_json(SHOW, LITEBOOST_ISA=name) == [name, ops._isas()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -12,15 +13,20 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads threads from /proc"),
 ]
 
-CALLS = {
+LARGE = {
     "rms_norm": "ops.rms_norm(x, w, 1e-6)",
     "rope": "ops.rope(q, q, c, c)",
     "gated_activation": "ops.gated_activation(x, x)",
     "linear": "ops.linear(x[:1], x)",
     "attention": "ops.attention(q, q, q, None, 0.1)",
 }
+SMALL = {
+    "rms_norm": "ops.rms_norm(x[:1], w, 1e-6)",
+    "rope": "ops.rope(q[:, :, :1], q[:, :, :1], c[:, :1], c[:, :1])",
+    "gated_activation": "ops.gated_activation(x[:8], x[:8])",
+}
 
-# Threads that have used processor time, counted after the op has run for a while and nothing else has.
+# For each call: how many threads were started, and how many of those did its work.
 COUNT = """
 import json, os, sys, time, torch
 from liteboost_adaptor import native
@@ -28,41 +34,54 @@ native.load()
 ops = torch.ops.liteboost
 torch.set_num_threads(1)  # so that making the arguments starts none
 torch.set_grad_enabled(False)
-def tasks():
-    return set(os.listdir("/proc/self/task"))
 x, w = torch.zeros(2048, 1024), torch.zeros(1024)
 q, c = torch.zeros(1, 8, 512, 64), torch.zeros(1, 512, 64)
+
+def tasks():
+    return set(os.listdir("/proc/self/task"))
+
+def ticks(task):
+    with open(f"/proc/self/task/{task}/stat") as file:
+        return sum(map(int, file.read().rsplit(")", 1)[1].split()[11:13]))
+
 before = tasks()
 torch.set_num_threads(int(sys.argv[2]))
-end = time.monotonic() + 0.5
-while time.monotonic() < end:
-    eval(sys.argv[1])
-pool = tasks() - before
-def ticks(task):
-    return sum(map(int, open(f"/proc/self/task/{task}/stat").read().rsplit(")", 1)[1].split()[11:13]))
-busy = sum(ticks(task) > 0 for task in pool)
+result = {}
+for name, call in json.loads(sys.argv[1]).items():
+    time.sleep(0.1)  # threads that wait for work spin for a while
+    start = {task: ticks(task) for task in tasks() - before}
+    begin = time.monotonic()
+    while True:
+        eval(call)
+        pool = tasks() - before
+        # More than a few hundredths of a second each: that is work, not the end of a wait.
+        busy = sum(ticks(task) - start.get(task, 0) > 3 for task in pool)
+        if busy == int(sys.argv[2]) - 1 or time.monotonic() > begin + float(sys.argv[3]):
+            break
+    result[name] = [len(pool), busy]
 torch.mm(x, x.t())
+result["afterwards"] = len(tasks() - before)
 paths = {line.split()[-1] for line in open("/proc/self/maps")}
-runtimes = {path for path in paths if any(name in path for name in ("libgomp", "libiomp", "libomp"))}
-print(json.dumps([len(pool), busy, len(tasks() - before), sorted(runtimes)]))
+result["runtimes"] = [path for path in paths if any(name in path for name in ("libgomp", "libiomp", "libomp"))]
+print(json.dumps(result))
 """
 
 
+def count(calls: dict[str, str], threads: int, seconds: float) -> dict:
+    return python_json(COUNT, json.dumps(calls), str(threads), str(seconds), OMP_NUM_THREADS="8")
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_op_uses_the_threads_of_torch(call: str, threads: int) -> None:
-    pool, busy, after, runtimes = python_json(COUNT, call, str(threads), OMP_NUM_THREADS="8")
-    # The calling thread is one of them. All of the pool have worked, and torch's own matrix product then
-    # needs no further threads: it is the same pool.
-    assert (pool, busy, after) == (threads - 1,) * 3
+def test_ops_use_the_threads_of_torch(threads: int) -> None:
+    found = count(LARGE, threads, seconds=20)
+    runtimes = found.pop("runtimes")
     assert len(runtimes) == 1, f"a second OpenMP runtime was loaded: {runtimes}"
+    # Torch's own matrix product needs no threads beyond them: it is the same pool.
+    assert found.pop("afterwards") == threads - 1
+    # The calling thread is one of the threads, and not in these numbers.
+    assert found == {name: [threads - 1, threads - 1] for name in LARGE}
 
 
 def test_small_work_stays_on_one_thread() -> None:
-    calls = [
-        "ops.rms_norm(x[:1], w, 1e-6)",
-        "ops.gated_activation(x[:8], x[:8])",
-        "ops.rope(q[:, :, :1], q[:, :, :1], c[:, :1], c[:, :1])",
-    ]
-    pool, *_ = python_json(COUNT, f"[{', '.join(calls)}]", "4", OMP_NUM_THREADS="8")
-    assert pool == 0
+    found = count(SMALL, 4, seconds=0.2)
+    assert {name: found[name] for name in SMALL} == {name: [0, 0] for name in SMALL}

@@ -155,6 +155,39 @@ def test_an_activation_whose_call_is_overridden_is_not_bypassed() -> None:
         assert numbers.relative(model(**inputs).logits, expected) <= 2e-5
 
 
+class KeepsGate(nn.Module):
+    """Uses the gate again after the activation, which may have been done in place."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.up, self.act_fn = nn.Linear(8, 8), nn.Linear(8, 8), activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate(x)
+        product = self.act_fn(gate) * self.up(gate)
+        return product + gate
+
+
+ACTIVATIONS = (
+    nn.SiLU(),
+    nn.SiLU(inplace=True),
+    nn.GELU(),
+    nn.GELU(approximate="tanh"),
+    nn.ReLU(inplace=True),
+    nn.Hardswish(inplace=True),
+)
+
+
+def test_activations_that_differ_in_their_attributes_alone() -> None:
+    model = nn.ModuleList([KeepsGate(activation) for activation in ACTIVATIONS])
+    x = torch.randn(3, 8) * 3
+    with torch.no_grad():
+        expected = [part(x) for part in model]
+        liteboost_adaptor.apply(model)
+        for part, original in zip(model, expected, strict=True):
+            torch.testing.assert_close(part(x), original, msg=str(part.act_fn))
+
+
 ROTATION = """
 import torch
 from torch import nn

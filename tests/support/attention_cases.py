@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +14,15 @@ NAN = float("nan")
 # Beyond 1.5 times the original's error: other orders of the fp32 sums, and a part of one output rounding
 # where the original's few roundings happen to be lucky.
 FLOOR = {torch.float32: 2.0**-22, torch.bfloat16: 2.0**-11, torch.float16: 2.0**-14}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small inputs: on a busy machine their threads would wait for each other far longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make(

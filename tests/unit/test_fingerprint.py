@@ -210,7 +210,7 @@ def test_an_unknown_global_is_opaque():
 
 
 def test_digests_of_the_catalogue_are_stable():
-    """The digest of a body in the catalogue, written down: a change of the serialiser would orphan every rule."""
+    """Written down, because a change of the serialiser would orphan every rule."""
     from transformers.models.llama import modeling_llama as llama
 
     assert fingerprint(llama.LlamaRMSNorm.forward, llama.LlamaRMSNorm).digest == "64c708187c897e4a"
