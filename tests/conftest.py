@@ -16,6 +16,9 @@ def pytest_configure() -> None:
     # alone; tests that want one set it themselves.
     for name in [name for name in os.environ if name.startswith("LITEBOOST_")]:
         del os.environ[name]
+    # Tensors of tests are tiny, and on a busy machine threads mostly wait for each other; tests about
+    # threads set their number themselves.
+    torch.set_num_threads(1)
     native_status()  # Test modules look their ops up when they are imported.
 
 

@@ -6,6 +6,7 @@ norm), written out here because in this process the modeling files themselves ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -45,7 +46,8 @@ class Case:
         ours: One call of the op.
         original: The ATen sequence, with the same inputs.
         exact: The reference in float64.
-        weight_bytes: Read from memory by each call; 0 where the inputs may stay in a cache.
+        weights: What `ours` and `original` take theirs from, one a call and in turn; None for ops whose inputs
+            may stay in a cache.
     """
 
     op: str
@@ -54,7 +56,7 @@ class Case:
     ours: Run
     original: Run
     exact: Run
-    weight_bytes: int = 0
+    weights: Iterator[Tensor] | None = None
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -72,33 +74,21 @@ def linear_cases(
 ) -> Iterator[Case]:
     """`linear` with weights of these shapes, each call with another one, together ``weight_bytes``."""
     for label, (n, k) in shapes.items():
-        bytes_each = n * k * dtype.itemsize
-        count = max(2, weight_bytes // bytes_each)
         x = torch.randn(1, rows, k).to(dtype)
-        weights = [torch.randn(n, k).to(dtype)]
-        weights += [weights[0].clone() for _ in range(count - 1)]
-        # Exact for the first rows of the weight only: in float64 a vocabulary's weight needs gigabytes.
-        few = weights[0][:1024]
+        weight = torch.randn(n, k).to(dtype)
+        copies = max(2, weight_bytes // weight.nbytes) - 1
+        # One turn for both, so that neither finds in a cache what the other has just read.
+        turn = itertools.cycle([weight, *(weight.clone() for _ in range(copies))])
         yield Case(
             "linear",
             f"{label}: [{rows}, {k}] x [{n}, {k}]",
             dtype,
-            _in_turn(torch.ops.liteboost.linear, x, weights),
-            _in_turn(F.linear, x, weights),
-            lambda x=x, few=few: _exact("linear", x, few),
-            bytes_each,
+            lambda x=x, turn=turn: torch.ops.liteboost.linear(x, next(turn)),
+            lambda x=x, turn=turn: F.linear(x, next(turn)),
+            # For the first outputs only: in float64 a vocabulary's weight takes more than a gigabyte.
+            lambda x=x, weight=weight: _exact("linear", x, weight[:1024]),
+            turn,
         )
-
-
-def _in_turn(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> Run:
-    position = 0
-
-    def run() -> Tensor:
-        nonlocal position
-        position = (position + 1) % len(weights)
-        return product(x, weights[position])
-
-    return run
 
 
 def _linear(rows: int, dtype: torch.dtype) -> Iterator[Case]:

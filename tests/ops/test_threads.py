@@ -62,7 +62,8 @@ for name, call in json.loads(sys.argv[1]).items():
 torch.mm(x, x.t())
 result["afterwards"] = len(tasks() - before)
 paths = {line.split()[-1] for line in open("/proc/self/maps")}
-result["runtimes"] = [path for path in paths if any(name in path for name in ("libgomp", "libiomp", "libomp"))]
+names = ("libgomp", "libiomp", "libomp")
+result["runtimes"] = [path for path in paths if any(name in path for name in names)]
 print(json.dumps(result))
 """
 
