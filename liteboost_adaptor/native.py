@@ -86,9 +86,6 @@ class Candidate:
     reason: str | None
 
 
-# --- finding ---------------------------------------------------------------------------------------
-
-
 def torch_version() -> str | None:
     """``torch.__version__`` without importing torch; None where torch is not installed.
 
@@ -148,9 +145,6 @@ def _packaged() -> list[Path]:
     if spec is not None and spec.origin:
         places.append(Path(spec.origin))
     return [path for path in places if path.is_file()]
-
-
-# --- checking --------------------------------------------------------------------------------------
 
 
 def inspect(path: Path, torch: str | None) -> Candidate:
@@ -233,8 +227,6 @@ def embedded_build_info(path: Path) -> Mapping[str, Any]:
     except ValueError:
         return _NO_INFO
 
-
-# --- loading ---------------------------------------------------------------------------------------
 
 _lock = threading.RLock()
 _done: list[NativeStatus] = []  # empty, then the one status of this process

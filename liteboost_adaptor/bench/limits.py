@@ -52,7 +52,11 @@ class ReadLimit:
 
 
 class GemmLimit:
-    """Best rate of ``torch.mm`` over the model's own shapes and a large square, in the model's dtype."""
+    """Best rate of a matrix product over the model's own shapes and a large square, in the model's dtype.
+
+    Of ``torch.mm`` and our ``linear``, because torch has no good product for every dtype on every CPU (fp16
+    without AVX512-FP16, bf16 without AVX512-BF16), and a limit has to be one.
+    """
 
     def __init__(
         self, rows: int, shapes: Iterable[tuple[int, int]], dtype: torch.dtype, size: int = GEMM_SIZE
@@ -77,11 +81,11 @@ class GemmLimit:
             rows, in_features, out_features = shape
             left = torch.ones(rows, in_features, dtype=self.dtype)
             # Transposed as nn.Linear keeps its weight, which is what a model's products look like.
-            right = torch.ones(out_features, in_features, dtype=self.dtype).t()
-            # Twice: the first call of a shape chooses and builds a kernel.
-            for _ in range(2):
+            weight = torch.ones(out_features, in_features, dtype=self.dtype)
+            # Each twice: the first call of a shape chooses and builds a kernel.
+            for product in (torch.mm, torch.mm, torch.ops.liteboost.linear, torch.ops.liteboost.linear):
                 begin = time.perf_counter()
-                torch.mm(left, right)
+                product(left, weight.t() if product is torch.mm else weight)
                 elapsed = time.perf_counter() - begin
                 self.best = max(self.best, 2 * rows * in_features * out_features / elapsed / 1e9)
                 if elapsed > SLOW_SECONDS:

@@ -46,7 +46,7 @@ class Case:
         ours: One call of the op.
         original: The ATen sequence, with the same inputs.
         exact: The reference in float64.
-        weights: What `ours` and `original` take theirs from, one a call and in turn; None for ops whose inputs
+        weights: What `ours` and `original` take theirs from, in turn, one a call; None for ops whose inputs
             may stay in a cache.
     """
 

@@ -258,8 +258,8 @@ def document(names: set[str], seconds: float, full: bool) -> Iterator[str]:
     yield from rows_table(seconds)
     yield (
         "\n## `linear` and the read bandwidth\n\n"
-        "One row of x, weights together of 1 GiB taken in turn, against a plain sum over the bytes of the same "
-        "weights with the same threads: reading them can hardly be faster.\n\n"
+        "One row of x, weights together of 1 GiB taken in turn, against a plain sum over the bytes of the "
+        "same weights with the same threads: reading them can hardly be faster.\n\n"
     )
     yield from bandwidth_table(seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +16,10 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.text import Text
 
 from .. import __version__, native, native_build
+from ..environment import ascend
 from ..errors import NativeLibraryError
 
 
@@ -35,18 +36,15 @@ def build(
     if as_json:
         typer.echo(json.dumps({"path": str(library), "build_info": info}, indent=2))
         return
+    isas = ", ".join(info.get("isas", []))
     console = Console()
-    console.print(f"Built for torch {info.get('torch')}: [bold]{library}[/bold]", soft_wrap=True)
-    console.print(
-        f"Instruction sets: {', '.join(info.get('isas', []))}. Processes started from now on use it."
-    )
+    console.print(Text(f"Built for torch {info.get('torch')}: {library}"), soft_wrap=True)
+    console.print(Text(f"Instruction sets: {isas}. Processes started from now on use it."))
 
 
 def _no_npu() -> str:
-    if importlib.util.find_spec("torch_npu") is None:
-        found = "torch_npu is not installed either (pip install 'liteboost_adaptor[npu]')"
-    else:
-        found = "torch_npu is installed"
+    version = ascend.torch_npu_version()
+    found = f"torch_npu {version} is installed" if version else "torch_npu is not installed either"
     return (
         "`build --npu` asks for the NPU kernels, and this version of liteboost_adaptor "
         f"({__version__}) has none yet: they come with a later release; {found}. "
@@ -67,7 +65,8 @@ def _build_with_progress(jobs: int | None) -> Path:
         task = bar.add_task("starting", total=None)
 
         def advance(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=_short(what))
+            steps = {"completed": done, "total": total} if total else {}
+            bar.update(task, description=_short(what), **steps)
 
         return native_build.build_cpu(advance, jobs)
 

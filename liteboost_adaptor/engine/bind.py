@@ -22,7 +22,6 @@ from . import source, swap
 from .catalogue import Rule
 from .fit import Fit, Fits, works_in_place
 
-
 #: Plans kept. A model has about ten kinds of modules; a plan that was dropped is made again.
 _MOST_PLANS = 1000
 

@@ -152,7 +152,7 @@ def _unserved(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> str:
-    reason = unserved(query, key, value, sinks) or autocast(query.device)
+    reason = unserved(query, key, value, sinks) or autocast(query)
     if reason:
         return reason
     if dropout:

@@ -7,31 +7,32 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: Device types with kernels of ours.
-DEVICES = ("cpu",)
 #: Where and in what probe inputs are made, whatever torch's default device and dtype are.
 PROBE = {"device": "cpu", "dtype": torch.float32}
 
 
 def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
-    """Why our ops do not serve a call with these tensors: gradients, dtype, device, tensor subclass."""
+    """Why our ops do not serve a call with these tensors: gradients, dtype, device, tensor subclass.
+
+    Runs several hundred times a token: written for few attribute look-ups.
+    """
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a function transform (vmap, jvp)"
-    if torch.is_grad_enabled() and (
-        x.requires_grad or any(o is not None and o.requires_grad for o in others)
-    ):
+    is_grad = torch.is_grad_enabled()
+    if is_grad and x.requires_grad:
         return "gradients wanted"
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
-    device = x.device
-    if device.type not in DEVICES:
-        return f"device {device.type}"
+    if not x.is_cpu:
+        return f"device {x.device.type}"
     if not _is_plain_type(type(x)):
         return f"tensor subclass {type(x).__name__}"
     for other in others:
         if other is None:
             continue
-        if other.device != device:
+        if is_grad and other.requires_grad:
+            return "gradients wanted"
+        if not other.is_cpu:
             return "a weight on another device (offloaded)"
         if not _is_plain_type(type(other)):
             return f"tensor subclass {type(other).__name__}"
@@ -69,6 +70,6 @@ def observed(module: torch.nn.Module) -> str:
     return ""
 
 
-def autocast(device: torch.device) -> str:
+def autocast(x: torch.Tensor) -> str:
     """Why a product cannot be replaced: autocast would change its dtype."""
-    return "autocast" if torch.is_autocast_enabled(device.type) else ""
+    return "autocast" if torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type) else ""

@@ -22,10 +22,15 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
         elif torch.nn.Linear.forward is not _FORWARD:
             reason = "nn.Linear.forward was patched by someone else"
         else:
-            weight, bias = child.weight, child.bias
-            reason = unserved(x, weight, bias) or observed(child) or autocast(x.device)
-            if not reason and weight.dtype != x.dtype:
+            # Straight from the dictionary: attribute access on a module goes through __getattr__.
+            parameters = child._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            if weight is None:
+                reason = "the weight is no parameter"
+            elif weight.dtype != x.dtype:
                 reason = "weight of another dtype"
+            else:
+                reason = unserved(x, weight, bias) or observed(child) or autocast(x)
         if reason:
             tally.fell_back(reason)
             return child(x)

@@ -60,9 +60,6 @@ def test_doctor_knows_the_same_floors() -> None:
         assert specifier.operator == ">=" and Version(specifier.version) == Version(floor)
 
 
-# --- Makefile --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     folder = copy_sources(tmp_path / "a clone")
@@ -99,9 +96,6 @@ def test_set_up_never_lets_pip_choose_a_torch(clone: Path) -> None:
     assert len(installs) == 2
     assert all("--constraint constraints.txt" in line for line in installs)
     assert "torch==2.13.0" in (clone / "constraints.txt").read_text().splitlines()
-
-
-# --- .ci/run ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

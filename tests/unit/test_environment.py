@@ -42,9 +42,6 @@ def run(code: str, *places: Path, **environment: str) -> subprocess.CompletedPro
     )
 
 
-# --- torch_npu without CANN ------------------------------------------------------------------------
-
-
 def test_torch_alone_fails_where_torch_npu_has_no_cann(torch_npu: Path) -> None:
     done = run("import torch", torch_npu)
     assert done.returncode != 0 and "Failed to load the backend extension: torch_npu" in done.stderr
@@ -124,9 +121,6 @@ def test_nothing_is_done_where_nothing_is_wrong(
     assert "torch_npu" not in sys.modules and dict(os.environ) == before
 
 
-# --- what is found ---------------------------------------------------------------------------------
-
-
 def test_folder_of_cann_is_named_with_its_set_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     assert ascend.cann_folder() != str(tmp_path)
@@ -159,9 +153,6 @@ def test_instruction_sets_agree_with_the_kernels() -> None:
     """
     done = run(code, ATEN_CPU_CAPABILITY="")
     assert done.stdout.split() == machine.cpu_isas(), done.stderr
-
-
-# --- doctor ----------------------------------------------------------------------------------------
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

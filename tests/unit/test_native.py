@@ -88,9 +88,6 @@ def refusal(path: Path) -> str:
     return reason
 
 
-# --- a library that works --------------------------------------------------------------------------
-
-
 def test_load_uses_the_library_once_for_all_threads(library: Path) -> None:
     result = load(library)
     assert result["loaded"] and result["backend"] == "native" and result["reason"] is None
@@ -134,9 +131,6 @@ def test_the_most_recent_usable_library_is_taken(
     other = folder / f"{native.build_key('1.0.0')}-3"
     shutil.copytree(copy.parent, other, ignore=shutil.ignore_patterns("_native"))
     assert other / native.LIBRARY not in [each.path for each in native.candidates()]
-
-
-# --- a library that does not ------------------------------------------------------------------------
 
 
 def test_library_built_for_another_torch_is_refused_by_name(copy: Path) -> None:
