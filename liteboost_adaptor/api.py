@@ -58,7 +58,7 @@ def undo(model: torch.nn.Module | None = None) -> list[str]:
     """
     if model is not None:
         return runtime.leave_alone(model)
-    left = [sentence for bound in runtime.models() for sentence in runtime.unbind(bound)]
+    left = runtime.unbind_all()
     report.forget_models()
     return left + runtime.deactivate()
 
@@ -88,6 +88,9 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
 def status() -> Status:
     """What happened so far: every rule with state, targets, reasons and calls; the models; the library."""
     current = runtime.active or settings()
+    notes = [*environment.notes(), *report.environment]
+    if runtime.is_dismissed:
+        notes.append("Switched off by undo() for models not applied by name; apply() switches it on.")
     library = native.load()
     backend = "native" if library.loaded else "reference"
     models = [
@@ -107,7 +110,7 @@ def status() -> Status:
         version=__version__,
         level=current.level,
         native=details,
-        environment=[*environment.notes(), *report.environment],
+        environment=notes,
         models=models,
         rules=report.rows(listed_rules(current), backend),
     )

@@ -175,7 +175,7 @@ class Report:
     ) -> Row:
         rule, state, reason = key
         is_bound = state in (APPLIED, PROVED)
-        tally = self.tallies.get(rule, Tally()) if is_bound else Tally()
+        tally = self.tallies.get(rule, Tally()) if is_bound or state == IDLE else Tally()
         return Row(
             id=rule,
             title=titles.get(rule, ("", ""))[0],

@@ -68,12 +68,7 @@ class Binding:
             module = reference()
             if module is None:
                 continue
-            mark = swap.mark_of(module)
-            if swap.restore(module):
-                for outcome in mark.outcomes:
-                    report.remove(outcome)
-            else:
-                left.append(f"{type(module).__qualname__} was changed by someone else since; theirs is left")
+            left += restore(module)
         for outcome in self.refusals:
             report.remove(outcome)
         self.modules.clear()
@@ -81,21 +76,33 @@ class Binding:
         return left
 
 
+def restore(module: torch.nn.Module) -> list[str]:
+    """Give one module its own class back. Returns a sentence when someone has changed it since."""
+    mark = swap.mark_of(module)
+    if swap.restore(module):
+        for outcome in mark.outcomes:
+            report.remove(outcome)
+        return []
+    if swap.is_below_ours(module):
+        return [f"{type(module).__qualname__} was changed by someone else since; theirs is left"]
+    return []
+
+
 class Binder:
     """Binds the rules of one catalogue; keeps the plans it made.
 
     Args:
         rules: Those that may act.
-        extra_methods: For a class, methods that its subclass gets whether or not a rule fits.
+        always: Classes whose instances are marked whether or not a rule fits.
     """
 
     def __init__(
         self,
         rules: tuple[Rule, ...],
-        extra_methods: Callable[[type], Mapping[str, Any]] = lambda cls: {},
+        always: Callable[[type], bool] = lambda cls: False,
     ) -> None:
         self.rules = rules
-        self.extra_methods = extra_methods
+        self.always = always
         self.fits = Fits(rules)
         self._plans: dict[Any, Plan] = {}
         self._lock = threading.RLock()
@@ -160,7 +167,7 @@ class _Planner:
 
     def __init__(self, binder: Binder, module: torch.nn.Module, reached: Mapping[str, Any]) -> None:
         self.rules, self.fits = binder.rules, binder.fits
-        self.extra_methods = binder.extra_methods(type(module))
+        self.is_marked_anyway = binder.always(type(module))
         self.module, self.cls = module, type(module)
         self.target = _target(self.cls)
         self.reached = reached
@@ -179,13 +186,13 @@ class _Planner:
         if bound and "forward" in vars(self.module):
             reason = "this instance has a forward of its own (a hook of another library)"
             return Plan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
-        if not bound and not self.extra_methods:
+        if not bound and not self.is_marked_anyway:
             return Plan(None, tuple(self.outcomes))
         mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), interface)
         return Plan(self._subclass(mark), tuple(self.outcomes))
 
     def _subclass(self, mark: Mark) -> type:
-        return swap.subclass(self.cls, {**self.methods, **self.extra_methods}, mark)
+        return swap.subclass(self.cls, self.methods, mark)
 
     def _replace_method(self, attribute: str) -> None:
         """A whole method that a rule of kind ``module`` replaces."""

@@ -7,6 +7,7 @@ that looks at class names; the class itself, and every other instance of it, sta
 from __future__ import annotations
 
 import copyreg
+import functools
 import types
 from typing import Any
 
@@ -29,17 +30,12 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
         arguments = tuple(original if argument is made else argument for argument in reduced[1])
         return (reduced[0], arguments, *reduced[2:])
 
-    def make_an_original(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # `type(model)(config)` means the class the user wrote, and a new model is bound when it is used.
-        return original(*args, **kwargs) if cls is made else object.__new__(cls)
-
     namespace = {
         **methods,
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__reduce_ex__": reduce_as_original,
-        "__new__": make_an_original,
         MARKER: mark,
     }
     # Made beside the original and moved under it: a direct subclass would run its __init_subclass__, which
@@ -47,11 +43,26 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
     made = types.new_class(
         original.__name__,
         (torch.nn.Module,),
-        {"metaclass": type(original)},
+        {"metaclass": _metaclass(type(original))},
         lambda body: body.update(namespace),
     )
     made.__bases__ = (original,)
     return made
+
+
+@functools.cache
+def _metaclass(base: type) -> type:
+    """A metaclass under which calling a subclass of ours makes an instance of the original.
+
+    ``type(model)(config)`` means the class the user wrote; a new model is bound when it is used.
+    """
+
+    def make_an_original(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if MARKER in vars(cls):
+            return cls.__bases__[0](*args, **kwargs)
+        return base.__call__(cls, *args, **kwargs)
+
+    return type(base.__name__, (base,), {"__call__": make_an_original})
 
 
 def mark_of(module: torch.nn.Module) -> Any:
@@ -68,5 +79,15 @@ def restore(module: torch.nn.Module) -> bool:
     """Give ``module`` its own class back. False when someone else has changed it since; theirs is left."""
     if mark_of(module) is None:
         return False
-    module.__class__ = type(module).__bases__[0]
+    made, original = type(module), type(module).__bases__[0]
+    module.__class__ = original
+    for name, value in list(vars(module).items()):
+        # A library that wraps forward (accelerate's hooks) keeps the bound method it found, which is ours.
+        if type(value) is types.MethodType and value.__func__ in vars(made).values():
+            vars(module)[name] = types.MethodType(getattr(original, value.__func__.__name__), module)
     return True
+
+
+def is_below_ours(module: torch.nn.Module) -> bool:
+    """Whether someone has put a class of theirs on top of a subclass of ours."""
+    return any(MARKER in vars(cls) for cls in type(module).__mro__[1:])

@@ -7,6 +7,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +15,22 @@ import torch
 from .. import native
 from ..config import Settings
 from ..engine import catalogue, swap
-from ..engine.bind import Binder, Binding
+from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
-from ..errors import StrictError
+from ..errors import LiteBoostError, StrictError
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
 from . import registries
 
 _MODELING = "transformers.modeling_utils"
+
+
+@dataclass(frozen=True)
+class State:
+    """Which settings models are prepared under, which models are bound, and which are left alone."""
+
+    active: Settings | None
+    bindings: dict[torch.nn.Module, tuple[Binding, Settings]]
+    left_alone: set[torch.nn.Module]
 
 
 class Runtime:
@@ -34,6 +44,7 @@ class Runtime:
         self.is_dismissed = False
         self._bindings: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Binding, Settings]]
         self._bindings = weakref.WeakKeyDictionary()
+        self._marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._left_alone: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def start(self, settings: Settings) -> None:
@@ -77,25 +88,38 @@ class Runtime:
         """
         if swap.mark_of(model) is not None or self.active is None or self.active.level == 0:
             return
-        if model not in self._left_alone:
-            self.bind(model, self.active)
+        try:
+            if model not in self._left_alone:
+                self.bind(model, self.active)
+        except LiteBoostError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - recorded; the user's call goes on with the original
+            report.add(
+                Outcome("engine", FAILED, type(model).__qualname__, f"{type(fault).__name__}: {fault}")
+            )
 
     def leave_alone(self, model: torch.nn.Module) -> list[str]:
         """Unbind ``model`` and do not prepare it again when it is used."""
         with self.lock:
-            self._left_alone.update(m for m in model.modules() if m is model or _is_model(type(m)))
+            self._leave(model)
             return self.unbind(model) + self.settle()
+
+    def _leave(self, model: torch.nn.Module) -> None:
+        self._left_alone.update(m for m in model.modules() if m is model or _is_model(type(m)))
 
     def bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
         """Bind ``model`` under ``settings``, taking back an earlier binding of it."""
         with self.lock:
             self.unbind(model)
             self._left_alone -= set(model.modules())
+            if not settings.level:
+                self._leave(model)
             self._install_registries(settings)
             binding = self._bind(model, settings) if settings.level else Binding(weakref.ref(model))
             self._bindings[model] = binding, settings
+            self._marked.update(m for m in model.modules() if swap.mark_of(m) is not None)
             if settings.strict:
-                self._raise_refusals(model, binding)
+                self._raise_refusals(model, binding, settings)
             return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
@@ -112,40 +136,51 @@ class Runtime:
         return binding
 
     def unbind(self, model: torch.nn.Module) -> list[str]:
-        """Give every module of ``model`` its own class back."""
+        """Give every module of ``model``, which may be a part of a bound model, its own class back."""
         with self.lock:
             left = []
-            for bound in [model, *(m for m in model.modules() if m is not model)]:
-                binding, _ = self._bindings.pop(bound, (None, None))
+            for part in model.modules():
+                binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []
-            return left
+            left += [sentence for part in model.modules() for sentence in restore(part)]
+            return list(dict.fromkeys(left))
+
+    def unbind_all(self) -> list[str]:
+        """Give every module we ever marked its own class back, also where its model is gone."""
+        with self.lock:
+            left = [sentence for model in self.models() for sentence in self.unbind(model)]
+            left += [sentence for module in list(self._marked) for sentence in restore(module)]
+            self._marked.clear()
+            return list(dict.fromkeys(left))
 
     def models(self) -> list[torch.nn.Module]:
         """Bound models that are still alive."""
         return list(self._bindings)
 
-    def state(self) -> tuple[Settings | None, list[tuple[torch.nn.Module, Settings]]]:
-        """What `return_to` needs: whether models are prepared, and which are bound under what."""
-        return self.active, [(model, settings) for model, (_, settings) in self._bindings.items()]
+    def state(self) -> State:
+        """What `return_to` needs."""
+        return State(self.active, dict(self._bindings), set(self._left_alone))
 
-    def return_to(self, state: tuple[Settings | None, list[tuple[torch.nn.Module, Settings]]]) -> None:
+    def return_to(self, state: State) -> None:
         """Bind and prepare what was bound and prepared when ``state`` was taken, and nothing else."""
         with self.lock:
-            active, bound = state
             for model in self.models():
-                self.unbind(model)
-            for model, settings in bound:
-                self.bind(model, settings)
-            if self.active is not active:
+                if state.bindings.get(model) != self._bindings[model]:
+                    self.unbind(model)
+            for model, (_, settings) in state.bindings.items():
+                if model not in self._bindings:
+                    self.bind(model, settings)
+            if self.active is not state.active:
                 self.deactivate()
-                if active is not None:
-                    self.activate(active)
+                if state.active is not None:
+                    self.activate(state.active)
+            self._left_alone = weakref.WeakSet(state.left_alone)
             self.settle()
 
-    def _raise_refusals(self, model: torch.nn.Module, binding: Binding) -> None:
+    def _raise_refusals(self, model: torch.nn.Module, binding: Binding, settings: Settings) -> None:
         bad = [o for o in binding.refusals if o.state in (REFUSED, FAILED, FOREIGN)]
         lines = [f"  {o.rule} on {o.target}: {o.reason}" for o in dict.fromkeys(bad)]
-        lines += [f"  {fault}" for fault in load_catalogue(_patch_path(self.active))[1]]
+        lines += [f"  {fault}" for fault in load_catalogue(settings.patch_path)[1]]
         if not lines:
             return
         self.unbind(model)
@@ -171,15 +206,21 @@ class Runtime:
 
     def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         prepare = self.prepare
+        # Inherited as a rule; then it is looked up at each call, for a library may patch it after us.
+        is_inherited = original is torch.nn.Module.__call__
 
-        # Bound models have the original __call__ in their subclass, so this runs for the others only.
         @functools.wraps(original)
         def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                torch._dynamo.comptime.comptime(_note_compiled)
-            elif not torch.jit.is_tracing():
-                prepare(self)
-            return original(self, *args, **kwargs)
+            if getattr(self, swap.MARKER, None) is None:
+                if torch.compiler.is_compiling():
+                    torch._dynamo.comptime.comptime(_note_compiled)
+                elif not torch.jit.is_tracing():
+                    prepare(self)
+            return (
+                torch.nn.Module.__call__(self, *args, **kwargs)
+                if is_inherited
+                else original(self, *args, **kwargs)
+            )
 
         return __call__
 
@@ -193,14 +234,6 @@ def _note_compiled(_: Any) -> None:
 
 def _is_model(cls: type) -> bool:
     return hasattr(cls, "from_pretrained")
-
-
-def _plain_call(cls: type) -> dict[str, Any]:
-    return {"__call__": torch.nn.Module.__call__} if _is_model(cls) else {}
-
-
-def _patch_path(settings: Settings | None) -> tuple[str, ...]:
-    return settings.patch_path if settings is not None else ()
 
 
 @functools.cache
@@ -229,7 +262,7 @@ def active_rules(settings: Settings) -> tuple[catalogue.Rule, ...]:
 
 @functools.cache
 def _binder(settings: Settings, without: tuple[catalogue.Rule, ...]) -> Binder:
-    return Binder(tuple(rule for rule in active_rules(settings) if rule not in without), _plain_call)
+    return Binder(tuple(rule for rule in active_rules(settings) if rule not in without), _is_model)
 
 
 def listed_rules(settings: Settings) -> Iterator[tuple[str, str, str]]:

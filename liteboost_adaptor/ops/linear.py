@@ -1,4 +1,4 @@
-"""``x @ weight^T + bias`` for the few rows of decode."""
+"""``x @ weight^T + bias``: few rows by kernels of ours, many by torch's own product."""
 
 from __future__ import annotations
 

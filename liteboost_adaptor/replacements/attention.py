@@ -85,7 +85,7 @@ def eager(
         sink_logits = getattr(module, sinks) if sinks else None
         if args:
             reason = "positional arguments beyond the mask"
-        elif kwargs.get("output_attentions") or _weights_wanted():
+        elif kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
             reason = "attention weights wanted"
         else:
             reason = _unserved(
@@ -121,6 +121,12 @@ def _weights_wanted() -> bool:
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = capturing._active_collector.get() if capturing is not None else None
     return bool(collector) and any("attentions" in key for key in collector)
+
+
+def _has_readers(module: torch.nn.Module) -> bool:
+    """Whether a forward hook may read the weights; `_weights_wanted` asks transformers' own collector."""
+    hooks = module._forward_hooks.values()
+    return any(getattr(hook, "__name__", "") != "output_capturing_hook" for hook in hooks)
 
 
 def _run(

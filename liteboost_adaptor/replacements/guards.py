@@ -16,8 +16,12 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
 
     Runs several hundred times a token: written for few attribute look-ups.
     """
+    if not _is_plain_type(type(x)):  # first: of a proxy nothing else may be asked
+        return f"tensor subclass {type(x).__name__}"
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a function transform (vmap, jvp)"
+    if torch.jit.is_tracing():
+        return "torch.jit tracing"
     is_grad = torch.is_grad_enabled()
     if is_grad and x.requires_grad:
         return "gradients wanted"
@@ -25,17 +29,19 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     if not x.is_cpu:
         return f"device {x.device.type}"
-    if not _is_plain_type(type(x)):
-        return f"tensor subclass {type(x).__name__}"
+    if x.layout is not torch.strided:
+        return "a sparse layout"
     for other in others:
         if other is None:
             continue
+        if not _is_plain_type(type(other)):
+            return f"tensor subclass {type(other).__name__}"
         if is_grad and other.requires_grad:
             return "gradients wanted"
         if not other.is_cpu:
             return "a weight on another device (offloaded)"
-        if not _is_plain_type(type(other)):
-            return f"tensor subclass {type(other).__name__}"
+        if other.layout is not torch.strided:
+            return "a sparse layout"
     return ""
 
 

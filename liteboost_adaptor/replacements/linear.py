@@ -27,10 +27,10 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
             weight, bias = parameters.get("weight"), parameters.get("bias")
             if weight is None:
                 reason = "the weight is no parameter"
-            elif weight.dtype != x.dtype:
-                reason = "weight of another dtype"
             else:
                 reason = unserved(x, weight, bias) or observed(child) or autocast(x)
+                if not reason and weight.dtype != x.dtype:
+                    reason = "weight of another dtype"
         if reason:
             tally.fell_back(reason)
             return child(x)

@@ -153,11 +153,12 @@ def test_export_has_our_ops() -> None:
         torch.testing.assert_close(exported.module()(x), norm(x))
 
 
-def test_trace_has_our_ops() -> None:
+def test_trace_records_the_original_and_runs_with_gradients() -> None:
+    """A trace outlives the call it was made in: it must run where gradients are wanted, and without us."""
     norm = tiny_models.build("llama").model.norm
     x = torch.randn(2, 5, 64)
     liteboost_adaptor.apply(norm)
     with torch.no_grad():
         traced = torch.jit.trace(norm, (x,))
-        assert "liteboost::rms_norm" in str(traced.inlined_graph)
-        torch.testing.assert_close(traced(x + 1), norm(x + 1))
+    assert "liteboost" not in str(traced.inlined_graph)
+    torch.testing.assert_close(traced(x + 1), norm(x + 1))
