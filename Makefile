@@ -26,6 +26,7 @@ help:
 	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
 	@echo "make test       first tier of the tests, at most 25 minutes on 2 cores"
 	@echo "make test-full  the second tier: what the first leaves out"
+	@echo "make coverage   measure every family of models and write docs/coverage.md"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make clean      remove .venv and everything built"
 
@@ -52,6 +53,10 @@ test: $(READY)
 
 test-full: $(READY)
 	@$(VENV_PYTHON) -m pytest -m full $(PYTEST_ARGS)
+
+.PHONY: coverage
+coverage: $(READY)
+	@PYTHONPATH=tests $(VENV_PYTHON) -W ignore -m support.coverage_table
 
 lint: $(READY)
 	@$(VENV_PYTHON) -m ruff check .
