@@ -114,6 +114,7 @@ class Binder:
             # Children first: a parent's routes depend on what its children became.
             for module in reversed(list(model.modules())):
                 if swap.mark_of(module) is None:
+                    swap.shed_leftover(module)
                     self._bind_module(module, binding)
         return binding
 

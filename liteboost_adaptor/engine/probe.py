@@ -17,7 +17,7 @@ _LARGEST = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 #: *order* changes a quarter of them.
 _SHARE = 0.02
 
-Case = tuple[str, Any, tuple[Any, ...]]
+Case = tuple[str, Any, tuple[Any, ...]] | tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 
 def probe(
@@ -30,19 +30,20 @@ def probe(
 
     Args:
         original, replacement: Called as ``f(instance, *args)``, or ``f(*args)`` if the instance is ``None``.
-        cases: For a dtype, yields (description, instance or ``None``, args).
+        cases: For a dtype, yields (description, instance or ``None``, args), and keyword arguments if any.
         same_rounding: Whether the two are meant to round at the same places.
     """
     for dtype in _LARGEST:
         share = _SHARE if same_rounding and dtype == torch.bfloat16 else 1.0
-        for description, instance, args in cases(dtype):
+        for description, instance, args, *rest in cases(dtype):
+            named = rest[0] if rest else {}
             prefix = () if instance is None else (instance,)
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 try:
-                    expected = _tensors(original(*prefix, *args))
+                    expected = _tensors(original(*prefix, *args, **named))
                 except Exception as fault:  # noqa: BLE001 - becomes the reason
                     return f"the original raises on a probe ({description}): {type(fault).__name__}: {fault}"
-                found = _tensors(replacement(*prefix, *args))
+                found = _tensors(replacement(*prefix, *args, **named))
             reason = _difference(expected, found, share)
             if reason:
                 return f"a probe with {description} in {str(dtype).removeprefix('torch.')} differs: {reason}"

@@ -88,6 +88,25 @@ def restore(module: torch.nn.Module) -> bool:
     return True
 
 
+def shed_leftover(module: torch.nn.Module) -> None:
+    """Remove a ``forward`` kept on the instance that is the one of its class, and says nothing.
+
+    transformers leaves one behind (up to 5.1) wherever it has recorded attention weights or hidden states.
+    """
+    found = vars(module).get("forward")
+    if is_own_forward(module, found):
+        del vars(module)["forward"]
+
+
+def is_own_forward(module: torch.nn.Module, found: Any) -> bool:
+    """Whether ``found``, kept on the instance, is no other ``forward`` than the class's."""
+    return (
+        type(found) is types.MethodType
+        and found.__self__ is module
+        and found.__func__ is getattr(type(module), "forward", None)
+    )
+
+
 def is_below_ours(module: torch.nn.Module) -> bool:
     """Whether someone has put a class of theirs on top of a subclass of ours."""
     return any(MARKER in vars(cls) for cls in type(module).__mro__[1:])

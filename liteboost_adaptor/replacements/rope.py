@@ -32,12 +32,12 @@ def rotary(
         keeps_dtype: The original rounds to the dtype of q whatever that of cos is.
     """
 
-    default = _default_dim(original)
+    default, names = _default_dim(original), list(inspect.signature(original).parameters)[4:]
 
     def apply(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        unsqueeze_dim, reason = _unsqueeze_dim(args, kwargs, default)
+        unsqueeze_dim, reason = _unsqueeze_dim(names, args, kwargs, default)
         reason = (
             reason or unserved(q, k, cos, sin) or _tables_unserved(q, k, cos, sin, unsqueeze_dim, keeps_dtype)
         )
@@ -59,14 +59,18 @@ def _default_dim(function: Callable[..., Any]) -> int:
     return 1 if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
-def _unsqueeze_dim(args: tuple[Any, ...], kwargs: dict[str, Any], default: int) -> tuple[int, str]:
+def _unsqueeze_dim(
+    names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], default: int
+) -> tuple[int, str]:
+    """The dimension asked for, or why the call is not served. ``names``: parameters behind the tables."""
     if not args and not kwargs:
         return default, ""
-    if len(args) == 1 and not kwargs and type(args[0]) is int:
-        return args[0], ""
-    if not args and set(kwargs) == {"unsqueeze_dim"}:
-        return kwargs["unsqueeze_dim"], ""
-    return 0, "arguments beyond unsqueeze_dim"
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given.pop("position_ids", None)  # most functions have it up to transformers 4.57; none reads it
+    dim = given.pop("unsqueeze_dim", default)
+    if given or len(args) > len(names) or type(dim) is not int:
+        return 0, "arguments beyond unsqueeze_dim"
+    return dim, ""
 
 
 def _tables_unserved(
@@ -90,17 +94,19 @@ def _tables_unserved(
     return ""
 
 
-def rotary_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
+def rotary_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...], dict[str, Any]]]:
     """Probe cases: odd lengths, grouped heads, several head sizes, full-width tables without symmetry."""
     yield from _cases(dtype, half_table=False)
 
 
-def half_table_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
+def half_table_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...], dict[str, Any]]]:
     """Probe cases with tables of half the width."""
     yield from _cases(dtype, half_table=True)
 
 
-def _cases(dtype: torch.dtype, half_table: bool) -> Iterator[tuple[str, None, tuple[Any, ...]]]:
+def _cases(
+    dtype: torch.dtype, half_table: bool
+) -> Iterator[tuple[str, None, tuple[Any, ...], dict[str, Any]]]:
     generator = torch.Generator("cpu").manual_seed(22)
     for head_dim, scale, unsqueeze_dim in ((16, 1.0, 1), (64, 1e-4, 1), (80, 1e4, 2), (128, 1.0, 2)):
         q, k = (torch.randn(2, 7, heads, head_dim, generator=generator, **PROBE) * scale for heads in (4, 2))
@@ -112,5 +118,6 @@ def _cases(dtype: torch.dtype, half_table: bool) -> Iterator[tuple[str, None, tu
         yield (
             f"heads of {head_dim}, values about {scale:g}, tables widened in {unsqueeze_dim}",
             None,
-            (q.to(dtype), k.to(dtype), *tables, unsqueeze_dim),
+            (q.to(dtype), k.to(dtype), *tables),
+            {"unsqueeze_dim": unsqueeze_dim},  # named, for in some functions position_ids comes before it
         )

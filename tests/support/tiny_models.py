@@ -22,7 +22,8 @@ import dataclasses
 import re
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+from transformers.configuration_utils import PretrainedConfig as PreTrainedConfig  # 4.57's spelling, kept
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .tiny_sizes import (
@@ -32,6 +33,7 @@ from .tiny_sizes import (
     DROP,
     MAX_LAYERS,
     OVERRIDES,
+    field_names,
     first,
     raw,
 )
@@ -45,9 +47,9 @@ def families() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def _own_fields(cfg) -> list[dataclasses.Field]:
-    common = {f.name for f in dataclasses.fields(PreTrainedConfig)}
-    return [f for f in dataclasses.fields(type(cfg)) if f.name not in common or f.name == "is_decoder"]
+def _own_fields(cfg) -> list[str]:
+    common = set(field_names(PreTrainedConfig))
+    return [name for name in field_names(type(cfg)) if name not in common or name == "is_decoder"]
 
 
 _DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -59,10 +61,10 @@ def _layer_sample(cfg) -> tuple[list[int] | None, list[str]]:
     if not isinstance(depth, int) or depth < 2:
         return None, []
     names = []
-    for f in _own_fields(cfg):
-        value = raw(cfg, f.name)
+    for name in _own_fields(cfg):
+        value = raw(cfg, name)
         if isinstance(value, (list, tuple)) and len(value) == depth:
-            names.append(f.name)
+            names.append(name)
     if not names:
         return None, []
     keys = list(zip(*[[repr(v) for v in raw(cfg, n)] for n in names], strict=True))
@@ -79,9 +81,10 @@ def _layer_sample(cfg) -> tuple[list[int] | None, list[str]]:
 
 def _tiny_kwargs(cfg) -> dict:
     picked, per_layer = _layer_sample(cfg)
-    kwargs = {}
-    for field in _own_fields(cfg):
-        name, default = field.name, raw(cfg, field.name)
+    # Configurations that are no dataclasses lack a pad token, or name one beyond a tiny vocabulary.
+    kwargs = {} if dataclasses.is_dataclass(cfg) or not hasattr(cfg, "pad_token_id") else {"pad_token_id": 0}
+    for name in _own_fields(cfg):
+        default = raw(cfg, name)
         if isinstance(default, PreTrainedConfig):
             kwargs[name] = _tiny_kwargs(default) | {"model_type": default.model_type}
             continue
@@ -130,7 +133,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     default = config_class(**copy.deepcopy(DEFAULT_KWARGS.get(model_type, {})))
     kwargs = _merge(_tiny_kwargs(default), OVERRIDES.get(model_type, {}))
-    if any(f.name == "is_decoder" for f in dataclasses.fields(config_class)):
+    if "is_decoder" in field_names(config_class):
         kwargs["is_decoder"] = True
     config = config_class(**copy.deepcopy(kwargs))
     return getattr(config, CONFIG_PART[model_type]) if model_type in CONFIG_PART else config

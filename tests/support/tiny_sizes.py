@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 
 # ---------------------------------------------------------------------------------------------------
@@ -29,9 +30,7 @@ def _kv_heads(default, cfg):
     """Grouped-query attention wherever the family allows it; latent attention needs one a query head."""
     if default == 1:
         return 1
-    if first(cfg, "kv_lora_rank") is not None or "kv_lora_rank" in {
-        f.name for f in dataclasses.fields(type(cfg))
-    }:
+    if "kv_lora_rank" in field_names(type(cfg)) or first(cfg, "kv_lora_rank") is not None:
         return DROP if default is None else HEADS
     return KV_HEADS
 
@@ -342,6 +341,14 @@ CONFIG_PART = {"musicgen": "decoder", "musicgen_melody": "decoder"}
 
 #: Families that cannot decode on their own (draft heads that read another model's key/value cache).
 NOT_STANDALONE = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+def field_names(config_class: type) -> list[str]:
+    """Names of a configuration's fields: of a dataclass, or before transformers 5.4 of the constructor."""
+    if dataclasses.is_dataclass(config_class):
+        return [f.name for f in dataclasses.fields(config_class)]
+    parameters = inspect.signature(config_class.__init__).parameters.values()
+    return [p.name for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD]
 
 
 def first(cfg, *names):
