@@ -124,7 +124,7 @@ def _weights_wanted() -> bool:
 
 
 def _has_readers(module: torch.nn.Module) -> bool:
-    """Whether a hook or a wrapper may read the weights; `_weights_wanted` asks transformers' own collector."""
+    """Whether a hook or wrapper may read the weights; `_weights_wanted` asks transformers' collector."""
     # transformers up to 5.1 collects by wrapping forward on the instance; the class's own reads nothing.
     kept = module.__dict__.get("forward")
     if kept is not None and getattr(kept, "__func__", None) is not type(module).forward:

@@ -59,7 +59,7 @@ def test_position_ids_that_are_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_forward_left_on_the_instance_after_recording_is_no_hindrance() -> None:
-    """transformers up to 5.1 wraps forward on instances to record outputs, then puts the bound method back."""
+    """transformers up to 5.1 wraps forward on instances to record outputs, then puts it back bound."""
     model = tiny_models.build("llama")
     attention = model.model.layers[0].self_attn
     attention.forward = attention.forward
