@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include <tuple>
+#include <vector>
 
 #include "norm/norm_checks.h"
 
@@ -9,14 +10,22 @@ namespace liteboost {
 namespace {
 
 void check_input(const char* op, const at::Tensor& x, double eps) {
-  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have at least one dimension, got a scalar");
+  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have at least one dimension, got a scalar; pass x.unsqueeze(0)");
   check_dtype(op, "x", x);
   LB_CHECK_NO_GRAD(op, "x", x);
   LB_CHECK_VALUE(eps >= 0.0, op, "eps must not be negative, got ", eps, "; pass the norm's own eps");
 }
 
-void check_parameter(const char* op, const char* argument, const at::Tensor& x, const at::Tensor& parameter) {
-  check_vector(op, argument, parameter, x.sym_size(-1), "hidden_size");
+// in_groups: also a parameter for each group of channels, where x is [..., groups, hidden_size].
+void check_parameter(const char* op, const char* argument, const at::Tensor& x, const at::Tensor& parameter,
+                     bool in_groups = false) {
+  if (in_groups && parameter.dim() == 2) {
+    LB_CHECK_VALUE(x.dim() >= 2 && parameter.sym_sizes() == x.sym_sizes().slice(x.dim() - 2), op, argument,
+                   " must have shape [groups, hidden_size] = the last two of x = ", x.sym_sizes(), ", got ",
+                   parameter.sym_sizes(), "; pass [hidden_size] for one ", argument, " in all groups");
+  } else {
+    check_vector(op, argument, parameter, x.sym_size(-1), "hidden_size");
+  }
   check_same_dtype(op, argument, parameter, "x", x, /*or_float32=*/true);
   check_same_device(op, argument, parameter, "x", x);
   LB_CHECK_NO_GRAD(op, argument, parameter);
@@ -36,8 +45,10 @@ bool given(const std::optional<at::Tensor>& tensor) { return tensor.has_value() 
 void check_rms_norm(const char* op, const at::Tensor& x, const std::optional<at::Tensor>& weight,
                     double eps) {
   check_input(op, x, eps);
-  if (given(weight)) check_parameter(op, "weight", x, *weight);
+  if (given(weight)) check_parameter(op, "weight", x, *weight, /*in_groups=*/true);
 }
+
+void check_inverse_rms(const at::Tensor& x, double eps) { check_input("inverse_rms", x, eps); }
 
 void check_residual(const at::Tensor& x, const at::Tensor& residual) {
   check_like_x("add_rms_norm", "residual", x, residual);
@@ -50,12 +61,13 @@ NormGate check_gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const
   check_like_x(op, "gate", x, gate);
   check_parameter(op, "weight", x, weight);
   LB_CHECK_VALUE(group_size == 0 || gate_first, op, "group_size must be 0 unless gate_first is True, got ",
-                 group_size);
+                 group_size, "; pass 0, or x and gate as [..., groups, group_size]");
   LB_CHECK_VALUE(group_size == 0 || (group_size > 0 && x.sym_size(-1) % group_size == 0), op,
                  "group_size must divide hidden_size = ", x.sym_size(-1), ", got ", group_size,
                  "; pass 0 for one group");
   if (activation == "silu") return NormGate::silu;
-  LB_CHECK_VALUE(activation == "sigmoid", op, "activation must be silu or sigmoid, got '", activation, "'");
+  LB_CHECK_VALUE(activation == "sigmoid", op, "activation must be silu or sigmoid, got '", activation,
+                 "'; use the plain PyTorch code for other gates");
   return NormGate::sigmoid;
 }
 
@@ -88,6 +100,13 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_meta(const at::Tensor& x, const 
   return {empty_like(x, late ? x.scalar_type() : promoted(x, weight)), empty_like(x, x.scalar_type())};
 }
 
+at::Tensor inverse_rms_meta(const at::Tensor& x, double eps) {
+  check_inverse_rms(x, eps);
+  std::vector<c10::SymInt> sizes = x.sym_sizes().vec();
+  sizes.back() = 1;
+  return at::empty_symint(sizes, x.options());
+}
+
 at::Tensor gated_rms_norm_meta(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                                double eps, c10::string_view activation, bool gate_first, bool late,
                                int64_t group_size) {
@@ -112,6 +131,7 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def(
       "gated_rms_norm(Tensor x, Tensor gate, Tensor weight, float eps, str activation=\"silu\", "
       "bool gate_first=False, bool late=False, int group_size=0) -> Tensor");
+  m.def("inverse_rms(Tensor x, float eps) -> Tensor");
   m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
 }
 
@@ -119,6 +139,7 @@ TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
   m.impl("rms_norm", &liteboost::rms_norm_meta);
   m.impl("add_rms_norm", &liteboost::add_rms_norm_meta);
   m.impl("gated_rms_norm", &liteboost::gated_rms_norm_meta);
+  m.impl("inverse_rms", &liteboost::inverse_rms_meta);
   m.impl("layer_norm", &liteboost::layer_norm_meta);
 }
 
@@ -127,5 +148,6 @@ TORCH_LIBRARY_IMPL(liteboost, Autograd, m) {
   m.impl("rms_norm", torch::CppFunction::makeFallthrough());
   m.impl("add_rms_norm", torch::CppFunction::makeFallthrough());
   m.impl("gated_rms_norm", torch::CppFunction::makeFallthrough());
+  m.impl("inverse_rms", torch::CppFunction::makeFallthrough());
   m.impl("layer_norm", torch::CppFunction::makeFallthrough());
 }

@@ -12,6 +12,8 @@ namespace liteboost {
 
 void check_rms_norm(const char* op, const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps);
 
+void check_inverse_rms(const at::Tensor& x, double eps);
+
 // What add_rms_norm asks beyond check_rms_norm.
 void check_residual(const at::Tensor& x, const at::Tensor& residual);
 

@@ -1,7 +1,10 @@
+#include <ATen/ops/fill.h>
 #include <torch/library.h>
 
+#include <limits>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "common/parallel.h"
 #include "common/tensors.h"
@@ -38,6 +41,7 @@ void run_rms_norm(const at::Tensor& x, const at::Tensor* residual, const std::op
   args.out = out.mutable_data_ptr();
   args.sum = sum == nullptr ? nullptr : sum->mutable_data_ptr();
   args.cols = rows.size;
+  args.weight_rows = w.defined() && w.dim() == 2 ? w.size(0) : 1;
   args.x_stride = rows.stride;
   args.residual_stride = residual_rows.stride;
   args.eps = static_cast<float>(eps);
@@ -99,6 +103,26 @@ at::Tensor gated_rms_norm_cpu(const at::Tensor& x, const at::Tensor& gate, const
   return out;
 }
 
+at::Tensor inverse_rms_cpu(const at::Tensor& x, double eps) {
+  check_inverse_rms(x, eps);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = 1;
+  at::Tensor out = empty_cpu(sizes, x.scalar_type());
+  // The mean of no elements; `out` is empty too where there are no rows.
+  if (x.numel() == 0) return at::fill_(out, std::numeric_limits<double>::quiet_NaN());
+  const Rows rows = rows_of(x, /*unit_step=*/true);
+  InverseRmsArgs args;
+  args.x = rows.data;
+  args.out = out.mutable_data_ptr();
+  args.cols = rows.size;
+  args.x_stride = rows.stride;
+  args.eps = static_cast<float>(eps);
+  args.dtype = dtype_of(x);
+  const auto run = LB_KERNELS(norm_kernels).inverse_rms;
+  parallel_rows(rows.count, rows.size, [&](int64_t begin, int64_t end) { run(args, begin, end); });
+  return out;
+}
+
 at::Tensor layer_norm_cpu(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                           const std::optional<at::Tensor>& bias, double eps) {
   check_layer_norm(x, weight, bias, eps);
@@ -128,5 +152,6 @@ TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
   m.impl("rms_norm", &liteboost::rms_norm_cpu);
   m.impl("add_rms_norm", &liteboost::add_rms_norm_cpu);
   m.impl("gated_rms_norm", &liteboost::gated_rms_norm_cpu);
+  m.impl("inverse_rms", &liteboost::inverse_rms_cpu);
   m.impl("layer_norm", &liteboost::layer_norm_cpu);
 }

@@ -62,8 +62,9 @@ LB_INLINE void scale(const T* x, T* out, int64_t cols, float rstd) {
 template <typename T, typename W>
 void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
   const int64_t cols = args.cols;
-  const W* weight = static_cast<const W*>(args.weight);
   for (int64_t row = begin; row < end; ++row) {
+    const W* weight = static_cast<const W*>(args.weight);
+    if (args.weight_rows > 1) weight += row % args.weight_rows * cols;
     const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
     float squares;
     if (args.residual == nullptr) {
@@ -81,6 +82,15 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
     } else {
       scale_early(x, weight, static_cast<W*>(args.out) + row * cols, cols, rstd, args.weight_offset);
     }
+  }
+}
+
+template <typename T>
+void inverse_rms_rows(const InverseRmsArgs& args, int64_t begin, int64_t end) {
+  T* out = static_cast<T*>(args.out);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+    store(out + row, splat(rsqrt_of_mean(sum_of_squares(x, args.cols), args.cols, args.eps)), 1);
   }
 }
 
@@ -177,6 +187,10 @@ void rms_norm(const RmsNormArgs& args, int64_t begin, int64_t end) {
                                                     : rms_norm_rows<T, T>(args, begin, end));
 }
 
+void inverse_rms(const InverseRmsArgs& args, int64_t begin, int64_t end) {
+  LB_DISPATCH_DTYPE(args.dtype, T, inverse_rms_rows<T>(args, begin, end));
+}
+
 void gated_rms_norm(const GatedRmsNormArgs& args, float* scratch, int64_t begin, int64_t end) {
   LB_DISPATCH_DTYPE(args.dtype, T,
                     args.weight_dtype == DType::f32 ? gated_rms_norm_rows<T, float>(args, scratch, begin, end)
@@ -191,7 +205,7 @@ void layer_norm(const LayerNormArgs& args, int64_t begin, int64_t end) {
 
 }  // namespace
 
-extern const NormKernels norm_kernels = {rms_norm, gated_rms_norm, layer_norm};
+extern const NormKernels norm_kernels = {rms_norm, inverse_rms, gated_rms_norm, layer_norm};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -138,6 +138,15 @@ def _add_rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("add_rms_norm", str(list(x.shape)), _plain_add_rms_norm, x, residual, weight, EPS)
 
 
+def _plain_inverse_rms(x: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps).to(x.dtype)
+
+
+def _inverse_rms(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    x = torch.randn(1, rows, HIDDEN).to(dtype)
+    yield _case("inverse_rms", str(list(x.shape)), _plain_inverse_rms, x, EPS)
+
+
 def _plain_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     normed = _plain_rms_norm(x, weight, eps)
     return (normed * F.silu(gate.to(torch.float32))).to(x.dtype)
@@ -203,6 +212,7 @@ def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
 MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
+    "inverse_rms": _inverse_rms,
     "gated_rms_norm": _gated_rms_norm,
     "layer_norm": _layer_norm,
     "rope": _rope,

@@ -183,6 +183,8 @@ class _Writer:
         value = self._global_chain(node)
         if value is not _MISSING:
             return self._meaning(value, self._dotted(node))
+        if self._is_super(node.value):
+            return f"super.{node.attr}{self._inherited(node.attr)}"
         if self._is_self(node.value):
             return f"self.{node.attr}{self._method(node.attr)}"
         # A size may choose elements; a size that enters the arithmetic is an operation to account for.
@@ -199,6 +201,19 @@ class _Writer:
 
     def _is_self(self, node: ast.AST) -> bool:
         return self.owner is not None and isinstance(node, ast.Name) and self.locals.get(node.id) == "v0"
+
+    def _is_super(self, node: ast.AST) -> bool:
+        plain = isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Name)
+        return plain and node.func.id == "super" and "super" not in self.locals and self.owner is not None
+
+    def _inherited(self, name: str) -> str:
+        """The digest of the method that ``super()`` finds for an instance of the owner."""
+        line, writer = self.owner.__mro__, self._global("__class__")
+        classes = line[line.index(writer) + 1 :] if writer in line else ()
+        found = next((vars(cls)[name] for cls in classes if name in vars(cls)), _MISSING)
+        if type(found) is not types.FunctionType:
+            raise Opaque(f"uses super().{name}, which is no plain method")
+        return self._callee(found, self.owner, name)
 
     def _method(self, name: str) -> str:
         """The digest of a method of the owner, or nothing for an attribute of the instance."""
@@ -255,6 +270,8 @@ class _Writer:
         return _MISSING
 
     def _meaning(self, value: Any, name: str) -> str:
+        if value is super:
+            raise Opaque("uses super() otherwise than to call a method")
         if isinstance(value, (bool, int, float, str, type(None))):
             return f"const {type(value).__name__} {value!r}"
         if isinstance(value, types.ModuleType):

@@ -1,4 +1,4 @@
-"""RMSNorm in its rounding orders, with a residual or a gate; LayerNorm."""
+"""RMSNorm in its rounding orders, with a residual or a gate, and its factor alone; LayerNorm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from ..errors import LiteBoostError, ShapeError
-from .checks import check_dtype, check_same_device, check_same_dtype, check_same_shape, check_vector
+from .checks import (
+    check_dtype,
+    check_same_device,
+    check_same_dtype,
+    check_same_shape,
+    check_vector,
+    shape_text,
+)
 from .registry import define
 
 GATES = ("silu", "sigmoid")
@@ -24,7 +31,8 @@ def rms_norm(
     Args:
         x: ``[..., hidden_size]``, fp32/bf16/fp16 (here also fp64). Any strides; rows with one stride and
             adjacent elements are read in place by the kernel, others are copied first.
-        weight: ``[hidden_size]``, dtype of ``x`` or fp32; None for no weight.
+        weight: ``[hidden_size]``, dtype of ``x`` or fp32; None for no weight. For groups with weights of
+            their own, in an ``x`` of ``[..., groups, hidden_size]``: ``[groups, hidden_size]``.
         eps: Added to the mean square, inside the root.
         weight_offset: Added to ``weight``: 1 where a model stores the difference from one.
         late: Round after the product with the weight, not before.
@@ -33,7 +41,7 @@ def rms_norm(
         ``[..., hidden_size]``, contiguous. ``late``: dtype of ``x``; otherwise what ``weight * x`` has.
 
     Raises:
-        ShapeError: ``weight`` is not ``[hidden_size]``.
+        ShapeError: ``weight`` has neither of the two shapes.
         DTypeError: A dtype not in the list above.
         NormError: ``eps`` is negative.
 
@@ -42,8 +50,8 @@ def rms_norm(
         rounded again. Late (OLMo-2; Gemma with offset 1): all in fp32, rounded once.
 
     Source:
-        Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4; ``LlamaRMSNorm``, ``Olmo2RMSNorm`` and
-        ``Gemma2RMSNorm`` in transformers 5.23.
+        Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4; ``LlamaRMSNorm``, ``Olmo2RMSNorm``,
+        ``Gemma2RMSNorm`` and, in groups, ``Qwen4ExpTextRMSNorm`` in transformers 5.23.
     """
     _check_rms_norm("rms_norm", x, weight, eps)
     return _rms_norm(x, weight, eps, weight_offset, late)
@@ -71,7 +79,7 @@ def add_rms_norm(
         ``rms_norm(sum)`` and ``sum``, both contiguous; ``sum`` is the next residual.
 
     Raises:
-        ShapeError: The shapes differ, or ``weight`` is not ``[hidden_size]``.
+        ShapeError: The shapes differ, or ``weight`` has neither shape.
         DTypeError: A dtype not served, or ``residual`` has another one.
         NormError: ``eps`` is negative.
 
@@ -85,6 +93,31 @@ def add_rms_norm(
     _check_like_x("add_rms_norm", "residual", x, residual)
     total = (x + residual).contiguous()
     return _rms_norm(total, weight, eps, weight_offset, late), total
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """One over the root mean square of each row of ``x``: the factor of `rms_norm`, without its product.
+
+    Args:
+        x: ``[..., hidden_size]``, as in `rms_norm`.
+        eps: As in `rms_norm`.
+
+    Returns:
+        ``[..., 1]``, contiguous, dtype of ``x``.
+
+    Raises:
+        DTypeError: A dtype not served.
+        NormError: ``eps`` is negative.
+
+    Numerics:
+        All in fp32, rounded once, to ``x.dtype``.
+
+    Source:
+        ``DeepseekV4UnweightedRMSNorm``, which scales by the rounded factor, and ``HYV4UnweightedRMSNorm``,
+        which returns it, in transformers 5.23.
+    """
+    _check_input("inverse_rms", x, eps)
+    return _factor(x.to(torch.promote_types(x.dtype, torch.float32)), eps).to(x.dtype)
 
 
 def gated_rms_norm(
@@ -183,8 +216,12 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return out.to(x.dtype).contiguous()
 
 
+def _factor(x: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
 def _scaled(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x * _factor(x, eps)
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float, late: bool) -> Tensor:
@@ -202,14 +239,23 @@ def _rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float
 
 def _check_input(op: str, x: Tensor, eps: float) -> None:
     if x.dim() < 1:
-        raise ShapeError(f"liteboost::{op}: x must have at least one dimension, got a scalar")
+        raise ShapeError(
+            f"liteboost::{op}: x must have at least one dimension, got a scalar; pass x.unsqueeze(0)"
+        )
     check_dtype(op, "x", x)
     if not eps >= 0:
         raise NormError(f"liteboost::{op}: eps must not be negative, got {eps}; pass the norm's own eps")
 
 
-def _check_parameter(op: str, argument: str, x: Tensor, parameter: Tensor) -> None:
-    check_vector(op, argument, parameter, x.shape[-1], "hidden_size")
+def _check_parameter(op: str, argument: str, x: Tensor, parameter: Tensor, in_groups: bool = False) -> None:
+    if not (in_groups and parameter.dim() == 2):
+        check_vector(op, argument, parameter, x.shape[-1], "hidden_size")
+    elif x.dim() < 2 or parameter.shape != x.shape[-2:]:
+        raise ShapeError(
+            f"liteboost::{op}: {argument} must have shape [groups, hidden_size] = the last two of x = "
+            f"{shape_text(x.shape)}, got {shape_text(parameter.shape)}; "
+            f"pass [hidden_size] for one {argument} in all groups"
+        )
     check_same_dtype(op, argument, parameter, "x", x, or_float32=True)
     check_same_device(op, argument, parameter, "x", x)
 
@@ -223,7 +269,7 @@ def _check_like_x(op: str, argument: str, x: Tensor, other: Tensor) -> None:
 def _check_rms_norm(op: str, x: Tensor, weight: Tensor | None, eps: float) -> None:
     _check_input(op, x, eps)
     if weight is not None:
-        _check_parameter(op, "weight", x, weight)
+        _check_parameter(op, "weight", x, weight, in_groups=True)
 
 
 def _check_gated_rms_norm(
@@ -234,14 +280,20 @@ def _check_gated_rms_norm(
     _check_like_x(op, "gate", x, gate)
     _check_parameter(op, "weight", x, weight)
     if group_size != 0 and not gate_first:
-        raise NormError(f"liteboost::{op}: group_size must be 0 unless gate_first is True, got {group_size}")
+        raise NormError(
+            f"liteboost::{op}: group_size must be 0 unless gate_first is True, got {group_size}; "
+            "pass 0, or x and gate as [..., groups, group_size]"
+        )
     if group_size < 0 or (group_size > 0 and x.shape[-1] % group_size != 0):
         raise NormError(
             f"liteboost::{op}: group_size must divide hidden_size = {x.shape[-1]}, got {group_size}; "
             "pass 0 for one group"
         )
     if activation not in GATES:
-        raise NormError(f"liteboost::{op}: activation must be silu or sigmoid, got '{activation}'")
+        raise NormError(
+            f"liteboost::{op}: activation must be silu or sigmoid, got '{activation}'; "
+            "use the plain PyTorch code for other gates"
+        )
 
 
 define(
@@ -253,6 +305,7 @@ define(
     "bool late=False) -> (Tensor normed, Tensor sum)",
     add_rms_norm,
 )
+define("inverse_rms(Tensor x, float eps) -> Tensor", inverse_rms)
 define(
     'gated_rms_norm(Tensor x, Tensor gate, Tensor weight, float eps, str activation="silu", '
     "bool gate_first=False, bool late=False, int group_size=0) -> Tensor",

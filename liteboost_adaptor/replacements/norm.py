@@ -1,9 +1,13 @@
-"""RMSNorm and LayerNorm modules, alone and with the residual addition before them."""
+"""RMSNorm and LayerNorm modules, alone and with the residual addition before them.
+
+Forms that few families have are in `norm_forms`.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,58 +19,89 @@ ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
 
 
-def _weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
+def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
+    """Why an op cannot scale ``x`` by ``weight``: a dtype that is neither that of ``x`` nor fp32."""
     if weight is not None and weight.dtype not in (x.dtype, torch.float32):
         return f"{_WEIGHT_ERROR} {str(weight.dtype).removeprefix('torch.')}"
     return ""
 
 
-def rms_norm(
-    original: Callable[..., Any],
-    tally: Tally,
-    *,
-    eps: str,
-    weight: str = "weight",
-    offset: float = 0.0,
-    late: bool = False,
-) -> Callable[..., torch.Tensor]:
-    """RMSNorm ``forward(self, hidden_states)``.
+def value_of(module: torch.nn.Module, source: str | float) -> float:
+    """A number a rule names: an attribute of the module, or the number itself."""
+    return getattr(module, source) if isinstance(source, str) else source
 
-    Args:
-        eps, weight: Attributes of the module; an empty ``weight`` means there is none.
+
+@dataclass(frozen=True, kw_only=True)
+class RmsForm:
+    """Where an RMSNorm keeps what it computes with, and in which order it rounds.
+
+    Attributes:
+        eps: Attribute, or the number itself.
+        weight: Attribute; empty where there never is a weight.
+        weighted_if: Attribute that says whether there is a weight; empty where there always is one.
         offset: Added to the weight (1.0 for Gemma).
+        offset_rounded: The weight with its offset has the weight's dtype, not fp32.
         late: Multiply by the weight before rounding to the input's dtype, not after.
+        weight_dtype_counts: Rounds to the weight's dtype, so serves only where that is the input's (T5).
     """
 
+    eps: str | float
+    weight: str = "weight"
+    weighted_if: str = ""
+    offset: float = 0.0
+    offset_rounded: bool = False
+    late: bool = False
+    weight_dtype_counts: bool = False
+
+    def scale(self, module: torch.nn.Module) -> torch.Tensor | None:
+        """The module's weight, or None where it has none."""
+        if not self.weight or (self.weighted_if and not getattr(module, self.weighted_if)):
+            return None
+        return getattr(module, self.weight)
+
+    def unserved(self, x: torch.Tensor, scale: torch.Tensor | None, *others: torch.Tensor) -> str:
+        """Why the ops do not serve rows ``x`` (and ``others`` beside them), or an empty string."""
+        reason = unserved(x, scale, *others) or weight_unserved(x, scale)
+        if not reason and self.weight_dtype_counts and scale.dtype != x.dtype:
+            reason = f"{_WEIGHT_ERROR} {str(scale.dtype).removeprefix('torch.')}"
+        return reason
+
+    def arguments(
+        self, module: torch.nn.Module, scale: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, float, float, bool]:
+        """What the ops take after the rows: weight, eps, weight_offset, late."""
+        if self.offset_rounded:
+            return scale + self.offset, value_of(module, self.eps), 0.0, self.late
+        return scale, value_of(module, self.eps), self.offset, self.late
+
+
+def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callable[..., torch.Tensor]:
+    """RMSNorm ``forward(self, hidden_states)``; the parameters are those of `RmsForm`."""
+    form = RmsForm(**form)
+
     def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-        scale = getattr(self, weight) if weight else None
-        reason = unserved(hidden_states, scale) or _weight_unserved(hidden_states, scale)
+        scale = form.scale(self)
+        reason = form.unserved(hidden_states, scale)
         if reason:
             tally.fell_back(reason)
             return original(self, hidden_states)
         tally.served()
-        return ops.rms_norm(hidden_states, scale, getattr(self, eps), offset, late)
+        return ops.rms_norm(hidden_states, *form.arguments(self, scale))
 
     return forward
 
 
 def add_rms_norm(
-    original: torch.nn.Module,
-    tally: Tally,
-    *,
-    child_rule: str,
-    eps: str,
-    weight: str = "weight",
-    offset: float = 0.0,
-    late: bool = False,
+    original: torch.nn.Module, tally: Tally, *, child_rule: str, **form: Any
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """``s = a + b; n = norm(s)`` as ``n, s``; the parameters are those of the rule that bound the norm."""
     # The class of a bound norm is a subclass of ours; what users may patch is the class it is based on.
     bound, base = type(original), type(original).__bases__[0]
     base_forward = base.forward
+    form = RmsForm(**form)
 
     def fused(norm: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = getattr(norm, weight, None) if weight else None
+        scale = None
         if type(norm) is not bound or base.forward is not base_forward:
             reason = "the norm was exchanged"
         elif not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
@@ -74,44 +109,63 @@ def add_rms_norm(
         elif a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
             reason = "terms of different shape, dtype or device"
         else:
-            reason = unserved(a, b, scale) or _weight_unserved(a, scale) or observed(norm)
+            scale = form.scale(norm)
+            reason = form.unserved(a, scale, b) or observed(norm)
         if reason:
             tally.fell_back(reason)
             total = a + b
             return norm(total), total
         tally.served()
-        return ops.add_rms_norm(b, a, scale, getattr(norm, eps), offset, late)
+        return ops.add_rms_norm(b, a, *form.arguments(norm, scale))
 
     return fused
 
 
 def layer_norm(
-    original: Callable[..., Any], tally: Tally, *, eps: str = "eps", bias: str = "bias", affine: bool = True
+    original: Callable[..., Any],
+    tally: Tally,
+    *,
+    eps: str | float = "eps",
+    weight: str = "weight",
+    bias: str = "bias",
+    offset: float = 0.0,
 ) -> Callable[..., torch.Tensor]:
     """LayerNorm ``forward(self, hidden_states)`` over the last dimension.
 
     Args:
-        eps, bias: Attributes of the module; an empty ``bias`` means there is none.
-        affine: Whether the module has a weight at all.
+        eps: Attribute of the module, or the number itself.
+        weight, bias: Attributes of the module; empty where there is none.
+        offset: Added to the weight, in the weight's dtype (1.0 for Nemotron).
     """
 
     def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-        scale = self.weight if affine else None
+        scale = getattr(self, weight) if weight else None
         shift = getattr(self, bias) if bias else None
         reason = (
             unserved(hidden_states, scale, shift)
-            or _weight_unserved(hidden_states, scale)
-            or _weight_unserved(hidden_states, shift)
+            or weight_unserved(hidden_states, scale)
+            or weight_unserved(hidden_states, shift)
+            or normalized_shape_unserved(self, hidden_states)
         )
-        if not reason and len(getattr(self, "normalized_shape", (0,))) != 1:
-            reason = "normalised over several dimensions"
+        if not reason and offset and torch.is_autocast_enabled():
+            reason = "autocast"  # Nemotron casts its arguments where CUDA's is on, whatever their device
         if reason:
             tally.fell_back(reason)
             return original(self, hidden_states)
         tally.served()
-        return ops.layer_norm(hidden_states, scale, shift, getattr(self, eps))
+        if offset:
+            scale = scale + offset
+        return ops.layer_norm(hidden_states, scale, shift, value_of(self, eps))
 
     return forward
+
+
+def normalized_shape_unserved(module: torch.nn.Module, x: torch.Tensor) -> str:
+    """Why the rows of ``x`` are not what ``torch.nn.LayerNorm`` would normalise, if it says what that is."""
+    shape = getattr(module, "normalized_shape", None)
+    if shape is None or tuple(shape) == x.shape[-1:]:
+        return ""
+    return "normalised over several dimensions" if len(shape) != 1 else "rows of another size"
 
 
 def gated_rms_norm(
@@ -144,9 +198,7 @@ def gated_rms_norm(
         elif gate.shape != hidden_states.shape or gate.dtype != hidden_states.dtype:
             reason = "a gate of another shape or dtype"
         else:
-            reason = unserved(hidden_states, gate, self.weight) or _weight_unserved(
-                hidden_states, self.weight
-            )
+            reason = unserved(hidden_states, gate, self.weight) or weight_unserved(hidden_states, self.weight)
         if reason:
             tally.fell_back(reason)
             return original(self, hidden_states, gate)

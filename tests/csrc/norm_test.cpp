@@ -79,6 +79,38 @@ void test_rms_norm(int cols, bool add, bool late, float offset) {
   check(sum.intact() && out_narrow.intact() && out_wide.intact(), "rms_norm margin", cols, 0, 0, 0);
 }
 
+// Rows whose weight is that of their group, and the factor of every row alone.
+template <typename T, typename W>
+void test_groups(int cols) {
+  std::mt19937 random(static_cast<unsigned>(cols));
+  constexpr int kGroups = 2, rows = kGroups * kRows;
+  Array<T> x(rows * cols), factor(rows);
+  Array<W> weight(kGroups * cols), out(rows * cols);
+  x.fill(random);
+  weight.fill(random);
+  RmsNormArgs args{};
+  args.x = x.data();
+  args.weight = weight.data();
+  args.out = out.data();
+  args.cols = args.x_stride = cols;
+  args.weight_rows = kGroups;
+  args.eps = kEps;
+  args.dtype = dtype_of<T>();
+  args.weight_dtype = dtype_of<W>();
+  LB_ISA::norm_kernels.rms_norm(args, 1, rows);  // from the second row on, as another thread would
+  InverseRmsArgs inverse{x.data(), factor.data(), cols, cols, kEps, dtype_of<T>()};
+  LB_ISA::norm_kernels.inverse_rms(inverse, 0, rows);
+  for (int row = 0; row < rows; ++row) {
+    const double r = rstd(cols, [&](int i) -> double { return x[row * cols + i]; });
+    if (cols > 0) check_close<T>("inverse_rms", cols, row, factor[row], r, r);
+    for (int i = 0; i < cols && row > 0; ++i) {
+      const double w = weight[row % kGroups * cols + i], want = x[row * cols + i] * r * w;
+      check_close<W>("rms_norm groups", cols, i, out[row * cols + i], want, rounded_scale<T>(want, w), 2.0);
+    }
+  }
+  check(out.intact() && factor.intact(), "groups margin", cols, 0, 0, 0);
+}
+
 template <typename T, typename W>
 void test_gated(int cols, int group, bool gate_first, bool late, NormGate activation) {
   std::mt19937 random(static_cast<unsigned>(cols));
@@ -160,6 +192,7 @@ void test_types() {
       test_rms_norm<T, W>(cols, add, false, 1.0f);
       test_rms_norm<T, W>(cols, add, true, 1.0f);
     }
+    test_groups<T, W>(cols);
     test_layer_norm<T, W>(cols, true, true);
     test_layer_norm<T, W>(cols, false, true);
     test_layer_norm<T, W>(cols, true, false);

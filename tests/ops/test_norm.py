@@ -84,6 +84,48 @@ def test_add_rms_norm_values(isa: str, dtype: torch.dtype, weight_dtype: torch.d
 
 
 @pytest.mark.parametrize(("dtype", "weight_dtype"), PAIRS, ids=str)
+@pytest.mark.parametrize(("groups", "size"), [(1, 7), (3, 65), (5, 64), (2, 1000)])
+def test_weights_of_groups(
+    isa: str, dtype: torch.dtype, weight_dtype: torch.dtype, groups: int, size: int
+) -> None:
+    """Each group gives what it gives alone; rows apart, so that no group starts where its neighbour ends."""
+    x = sentinel_view(randn(2, 4, groups, size, dtype=dtype))
+    weight = torch.cat(2 * [randn(groups, size, dtype=weight_dtype)], -1)[:, :size]
+    for arguments in ((), (1.0, True), (0.5, False)):
+        result = ops.rms_norm(x, weight, EPS, *arguments)
+        normed, total = ops.add_rms_norm(x, x, weight, EPS, *arguments)
+        assert result.is_contiguous() and result.shape == x.shape
+        for group in range(groups):
+            row = weight[group].contiguous()
+            assert same_bits(result[:, :, group], ops.rms_norm(x[:, :, group], row, EPS, *arguments))
+            assert same_bits(normed[:, :, group], ops.rms_norm(total[:, :, group], row, EPS, *arguments))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_inverse_rms_values(isa: str, dtype: torch.dtype, size: int) -> None:
+    x = randn(4, 37, size, dtype=dtype)
+    result = ops.inverse_rms(x, EPS)
+    assert result.shape == (4, 37, 1) and result.dtype == dtype
+    if size == 0:
+        assert result.isnan().all()
+        return
+    exact = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS)
+    original = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS).to(dtype)
+    assert_close(result, exact, original)
+    if dtype != torch.float32:
+        assert differing(result, original, torch.finfo(dtype).eps) < 0.01
+    assert same_bits(ops.inverse_rms(sentinel_view(x), EPS), result)
+    assert same_bits(ops.inverse_rms(x.transpose(0, 1), EPS), result.transpose(0, 1))
+
+
+def test_inverse_rms_has_no_backward_and_takes_no_rows(isa: str) -> None:
+    with pytest.raises(RuntimeError, match="has no backward"):
+        ops.inverse_rms(torch.ones(3, 64, requires_grad=True), EPS)
+    assert ops.inverse_rms(torch.empty(0, 5), EPS).shape == (0, 1)
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), PAIRS, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_layer_norm_values(isa: str, dtype: torch.dtype, weight_dtype: torch.dtype, size: int) -> None:
     x = randn(3, size, dtype=dtype)
@@ -257,6 +299,8 @@ def test_references_agree(dtype: torch.dtype) -> None:
         ("gated_rms_norm", (x, y, weight, EPS), {"late": True}),
         ("gated_rms_norm", (x, y, weight.float(), EPS), {"gate_first": True, "group_size": 32}),
         ("gated_rms_norm", (x, y, weight, EPS), {"gate_first": True, "late": True}),
+        ("rms_norm", (x, torch.stack((weight, -weight, weight)), EPS), {}),
+        ("inverse_rms", (x, EPS), {}),
         ("layer_norm", (x, weight, weight, EPS), {}),
         ("layer_norm", (x, None, weight.float(), EPS), {}),
     ]
@@ -274,10 +318,22 @@ BAD = [
         r"weight must have shape \[hidden_size\] = \[64\], got \[32\]",
     ),
     ("rms_norm", (X, torch.ones(1, 64), EPS), ValueError, r"weight must have shape .*got \[1, 64\]"),
+    (
+        "rms_norm",
+        (X, torch.ones(3, 64), EPS),
+        ValueError,
+        r"weight must have shape \[groups, hidden_size\] = the last two of x = \[2, 64\], got \[3, 64",
+    ),
     ("rms_norm", (X.half(), W.bfloat16(), EPS), TypeError, r"weight must have the dtype of x \(float16\) or"),
     ("rms_norm", (X.int(), W, EPS), TypeError, "x must be float32, bfloat16 or float16, got int32"),
     ("rms_norm", (X, W, -1.0), ValueError, "eps must not be negative, got -1"),
-    ("rms_norm", (torch.ones(()), None, EPS), ValueError, "x must have at least one dimension"),
+    (
+        "rms_norm",
+        (torch.ones(()), None, EPS),
+        ValueError,
+        "x must have at least one dimension, got a scalar; pass",
+    ),
+    ("inverse_rms", (X, -1.0), ValueError, "eps must not be negative, got -1"),
     ("rms_norm", (X, W.to("meta"), EPS), ValueError, r"weight must be on the device of x \(cpu\), got meta"),
     (
         "add_rms_norm",
@@ -287,7 +343,7 @@ BAD = [
     ),
     ("add_rms_norm", (X, X.half(), W, EPS), TypeError, r"residual must have the dtype of x \(float32\), got"),
     ("gated_rms_norm", (X, X.mT, W, EPS), ValueError, "gate must have the shape of x"),
-    ("gated_rms_norm", (X, X, W, EPS, "gelu"), ValueError, "activation must be silu or sigmoid, got 'gelu'"),
+    ("gated_rms_norm", (X, X, W, EPS, "gelu"), ValueError, "activation must be .* 'gelu'; use the plain"),
     (
         "gated_rms_norm",
         (X, X, W, EPS, "silu", True, False, 5),
@@ -298,7 +354,7 @@ BAD = [
         "gated_rms_norm",
         (X, X, W, EPS, "silu", False, False, 8),
         ValueError,
-        "group_size must be 0 unless gate_",
+        "group_size must be 0 unless gate_first is True, got 8; pass",
     ),
     ("layer_norm", (X, W, W.half(), EPS), TypeError, "bias must have the dtype of"),
     (
@@ -341,4 +397,6 @@ def test_opcheck(dtype: torch.dtype) -> None:
     torch.library.opcheck(ops.add_rms_norm, (x, y, weight.float(), EPS))
     torch.library.opcheck(ops.gated_rms_norm, (x, y, weight, EPS))
     torch.library.opcheck(ops.gated_rms_norm, (x, y, weight.float(), EPS, "sigmoid", True, False, 11))
+    torch.library.opcheck(ops.rms_norm, (x, torch.stack(4 * [weight]), EPS, 1.0, True))
+    torch.library.opcheck(ops.inverse_rms, (x.transpose(0, 1), EPS))
     torch.library.opcheck(ops.layer_norm, (x, weight, None, EPS))

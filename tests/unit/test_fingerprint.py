@@ -215,3 +215,31 @@ def test_digests_of_the_catalogue_are_stable():
 
     assert fingerprint(llama.LlamaRMSNorm.forward, llama.LlamaRMSNorm).digest == "64c708187c897e4a"
     assert fingerprint(llama.apply_rotary_pos_emb).digest == "1151e479e944f607"
+
+
+def doubling(base: type[nn.Module]) -> type[nn.Module]:
+    """A class of one text over a base of choice."""
+
+    class Doubling(base):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    return Doubling
+
+
+def test_what_super_reaches_counts():
+    over_norm, over_other = doubling(nn.LayerNorm), doubling(nn.GroupNorm)
+    first, second = (fingerprint(cls.forward, cls) for cls in (over_norm, over_other))
+    assert first.digest != second.digest
+    assert "layer_norm" in first.operations and "group_norm" in second.operations
+    again = doubling(nn.LayerNorm)
+    assert fingerprint(again.forward, again).digest == first.digest
+
+
+def test_super_with_arguments_is_opaque():
+    class Base(nn.LayerNorm):
+        def forward(self, x):
+            return super(nn.LayerNorm, self).forward(x)
+
+    with pytest.raises(Opaque, match="super"):
+        fingerprint(Base.forward, Base)

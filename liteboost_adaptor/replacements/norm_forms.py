@@ -1,0 +1,211 @@
+"""Norms of few families: in groups of channels, without a product, with steps of their own around the op."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..report import Tally
+from .guards import PROBE, unserved
+from .norm import normalized_shape_unserved, weight_unserved
+
+ops = torch.ops.liteboost
+_LAYER_NORM_FORWARD = torch.nn.LayerNorm.forward
+
+
+def torch_rms_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., torch.Tensor]:
+    """``torch.nn.RMSNorm`` over the last dimension; weight and epsilon may be None."""
+    rounds_once = _torch_rounds_once()
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        reason = (
+            unserved(x, self.weight) or weight_unserved(x, self.weight) or normalized_shape_unserved(self, x)
+        )
+        if not reason and x.dtype != torch.float32 and not rounds_once:
+            reason = "another rounding order in this torch"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        return ops.rms_norm(x, self.weight, eps, 0.0, True)
+
+    return forward
+
+
+@functools.cache
+def _torch_rounds_once() -> bool:
+    """Whether torch's RMSNorm rounds after the weight, with fp32's epsilon; early versions did neither."""
+    generator = torch.Generator("cpu").manual_seed(22)
+    x, weight = (torch.randn(2, 64, generator=generator, **PROBE) * 1e-3).bfloat16()
+    wide = x.float()
+    once = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)
+    found = torch.nn.functional.rms_norm(x, (64,), weight)
+    return bool((found == (once * weight.float()).bfloat16()).float().mean() > 0.95)
+
+
+def grouped_rms_norm(
+    original: Callable[..., Any], tally: Tally, *, eps: str, group_size: str, offset: float, late: bool
+) -> Callable[..., torch.Tensor]:
+    """RMSNorm over groups of neighbouring channels, each with weights of its own.
+
+    Args:
+        eps: Attribute of the module.
+        group_size: Attribute that holds the number of channels of a group; None there means all.
+        offset, late: See `liteboost_adaptor.replacements.norm.RmsForm`.
+    """
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        weight, size = self.weight, getattr(self, group_size)
+        reason = unserved(x, weight) or weight_unserved(x, weight)
+        if not reason and size is not None and x.shape[-1] != weight.shape[0]:
+            reason = "rows of another size"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        if size is None:
+            return ops.rms_norm(x, weight, getattr(self, eps), offset, late)
+        groups = (weight.shape[0] // size, size)
+        normed = ops.rms_norm(x.unflatten(-1, groups), weight.view(groups), getattr(self, eps), offset, late)
+        return normed.flatten(-2)
+
+    return forward
+
+
+def inverse_rms(
+    original: Callable[..., Any], tally: Tally, *, eps: str, scales: bool
+) -> Callable[..., torch.Tensor]:
+    """One over the root mean square of each row, rounded; with ``scales`` the row times that."""
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        reason = unserved(x)
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        factor = ops.inverse_rms(x, getattr(self, eps))
+        return x * factor if scales else factor
+
+    return forward
+
+
+def scaled_input_rms_norm(
+    original: Callable[..., Any], tally: Tally, *, eps: str, offset: float
+) -> Callable[..., torch.Tensor]:
+    """The row times its weight, rounded, and then an RMSNorm without a weight (Muse Spark).
+
+    Args:
+        eps: Attribute of the module.
+        offset: Added to the weight, in the weight's dtype.
+    """
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        reason = unserved(x, self.weight)
+        if not reason and self.weight.dtype != x.dtype:
+            reason = f"weight dtype {str(self.weight.dtype).removeprefix('torch.')}"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        return ops.rms_norm(x * (self.weight + offset), None, getattr(self, eps))
+
+    return forward
+
+
+def biased_rms_norm(
+    original: Callable[..., Any], tally: Tally, *, eps: str, fp32_if: str
+) -> Callable[..., torch.Tensor]:
+    """RMSNorm with an optional weight and an optional bias, each applied in the input's dtype (xLSTM).
+
+    Args:
+        eps: Attribute of the module.
+        fp32_if: Attribute that says whether the mean square is taken in fp32.
+    """
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        reason = unserved(x, self.weight, self.bias) or weight_unserved(x, self.weight)
+        if not reason and x.dtype != torch.float32 and not getattr(self, fp32_if):
+            reason = "statistics in the input's dtype"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        normed = ops.rms_norm(x, self.weight, getattr(self, eps))
+        return normed if self.bias is None else normed + self.bias
+
+    return forward
+
+
+def layer_norm_then_affine(
+    original: Callable[..., Any], tally: Tally, *, eps: float
+) -> Callable[..., torch.Tensor]:
+    """LayerNorm over the last dimension, rounded, and then a weight and bias of any shape (Chameleon)."""
+
+    def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+        reason = unserved(hidden_states, self.weight, self.bias) or normalized_shape_unserved(
+            self, hidden_states
+        )
+        if reason:
+            tally.fell_back(reason)
+            return original(self, hidden_states)
+        tally.served()
+        return ops.layer_norm(hidden_states, None, None, eps) * self.weight + self.bias
+
+    return forward
+
+
+def multi_head_layer_norm(
+    original: Callable[..., Any], tally: Tally, *, eps: str, fp32_if: str
+) -> Callable[..., torch.Tensor]:
+    """LayerNorm of each head, rounded; heads side by side; then an optional weight and bias (xLSTM).
+
+    Args:
+        eps, fp32_if: As in `biased_rms_norm`.
+    """
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        reason = unserved(x, self.weight, self.bias)
+        if not reason and x.shape[2:] != (self.num_heads, self.head_dim):
+            reason = "heads of another number or size"
+        if not reason and x.dtype != torch.float32 and not getattr(self, fp32_if):
+            reason = "statistics in the input's dtype"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        normed = ops.layer_norm(x, None, None, getattr(self, eps)).flatten(2)
+        if self.weight is not None:
+            normed = normed * self.weight
+        return normed if self.bias is None else normed + self.bias
+
+    return forward
+
+
+def channel_layer_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., torch.Tensor]:
+    """``torch.nn.LayerNorm`` over the channels of images, which stand first or last (ConvNeXt, SAM)."""
+
+    def forward(self: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
+        rows, is_first = features, self.data_format == "channels_first"
+        reason = (
+            unserved(features, self.weight, self.bias)
+            or weight_unserved(features, self.weight)
+            or weight_unserved(features, self.bias)
+        )
+        if not reason and torch.nn.LayerNorm.forward is not _LAYER_NORM_FORWARD:
+            reason = "nn.LayerNorm was patched"
+        if not reason and is_first:
+            reason = "" if features.ndim == 4 else "no images"
+            rows = features if reason else features.permute(0, 2, 3, 1)
+        reason = reason or normalized_shape_unserved(self, rows)
+        if reason:
+            tally.fell_back(reason)
+            return original(self, features)
+        tally.served()
+        normed = ops.layer_norm(rows, self.weight, self.bias, self.eps)
+        return normed.permute(0, 3, 1, 2) if is_first else normed
+
+    return forward

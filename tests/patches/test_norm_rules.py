@@ -1,0 +1,347 @@
+"""The norms of few families: each form against its original, look-alikes refused, whole models."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import calls, numbers, planted, state, tiny_models
+from torch import nn
+
+import liteboost_adaptor
+from liteboost_adaptor.replacements.norm import hard_inputs
+
+SIZE = 64
+
+
+def family_class(family: str, name: str) -> type[nn.Module]:
+    return getattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), name)
+
+
+#: Name -> (rule, family, class, positional and keyword arguments of the class).
+FORMS: dict[str, tuple[str, str, str, tuple, dict]] = {
+    "CPM-Ant": ("rms_eps", "cpmant", "CpmAntLayerNorm", (SimpleNamespace(eps=1e-6, hidden_size=SIZE),), {}),
+    "Moshi": ("rms_late_eps", "moshi", "MoshiRMSNorm", (SIZE,), {}),
+    "Gemma 4": ("rms_optional", "gemma4", "Gemma4RMSNorm", (SIZE,), {}),
+    "Gemma 4 without weight": ("rms_optional", "gemma4", "Gemma4RMSNorm", (SIZE,), {"with_scale": False}),
+    "T5": ("rms_t5", "t5", "T5LayerNorm", (SIZE,), {}),
+    "Muse Spark": ("rms_centred_rounded", "muse_spark", "MuseSparkTextCenteredRMSNorm", (SIZE,), {}),
+    "Muse Spark, scaled input": (
+        "rms_scaled_input",
+        "muse_spark",
+        "MuseSparkTextInputScaledRMSNorm",
+        (SIZE,),
+        {},
+    ),
+    "Qwen4-Exp": ("rms_grouped", "qwen4_exp", "Qwen4ExpTextRMSNorm", (SIZE,), {}),
+    "Qwen4-Exp in groups": ("rms_grouped", "qwen4_exp", "Qwen4ExpTextRMSNorm", (SIZE, 16), {}),
+    "DeepSeek-V4": ("rms_rounded_factor", "deepseek_v4", "DeepseekV4UnweightedRMSNorm", (), {}),
+    "HY-V4": ("rms_factor", "hy_v4", "HYV4UnweightedRMSNorm", (), {}),
+    "xLSTM": ("rms_biased", "xlstm", "xLSTMRMSNorm", (SIZE,), {}),
+    "xLSTM with bias": ("rms_biased", "xlstm", "xLSTMRMSNorm", (SIZE,), {"use_bias": True}),
+    "xLSTM without weight": ("rms_biased", "xlstm", "xLSTMRMSNorm", (SIZE,), {"use_weight": False}),
+    "Nemotron": ("layer_centred", "nemotron", "NemotronLayerNorm1P", (SIZE,), {}),
+    "VideoPrism": ("layer_centred", "videoprism", "VideoPrismLayerNorm", (SIZE,), {}),
+    "OLMo": ("layer_plain", "olmo", "OlmoLayerNorm", (SIZE,), {}),
+    "Chameleon": ("layer_then_affine", "chameleon", "ChameleonLayerNorm", ((5, SIZE),), {}),
+    "GOT-OCR2": ("layer_channels", "got_ocr2", "GotOcr2LayerNorm", (SIZE,), {}),
+}
+
+#: Forms whose input has four dimensions: what `FORMS` has, and the shape of the input.
+IMAGES: dict[str, tuple[tuple[str, str, str, tuple, dict], tuple[int, ...]]] = {
+    "xLSTM heads": (("layer_heads", "xlstm", "xLSTMMultiHeadLayerNorm", (3, SIZE), {}), (2, 5, 3, SIZE)),
+    "xLSTM heads with bias": (
+        ("layer_heads", "xlstm", "xLSTMMultiHeadLayerNorm", (3, SIZE), {"use_bias": True}),
+        (2, 5, 3, SIZE),
+    ),
+    "channels first": (
+        ("layer_channels", "convnext", "ConvNextLayerNorm", (7,), {"data_format": "channels_first"}),
+        (2, 7, 3, 5),
+    ),
+    "channels last": (("layer_channels", "sam", "SamLayerNorm", (7,), {}), (2, 3, 5, 7)),
+}
+
+
+def made(family: str, name: str, arguments: tuple, keywords: dict, dtype: torch.dtype) -> nn.Module:
+    """A module with weights that are neither 0 nor 1."""
+    module = family_class(family, name)(*arguments, **keywords)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in module.parameters():
+        parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.5 + 0.7).to(dtype)
+    return module.requires_grad_(False)
+
+
+def check_served(module: nn.Module, rule: str, inputs: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Same dtype and shape; fp32 within noise; 16 bits but for roundings that fp32 noise tips."""
+    inputs = list(inputs)
+    model = nn.Sequential(module)
+    expected = [model(x) for _, x in inputs]
+    liteboost_adaptor.apply(model)
+    with calls.served() as served:
+        found = [model(x) for _, x in inputs]
+    assert served.rules == {f"norm.{rule}": len(inputs)} and served.fallbacks == {}
+    for (description, x), ours, theirs in zip(inputs, found, expected, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, description
+        if x.dtype == torch.float32:
+            torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6, msg=description)
+            continue
+        ulp = torch.finfo(x.dtype).eps
+        torch.testing.assert_close(ours, theirs, rtol=2 * ulp, atol=2e-6, msg=description)
+        # Another order of roundings shows in a tenth of the elements and more.
+        assert (ours != theirs).float().mean() < 0.02, description
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_are_served_in_their_rounding_order(form: str, dtype: torch.dtype) -> None:
+    rule, *how = FORMS[form]
+    generator = torch.Generator().manual_seed(4)
+    scale = 1.0 if dtype != torch.float16 else 1e-2  # huge inputs are finite in fp16 too
+    inputs = [(text, (x * scale).to(dtype)) for text, x in hard_inputs((4, 5, SIZE), generator)]
+    check_served(made(*how, dtype), rule, iter(inputs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", IMAGES)
+def test_forms_of_four_dimensions_are_served(form: str, dtype: torch.dtype) -> None:
+    (rule, *how), shape = IMAGES[form]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    check_served(made(*how, dtype), rule, iter([("random", x)]))
+
+
+@pytest.mark.parametrize("form", ["CPM-Ant", "Moshi", "Gemma 4", "Qwen4-Exp in groups", "xLSTM"])
+def test_fp32_weights_over_bf16_rows(form: str) -> None:
+    rule, *how = FORMS[form]
+    x = torch.randn(4, 5, SIZE, generator=torch.Generator().manual_seed(4)).bfloat16()
+    check_served(made(*how, torch.float32), rule, iter([("mixed", x)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("affine", "eps"), [(True, 1e-5), (True, None), (False, 1e-5), (False, None)])
+def test_torchs_own_rms_norm(affine: bool, eps: float | None, dtype: torch.dtype) -> None:
+    module = nn.RMSNorm(SIZE, eps=eps, elementwise_affine=affine, dtype=dtype).requires_grad_(False)
+    if affine:
+        nn.init.normal_(module.weight)
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(4, 5, SIZE, generator=generator)
+    check_served(module, "rms_torch", iter([("random", x.to(dtype)), ("tiny", (x * 1e-3).to(dtype))]))
+
+
+def test_a_weight_that_is_switched_off_is_left_out() -> None:
+    norm = made("gemma4", "Gemma4RMSNorm", (SIZE,), {}, torch.float32)
+    x = torch.randn(3, SIZE)
+    liteboost_adaptor.apply(nn.Sequential(norm))
+    assert not torch.allclose(norm(x), torch.nn.functional.rms_norm(x, (SIZE,)), rtol=1e-3)
+    norm.with_scale = False
+    torch.testing.assert_close(norm(x), torch.nn.functional.rms_norm(x, (SIZE,), eps=1e-6))
+
+
+#: Calls that the original takes: form, how the module or the input is changed, reason.
+HANDED_BACK: dict[str, tuple[str, Callable[[nn.Module, torch.Tensor], torch.Tensor], str]] = {
+    "T5 with another weight dtype": ("T5", lambda norm, x: x.bfloat16(), "weight dtype float32"),
+    "Muse Spark with another weight dtype": (
+        "Muse Spark, scaled input",
+        lambda norm, x: x.bfloat16(),
+        "weight dtype float32",
+    ),
+    "xLSTM statistics in bf16": (
+        "xLSTM",
+        lambda norm, x: setattr(norm, "force_float32_reductions", False) or x.bfloat16(),
+        "statistics in the input's dtype",
+    ),
+    "rows of another size": ("Qwen4-Exp in groups", lambda norm, x: x[..., :48], "rows of another size"),
+    "a layer norm of another size": ("OLMo", lambda norm, x: x[..., :48], "rows of another size"),
+    "several dimensions": (
+        "OLMo",
+        lambda norm, x: setattr(norm, "normalized_shape", (5, SIZE)) or x,
+        "normalised over several dimensions",
+    ),
+    "float64": ("DeepSeek-V4", lambda norm, x: x.double(), "dtype float64"),
+}
+
+
+@pytest.mark.parametrize("case", HANDED_BACK)
+def test_calls_that_the_original_takes(case: str) -> None:
+    form, change, reason = HANDED_BACK[case]
+    rule, *how = FORMS[form]
+    norm = made(*how, torch.float32)
+    x = change(norm, torch.randn(4, 5, SIZE))
+
+    def run() -> torch.Tensor | str:
+        try:
+            return norm(x)
+        except RuntimeError as error:
+            return str(error)
+
+    expected = run()
+    liteboost_adaptor.apply(nn.Sequential(norm))
+    with calls.served() as served:
+        found = run()
+    assert served.rules == {} and served.fallbacks == {(f"norm.{rule}", reason): 1}
+    assert found == expected if isinstance(expected, str) else torch.equal(found, expected)
+
+
+def test_autocast_is_left_to_a_norm_that_asks_for_it() -> None:
+    norm = made("nemotron", "NemotronLayerNorm1P", (SIZE,), {}, torch.float32)
+    x = torch.randn(3, SIZE)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        expected = norm(x)
+        liteboost_adaptor.apply(nn.Sequential(norm))
+        with calls.served() as served:
+            assert torch.equal(norm(x), expected)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert expected.dtype == torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert served.fallbacks == {("norm.layer_centred", "autocast"): 1}
+
+
+def test_a_layer_norm_patched_later_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = made("sam", "SamLayerNorm", (7,), {}, torch.float32)
+    liteboost_adaptor.apply(nn.Sequential(norm))
+    monkeypatch.setattr(nn.LayerNorm, "forward", lambda self, x: x * 0)
+    assert torch.count_nonzero(norm(torch.randn(2, 3, 5, 7))) == 0
+
+
+#: What is changed -> form, old text of its class, new text.
+NEAR_MISSES = {
+    "Gemma 4, one added": ("Gemma 4", "* self.weight.float()", "* (1.0 + self.weight.float())"),
+    "Gemma 4, eps outside": (
+        "Gemma 4",
+        "torch.pow(mean_squared, -0.5)",
+        "(torch.pow(mean_squared, -0.5) + self.eps)",
+    ),
+    "Gemma 4, early cast": (
+        "Gemma 4",
+        "self._norm(hidden_states.float())",
+        "self._norm(hidden_states.float()).type_as(hidden_states)",
+    ),
+    "Qwen4-Exp, nothing added": ("Qwen4-Exp", "(1.0 + self.weight.float())", "self.weight.float()"),
+    "Qwen4-Exp, interleaved": ("Qwen4-Exp in groups", "-1, self.group_size)", "self.group_size, -1)"),
+    "DeepSeek-V4, no cast": ("DeepSeek-V4", "+ self.eps).to(x.dtype)", "+ self.eps)"),
+    "DeepSeek-V4, narrow square": ("DeepSeek-V4", "x.float().square()", "x.square()"),
+    "HY-V4, the root itself": ("HY-V4", "torch.rsqrt", "torch.sqrt"),
+    "CPM-Ant, late cast": ("CPM-Ant", ".to(old_dtype) * self.weight", " * self.weight.to(old_dtype)"),
+    "Moshi, eps outside": ("Moshi", "+ self.eps)", "+ 0 * self.eps) + self.eps"),
+    "T5, another cast": ("T5", "hidden_states.to(self.weight.dtype)", "hidden_states.to(torch.float16)"),
+    "OLMo, another eps": ("OLMo", "eps=1e-5", "eps=1e-6"),
+    "OLMo, no cast": ("OLMo", "hidden_states.to(dtype=torch.float32)", "hidden_states"),
+    "Nemotron, two added": ("Nemotron", "self.weight + 1.0", "self.weight + 2.0"),
+    "Muse Spark, half added": ("Muse Spark", "(1.0 + self.weight)", "(0.5 + self.weight)"),
+    "Muse Spark, not rounded": ("Muse Spark, scaled input", "output.type_as(x).float()", "output"),
+    "xLSTM, bias first": ("xLSTM", "x = x * self.weight", "x = x + self.weight"),
+    "xLSTM heads, unbiased variance": ("xLSTM heads", "unbiased=False", "unbiased=True"),
+    "Chameleon, another eps": ("Chameleon", "eps=1e-5", "eps=1e-6"),
+    "GOT-OCR2, columns for rows": ("GOT-OCR2", "permute(0, 3, 1, 2)", "permute(0, 3, 2, 1)"),
+    "GOT-OCR2 over another base": ("GOT-OCR2", "(nn.LayerNorm)", "(TwiceLayerNorm)"),
+}
+
+HEADER = """
+import torch
+from torch import Tensor, Size, nn
+from torch.nn import functional as F
+from transformers.models.nemotron.modeling_nemotron import _cast_if_autocast_enabled, maybe_autocast
+
+
+class TwiceLayerNorm(nn.LayerNorm):
+    def forward(self, input):
+        return 2 * nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class CpmAntConfig:
+    pass
+
+
+"""
+
+
+@pytest.mark.parametrize("case", NEAR_MISSES)
+def test_look_alikes_are_refused_with_a_reason(case: str, tmp_path: Path) -> None:
+    form, old, new = NEAR_MISSES[case]
+    (_, family, name, arguments, keywords), shape = IMAGES.get(form) or (FORMS[form], (4, 5, SIZE))
+    text = textwrap.dedent(inspect.getsource(family_class(family, name)))
+    assert text.count(old) == 1
+    changed = getattr(planted.load(HEADER + text.replace(old, new), tmp_path), name)
+    module, x = changed(*arguments, **keywords).requires_grad_(False), torch.randn(shape)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    model = nn.Sequential(module)
+    expected = model(x)
+    liteboost_adaptor.apply(model)
+    assert torch.equal(model(x), expected)
+    rows = state.rows("norm")
+    assert rows.keys() == {"refused"}, rows.keys()
+    assert "not in the catalogue" in rows["refused"][0].reason
+
+
+def test_a_subclass_of_torchs_rms_norm_with_a_forward_of_its_own_is_not_served() -> None:
+    class Twice(nn.RMSNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    model = nn.Sequential(Twice(SIZE).requires_grad_(False))
+    x = torch.randn(3, SIZE)
+    expected = model(x)
+    liteboost_adaptor.apply(model)
+    with calls.served() as served:
+        assert torch.equal(model(x), expected)
+    assert served.rules == {}
+
+
+FAMILIES = (
+    "gemma4_text",
+    "qwen4_exp_text",
+    "deepseek_v4",
+    "hy_v4",
+    "inkling2_text",
+    "cpmant",
+    "moshi",
+    "nemotron",
+    "olmo",
+    "xlstm",
+    "diffllama",
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_norm_of_a_model_is_served(family: str) -> None:
+    model = tiny_models.build(family)
+    inputs = tiny_models.example_inputs(model, padding=3)
+    norms = [part for part in model.modules() if "Norm" in type(part).__name__ and not part._modules]
+    codes = {calls.code_of(type(norm).forward): "norm" for norm in norms}
+    with torch.no_grad():
+        expected, before = calls.count(codes, lambda: model(**inputs).logits)
+        liteboost_adaptor.apply(model, disable="rope.*,mlp.*,attention.*,linear.*")
+        with calls.served() as served:
+            found, left = calls.count(codes, lambda: model(**inputs).logits)
+    assert left == {} and served.fallbacks == {}
+    assert served.kinds["norm"] == before["norm"] > 0
+    assert numbers.relative(found, expected) <= 2e-5
+    assert "refused" not in state.rows("norm")
+
+
+@pytest.mark.parametrize("family", ["diffllama", "gemma4_unified_text", "moshi", "nemotron", "olmo"])
+def test_bf16_is_as_near_to_float64_as_the_original(family: str) -> None:
+    ours, originals, wanted = [], [], []
+    for seed in (0, 1):
+        model = numbers.cast(tiny_models.build(family, seed), torch.bfloat16)
+        inputs = numbers.padded_inputs(model, seed=seed)
+        kept = inputs["attention_mask"].bool()
+        wanted.append(numbers.exact(model, family, inputs).logits[kept])
+        with torch.no_grad():
+            originals.append(model(**inputs).logits[kept].double())
+            liteboost_adaptor.apply(model, disable="rope.*,mlp.*,attention.*,linear.*")
+            ours.append(model(**inputs).logits[kept].double())
+        liteboost_adaptor.undo()
+    exact = torch.cat(wanted)
+    distance, own = ((torch.cat(found) - exact).norm() / exact.norm() for found in (ours, originals))
+    assert distance <= max(1.5 * own.item(), numbers.ULP[torch.bfloat16])
