@@ -16,7 +16,7 @@
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
 // that: a thread walks its own contiguous part of the rows of weight, and each element read meets all rows of
 // x while it is in a register or in the first cache. Many rows are at::linear's where it is faster; the limit
-// and the figures behind it are at max_rows in linear_cpu.cpp.
+// and the figures behind it are at linear_max_rows in linear_cpu.cpp.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once

@@ -11,16 +11,16 @@
 #include "common/tensors.h"
 #include "linear/linear.h"
 #include "linear/linear_checks.h"
+#include "linear/linear_cpu.h"
 
 #ifdef LB_X86_ISAS
 #include <cpuid.h>
 #endif
 
 namespace liteboost {
-namespace {
 
-// The most rows served here; more are at::linear's. Its time over ours, weight [3072, 1024], one thread of a
-// Zen 5 restricted in oneDNN and MKL to the same instructions, torch 2.13:
+// linear_max_rows: at::linear's time over ours, weight [3072, 1024], one thread of a Zen 5 restricted in
+// oneDNN and MKL to the same instructions, torch 2.13:
 //
 //                           rows  16    32    64    512
 //     bf16  AVX2                  4.0   3.9   3.8   3.7
@@ -33,12 +33,12 @@ namespace {
 //
 // So a 16-bit product without an instruction of its own is served here whatever the number of rows.
 #ifdef LB_X86_ISAS
-bool cpu_multiplies_f16() {
+static bool cpu_multiplies_f16() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && ((edx >> 23) & 1u);
 }
 
-int64_t max_rows(at::ScalarType dtype) {
+int64_t linear_max_rows(at::ScalarType dtype) {
   constexpr int64_t any = std::numeric_limits<int64_t>::max();
   // What the CPU has, not what current_isa() is limited to: a limit on us does not slow at::linear down.
   static const bool multiplies_bf16 = detect_isa() == Isa::avx512_bf16;
@@ -48,8 +48,18 @@ int64_t max_rows(at::ScalarType dtype) {
   return 64;
 }
 #else
-int64_t max_rows(at::ScalarType) { return 16; }
+int64_t linear_max_rows(at::ScalarType) { return 16; }
 #endif
+
+at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias) {
+  // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return at::linear(x, weight, bias).contiguous();
+}
+
+namespace {
 
 // Bytes of weight below which a thread is not worth waking.
 constexpr int64_t kGrainBytes = 64 << 10;
@@ -63,15 +73,7 @@ constexpr int64_t kStackBytes = 8 << 10;
 // Where x or bias is not contiguous, it is copied: they are small. The weight is large, so one whose last dim
 // is not contiguous goes to at::linear, which multiplies by it as it lies.
 bool served(const at::Tensor& weight, int64_t rows) {
-  return (weight.stride(1) == 1 || weight.size(1) <= 1) && rows <= max_rows(weight.scalar_type());
-}
-
-at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
-                        const std::optional<at::Tensor>& bias) {
-  // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return at::linear(x, weight, bias).contiguous();
+  return (weight.stride(1) == 1 || weight.size(1) <= 1) && rows <= linear_max_rows(weight.scalar_type());
 }
 
 // Up to kLinearRows rows; `packed` holds x.

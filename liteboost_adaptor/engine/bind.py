@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,12 @@ class Mark:
     Attributes:
         rules: Method name -> rule whose replacement is that method.
         outcomes: What to report for each instance.
-        interface: The module asks a registry for a function, and an entry of ours may serve it.
+        registries: Those (``module:Class``) the module asks for a function, where a rule has an entry.
     """
 
     rules: types.MappingProxyType[str, Rule]
     outcomes: tuple[Outcome, ...]
-    interface: bool = False
+    registries: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Binder:
         cls = type(module)
         if cls.__module__.split(".")[0] == "torch" and not self.fits.names_class(_target(cls)):
             return Plan(None, ())
-        reached = _reached(cls)
+        reached = _reached(cls, self.fits.registries)
         # What the methods are and what they name can be exchanged by others between two bindings.
         names = tuple(value for method in reached.values() for value in _named_functions(method))
         key = (
@@ -182,14 +182,15 @@ class _Planner:
         for attribute, method in self.reached.items():
             if attribute not in self.methods:
                 self._reroute(attribute, method)
-        interface = self._asks_registry()
+        registries = self._asks_registry()
+        self.outcomes = list(dict.fromkeys(self.outcomes))  # one child may be met in several methods
         bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
         if bound and "forward" in vars(self.module):
             reason = "this instance has a forward of its own (a hook of another library)"
             return Plan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
         if not bound and not self.is_marked_anyway:
             return Plan(None, tuple(self.outcomes))
-        mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), interface)
+        mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), registries)
         return Plan(self._subclass(mark), tuple(self.outcomes))
 
     def _subclass(self, mark: Mark) -> type:
@@ -210,7 +211,7 @@ class _Planner:
         if replacement is None:
             return
         try:
-            self.methods[attribute] = rewriting.forwarding(method, replacement, self.cls)
+            self.methods[attribute] = rewriting.forwarding(method, replacement, self.cls, attribute)
         except source.SourceUnavailable as fault:
             self.outcomes.append(Outcome(fit.rule.id, REFUSED, self.target, f"{attribute} {fault}"))
             return
@@ -226,16 +227,11 @@ class _Planner:
             self.outcomes.append(Outcome(fit.rule.id, FAILED, self.target, reason))
             return None
 
-    def _asks_registry(self) -> bool:
-        """Note the registries that the module's methods ask and a rule has an entry for."""
-        asked = False
-        for rule in self.fits.registries:
-            for method in self.reached.values():
-                if any(_target(type(value)) == rule.registry for value in _named_globals(method)):
-                    self.outcomes.append(Outcome(rule.id, APPLIED, self.target))
-                    asked = True
-                    break
-        return asked
+    def _asks_registry(self) -> frozenset[str]:
+        """The registries that the module's methods ask and a rule has an entry for."""
+        asked = [rule for rule in self.fits.registries if _asks(self.reached.values(), rule)]
+        self.outcomes += [Outcome(rule.id, APPLIED, self.target) for rule in asked]
+        return frozenset(rule.registry for rule in asked)
 
     def _reroute(self, attribute: str, method: Any) -> None:
         """Expressions inside a method, by the rules of kinds ``expression`` and ``function``."""
@@ -255,7 +251,7 @@ class _Planner:
                 self.outcomes.append(Outcome(rule, FOREIGN, self.target, reason))
             return
         try:
-            rewritten = rewriting.rewrite(method, routes, self.cls)
+            rewritten = rewriting.rewrite(method, routes, self.cls, attribute)
         except source.SourceUnavailable as fault:
             for fit in {id(fit): fit for fit in owners.values()}.values():
                 self.outcomes.append(Outcome(fit.rule.id, REFUSED, self.target, f"{attribute} {fault}"))
@@ -297,10 +293,21 @@ def _target(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _reached(cls: type) -> dict[str, Any]:
-    """``forward`` and the methods of the same class it calls, by name, in order of discovery."""
-    found: dict[str, Any] = {}
-    pending = ["forward"]
+def _reached(cls: type, registries: Iterable[Rule]) -> dict[str, Any]:
+    """``forward``, the methods of the same class it calls, and those that entries of ``registries`` read.
+
+    By name, in order of discovery.
+    """
+    found = _called(cls, ["forward"], {})
+    for rule in registries:
+        if rule.reads and _asks(found.values(), rule):
+            found = _called(cls, list(rule.reads), found)
+    return found
+
+
+def _called(cls: type, pending: list[str], found: dict[str, Any]) -> dict[str, Any]:
+    """``found``, the methods of ``cls`` called ``pending``, and the methods of the same class these call."""
+    found = dict(found)
     while pending:
         name = pending.pop(0)
         method = getattr(cls, name, None)
@@ -314,6 +321,24 @@ def _reached(cls: type) -> dict[str, Any]:
         own = vars(cls)
         pending += [n for n in called if type(own.get(n)) is types.FunctionType and not n.startswith("__")]
     return found
+
+
+def _asks(methods: Iterable[Any], rule: Rule) -> bool:
+    """Whether one of ``methods`` names, or a decorator of it holds, an object of the rule's registry."""
+    return any(
+        _target(type(value)) == rule.registry
+        for method in methods
+        for value in (*_named_globals(method), *_held_by_wrappers(method))
+    )
+
+
+def _held_by_wrappers(method: Any) -> list[Any]:
+    """What the functions around a method hold in their closures."""
+    try:
+        chain = source.wrapper_chain(method)
+    except source.SourceUnavailable:
+        return []
+    return [rewriting.contents(cell) for wrapper in chain for cell in wrapper.__closure__ or ()]
 
 
 def _named_globals(method: Any) -> list[Any]:

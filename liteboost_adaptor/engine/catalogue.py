@@ -40,7 +40,8 @@ class Rule:
         bodies: Digests (see `fingerprint`) known to compute what the replacement computes.
         operations: Operations an unlisted body may use and still be considered for a probe.
         parameters: Keyword arguments for the replacement's factory.
-        reads: Attributes the instance must have.
+        reads: Attributes the instance must have. For ``kind = "registry"``: methods of the module that the
+            entry calls, and in which rules of other kinds apply as in ``forward``.
         registry: For ``kind = "registry"``: the class (``module:Class``) of the registry object.
         entry: The key in it.
         applies: ``module:predicate`` over the target; where it is false the rule takes no interest.

@@ -48,10 +48,10 @@ class Rewritten:
     met: Mapping[str, frozenset[str]]
 
 
-def rewrite(method: Any, routes: Routes, owner: type | None = None) -> Rewritten | None:
+def rewrite(method: Any, routes: Routes, owner: type | None = None, attribute: str = "") -> Rewritten | None:
     """A copy of ``method`` with ``routes`` taken, or ``None`` when none of them occurs in it.
 
-    With ``owner``, the copy yields to whatever someone else puts in place of ``owner``'s method later.
+    With ``owner``, the copy yields to whatever someone else puts in place of ``owner``'s ``attribute`` later.
 
     Raises:
         SourceUnavailable: The method cannot be rewritten soundly; the message says why.
@@ -67,15 +67,17 @@ def rewrite(method: Any, routes: Routes, owner: type | None = None) -> Rewritten
         raise SourceUnavailable(f"assigns to {editor.self_name}")
     if any(_is_private(child) for child in ast.walk(node)):
         raise SourceUnavailable("uses a private name (two leading underscores)")
-    names = {**editor.names, **_yield_to_successor(node, method, owner)}
+    names = {**editor.names, **_yield_to_successor(node, method, owner, attribute)}
     function = rewrap(method, _build(node, parsed, names))
     return Rewritten(function, {pattern: frozenset(names) for pattern, names in editor.met.items() if names})
 
 
-def forwarding(method: Any, replacement: Any, owner: type | None = None) -> types.FunctionType:
+def forwarding(
+    method: Any, replacement: Any, owner: type | None = None, attribute: str = ""
+) -> types.FunctionType:
     """A function with the signature of ``method`` that hands its arguments to ``replacement`` by position.
 
-    With ``owner``, it yields to whatever someone else puts in place of ``owner``'s method later.
+    With ``owner``, it yields to whatever someone else puts in place of ``owner``'s ``attribute`` later.
 
     Raises:
         SourceUnavailable: ``method`` has no plain source, or takes ``*args`` or ``**kwargs``.
@@ -88,20 +90,24 @@ def forwarding(method: Any, replacement: Any, owner: type | None = None) -> type
     node.body = [
         ast.copy_location(ast.Return(value=_call_with(arguments, "__liteboost_ours__")), parsed.node)
     ]
-    names = {"__liteboost_ours__": replacement, **_yield_to_successor(node, method, owner)}
+    names = {"__liteboost_ours__": replacement, **_yield_to_successor(node, method, owner, attribute)}
     function = _build(node, parsed, names)
     function.__liteboost_original__ = method
     return function
 
 
-def _yield_to_successor(node: ast.FunctionDef, method: Any, owner: type | None) -> dict[str, Any]:
+def _yield_to_successor(
+    node: ast.FunctionDef, method: Any, owner: type | None, attribute: str
+) -> dict[str, Any]:
     """Begin ``node`` with a check that ``owner`` still has ``method``; returns the names the check uses.
+
+    ``attribute`` is what ``owner`` calls the method, where that is not the name in its definition.
 
     A patch that someone puts on the class after us must act, though our subclass overrides the method.
     """
     if owner is None:
         return {}
-    current = ast.Attribute(value=_load("__liteboost_class__"), attr=node.name, ctx=ast.Load())
+    current = ast.Attribute(value=_load("__liteboost_class__"), attr=attribute or node.name, ctx=ast.Load())
     changed = ast.Compare(left=current, ops=[ast.IsNot()], comparators=[_load("__liteboost_original__")])
     successor = _call_with(node.args, "__liteboost_class__")
     successor.func = copy.copy(current)
@@ -138,7 +144,7 @@ def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
         raise SourceUnavailable(f"is wrapped by a {type(method).__name__}")
     wrapped = rewrap(method.__wrapped__, inner)
     cells = list(method.__closure__ or ())
-    held = [_contents(cell) for cell in cells]
+    held = [contents(cell) for cell in cells]
     if not any(value is method.__wrapped__ for value in held):
         raise SourceUnavailable("is wrapped in a way that cannot be repeated")
     own = types.CellType()
@@ -160,7 +166,8 @@ def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
     return copied
 
 
-def _contents(cell: types.CellType) -> Any:
+def contents(cell: types.CellType) -> Any:
+    """What a closure's cell holds; ``None`` when it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell: the name is bound later

@@ -12,6 +12,7 @@ from ..report import Tally
 from .guards import autocast, unserved
 
 ops = torch.ops.liteboost
+REGISTRY = "transformers.modeling_utils:AttentionInterface"
 #: Arguments that change what is computed and that the op does not take.
 _UNSERVED_ARGUMENTS = (
     "position_bias",
@@ -38,7 +39,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
         **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
         mark = getattr(module, "__liteboost__", None)
-        if mark is not None and mark.interface:
+        if mark is not None and REGISTRY in mark.registries:
             reason = _unserved(query, key, value, None, attention_mask, dropout, kwargs)
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")

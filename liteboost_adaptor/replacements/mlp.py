@@ -38,13 +38,20 @@ def gated_activation(
 
 
 def clamped_gate(
-    original: Callable[..., Any], tally: Tally, *, alpha: str, limit: str, up_offset: float
+    original: Callable[..., Any],
+    tally: Tally,
+    *,
+    alpha: str = "",
+    limit: str = "",
+    up_offset: float = 0.0,
+    interleaved: bool = True,
 ) -> Callable[..., torch.Tensor]:
-    """GPT-OSS ``_apply_gate(self, gate_up)``: even channels gate, odd channels up, both clamped.
+    """``_apply_gate(self, gate_up)`` of experts: silu of the gate times up, both clamped.
 
     Args:
-        alpha, limit: Attributes of the module.
+        alpha, limit: Attributes of the module; empty for 1 and for no limit.
         up_offset: Added to up after clamping.
+        interleaved: Even channels gate and odd ones up, in place of the two halves.
     """
 
     def apply_gate(self: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
@@ -53,7 +60,9 @@ def clamped_gate(
             tally.fell_back(reason)
             return original(self, gate_up)
         tally.served()
-        gate, up = gate_up[..., ::2], gate_up[..., 1::2]
-        return ops.gated_activation(gate, up, "silu", getattr(self, alpha), getattr(self, limit), up_offset)
+        gate, up = (gate_up[..., ::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, dim=-1)
+        slope = getattr(self, alpha) if alpha else 1.0
+        bound = getattr(self, limit) if limit else None
+        return ops.gated_activation(gate, up, "silu", slope, bound, up_offset)
 
     return apply_gate

@@ -1,0 +1,311 @@
+#include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "common/parallel.h"
+#include "common/tensors.h"
+#include "experts/experts.h"
+#include "experts/experts_checks.h"
+#include "linear/linear.h"
+#include "linear/linear_cpu.h"
+
+namespace liteboost {
+namespace {
+
+// Bytes of weight below which a thread is not worth waking.
+constexpr int64_t kGrainBytes = 64 << 10;
+
+// Outputs of one expert that a thread computes at a time, where K is contiguous.
+constexpr int64_t kPanel = 64;
+
+// Rows of x are converted for the loops in portions of about this size.
+constexpr int64_t kPortionBytes = 16 << 20;
+
+// The slots in the order of their experts: those of expert e are order[first[e]] to order[first[e + 1] - 1].
+struct Groups {
+  std::vector<int64_t> first, order;
+};
+
+Groups group(const at::Tensor& index, int64_t experts) {
+  const auto contiguous = index.expect_contiguous();
+  const int64_t* ids = contiguous->const_data_ptr<int64_t>();
+  const int64_t count = index.numel();
+  Groups groups{std::vector<int64_t>(experts + 2), std::vector<int64_t>(count)};
+  for (int64_t i = 0; i < count; ++i) {
+    TORCH_CHECK_INDEX(ids[i] >= 0 && ids[i] <= experts, "liteboost::experts_linear: index must be 0 .. ",
+                      experts, " for ", experts, " experts (", experts, " for none), got ", ids[i],
+                      "; check the router");
+    if (ids[i] < experts) ++groups.first[ids[i] + 2];
+  }
+  for (int64_t e = 2; e < experts + 2; ++e) groups.first[e] += groups.first[e - 1];
+  int64_t none = groups.first[experts + 1];
+  for (int64_t i = 0; i < count; ++i) {
+    groups.order[ids[i] < experts ? groups.first[ids[i] + 1]++ : none++] = i;
+  }
+  return groups;
+}
+
+// f(i) for each i of [0, count), each thread taking the next when it is done: the parts differ in cost.
+template <typename F>
+void parallel_queue(int64_t count, int64_t threads, const F& f) {
+  threads = std::min(threads, count);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::max<int64_t>(threads, 1), 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
+  });
+}
+
+// Rows of x for one expert, among those of one portion.
+struct Part {
+  int64_t expert;
+  const int64_t* slots;  // of the result, and of x where it has one row a slot
+  int64_t rows;
+  int64_t x_begin;  // bytes into the converted rows
+};
+
+enum class Layout { rows, columns, other };
+
+class ExpertsLinear {
+ public:
+  ExpertsLinear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                int64_t slots, at::Tensor& out)
+      : x_(x),
+        weight_(weight),
+        bias_(bias.has_value() ? bias->contiguous() : at::Tensor()),
+        out_(static_cast<char*>(out.mutable_data_ptr())),
+        // One row of x a token serves all of its slots.
+        slots_a_row_(x.dim() == 2 ? slots : 1),
+        n_(weight.size(1)),
+        k_(weight.size(2)),
+        size_(weight.element_size()),
+        dtype_(dtype_of(x)) {
+    if (weight.stride(2) == 1 || k_ <= 1) {
+      layout_ = Layout::rows;
+    } else if (weight.stride(1) == 1 || n_ <= 1) {
+      layout_ = Layout::columns;
+    } else {
+      layout_ = Layout::other;
+    }
+  }
+
+  void run(const Groups& groups) {
+    const int64_t most = layout_ == Layout::other ? 0 : linear_max_rows(x_.scalar_type());
+    std::vector<Part> parts;
+    int64_t bytes = 0;
+    const auto finish = [&] {
+      run_parts(parts, bytes);
+      parts.clear();
+      bytes = 0;
+    };
+    for (int64_t e = 0; e < weight_.size(0); ++e) {
+      const int64_t* slots = groups.order.data() + groups.first[e];
+      const int64_t rows = groups.first[e + 1] - groups.first[e];
+      if (rows > most) {
+        run_torch(e, slots, rows);
+        continue;
+      }
+      for (int64_t row = 0; row < rows;) {
+        // As many whole chunks as the portion has room for, and at least one.
+        const int64_t room = (kPortionBytes - bytes) / std::max<int64_t>(1, chunk_bytes(kLinearRows));
+        const int64_t count = std::min(rows - row, std::max<int64_t>(1, room) * kLinearRows);
+        parts.push_back({e, slots + row, count, bytes});
+        bytes += count / kLinearRows * chunk_bytes(kLinearRows) + chunk_bytes(count % kLinearRows);
+        row += count;
+        if (bytes >= kPortionBytes) finish();
+      }
+    }
+    finish();
+    // Slots without an expert.
+    for (size_t i = groups.first[weight_.size(0)]; i < groups.order.size(); ++i) {
+      std::memset(out_ + groups.order[i] * n_ * size_, 0, n_ * size_);
+    }
+  }
+
+ private:
+  const char* x_row(int64_t slot) const {
+    return static_cast<const char*>(x_.const_data_ptr()) + slot / slots_a_row_ * k_ * size_;
+  }
+  const char* weight_at(int64_t expert, int64_t n) const {
+    return static_cast<const char*>(weight_.const_data_ptr()) +
+           (expert * weight_.stride(0) + n * weight_.stride(1)) * size_;
+  }
+  const char* bias_at(int64_t expert, int64_t n) const {
+    return bias_.defined() ? static_cast<const char*>(bias_.const_data_ptr()) + (expert * n_ + n) * size_
+                           : nullptr;
+  }
+  char* out_at(int64_t slot, int64_t n) const { return out_ + (slot * n_ + n) * size_; }
+
+  // Of up to kLinearRows rows of x as the loops want them; a multiple of 64.
+  int64_t chunk_bytes(int64_t rows) const {
+    const int64_t bytes = layout_ == Layout::rows ? linear_.packed_bytes(dtype_, rows, k_) : rows * k_ * 4;
+    return (bytes + 63) / 64 * 64;
+  }
+
+  void gather(const int64_t* slots, int64_t rows, char* to) const {
+    for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * k_ * size_, x_row(slots[i]), k_ * size_);
+  }
+
+  // One chunk's rows of x, converted.
+  void convert(const int64_t* slots, int64_t rows, char* to) const {
+    if (layout_ == Layout::columns) {
+      for (int64_t i = 0; i < rows; ++i) {
+        experts_.to_float(dtype_, x_row(slots[i]), k_, reinterpret_cast<float*>(to) + i * k_);
+      }
+    } else if (rows == 1) {
+      linear_.pack(dtype_, x_row(slots[0]), 1, k_, to);
+    } else {
+      std::vector<char> gathered(rows * k_ * size_);
+      gather(slots, rows, gathered.data());
+      linear_.pack(dtype_, gathered.data(), rows, k_, to);
+    }
+  }
+
+  void run_parts(const std::vector<Part>& parts, int64_t bytes) const {
+    if (parts.empty()) return;
+    const c10::DataPtr converted = c10::GetCPUAllocator()->allocate(std::max<int64_t>(bytes, 64));
+    char* const x = static_cast<char*>(converted.get());
+    const int64_t width = layout_ == Layout::rows ? kPanel : kColumns;
+    const int64_t panels = (n_ + width - 1) / width;
+    int64_t rows = 0;
+    for (const Part& part : parts) rows += part.rows;
+    parallel_rows(parts.size(), rows * k_ / static_cast<int64_t>(parts.size()),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      for_chunks(parts[i], [&](const int64_t* slots, int64_t count, int64_t at) {
+                        convert(slots, count, x + at);
+                      });
+                    }
+                  });
+    // A few rows are worth the reading of their weight; beyond that, each costs as much again.
+    const int64_t work = (static_cast<int64_t>(parts.size()) + rows / 4) * n_ * k_ * size_;
+    const int64_t threads = std::min<int64_t>(at::get_num_threads(), 1 + work / kGrainBytes);
+    parallel_queue(parts.size() * panels, threads, [&](int64_t i) {
+      const int64_t n = i % panels * width;
+      run_panel(parts[i / panels], x, n, std::min(width, n_ - n));
+    });
+  }
+
+  // f(slots, rows, bytes into the converted rows) for each chunk of a part.
+  template <typename F>
+  void for_chunks(const Part& part, const F& f) const {
+    int64_t at = part.x_begin;
+    for (int64_t row = 0; row < part.rows; row += kLinearRows, at += chunk_bytes(kLinearRows)) {
+      f(part.slots + row, std::min(part.rows - row, kLinearRows), at);
+    }
+  }
+
+  // Outputs [n, n + count) of all rows of a part.
+  void run_panel(const Part& part, char* x, int64_t n, int64_t count) const {
+    // The loops write rows one behind the other; these are then spread over the slots.
+    alignas(64) char panel[kLinearRows * kColumns * sizeof(float)];
+    static_assert(kLinearRows == kColumnsRows && kPanel <= kColumns);
+    for_chunks(part, [&](const int64_t* slots, int64_t rows, int64_t at) {
+      void* const out = rows == 1 ? static_cast<void*>(out_at(slots[0], n)) : panel;
+      if (layout_ == Layout::rows) {
+        LinearArgs args;
+        args.packed_x = x + at;
+        args.weight = weight_at(part.expert, n);
+        args.bias = bias_at(part.expert, n);
+        args.out = out;
+        args.rows = rows;
+        args.n = count;
+        args.k = k_;
+        args.weight_stride = weight_.stride(1);
+        linear_.run(dtype_, args, 0, count);
+      } else {
+        ColumnsArgs args;
+        args.x = reinterpret_cast<const float*>(x + at);
+        args.weight = weight_at(part.expert, n);
+        args.bias = bias_at(part.expert, n);
+        args.out = out;
+        args.rows = rows;
+        args.count = count;
+        args.k = k_;
+        args.weight_stride = weight_.stride(2);
+        experts_.columns(dtype_, args);
+      }
+      if (rows == 1) return;
+      for (int64_t i = 0; i < rows; ++i) {
+        std::memcpy(out_at(slots[i], n), panel + i * count * size_, count * size_);
+      }
+    });
+  }
+
+  // Many rows of one expert, or a weight that no loop here reads as it lies.
+  void run_torch(int64_t expert, const int64_t* slots, int64_t rows) const {
+    at::Tensor x = empty_cpu({rows, k_}, x_.scalar_type());
+    char* const gathered = static_cast<char*>(x.mutable_data_ptr());
+    parallel_rows(rows, k_, [&](int64_t begin, int64_t end) {
+      gather(slots + begin, end - begin, gathered + begin * k_ * size_);
+    });
+    const auto bias = bias_.defined() ? std::optional<at::Tensor>(bias_.select(0, expert)) : std::nullopt;
+    const at::Tensor out = torch_linear(x, weight_.select(0, expert), bias);
+    const char* const result = static_cast<const char*>(out.const_data_ptr());
+    parallel_rows(rows, n_, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        std::memcpy(out_at(slots[i], 0), result + i * n_ * size_, n_ * size_);
+      }
+    });
+  }
+
+  const at::Tensor& x_;
+  const at::Tensor& weight_;
+  const at::Tensor bias_;
+  char* const out_;
+  const int64_t slots_a_row_, n_, k_, size_;
+  const DType dtype_;
+  Layout layout_;
+  const LinearKernels& linear_ = LB_KERNELS(linear_kernels);
+  const ExpertsKernels& experts_ = LB_KERNELS(experts_kernels);
+};
+
+at::Tensor experts_linear_cpu(const at::Tensor& x, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, const at::Tensor& index) {
+  check_experts_linear(x, weight, bias, index);
+  const Groups groups = group(index, weight.size(0));
+  at::Tensor out = empty_cpu({index.size(0), index.size(1), weight.size(1)}, x.scalar_type());
+  if (out.numel() == 0) return out;
+  const auto rows = x.expect_contiguous();
+  ExpertsLinear(*rows, weight, bias, index.size(1), out).run(groups);
+  return out;
+}
+
+at::Tensor experts_combine_cpu(const at::Tensor& y, const at::Tensor& scores) {
+  check_experts_combine(y, scores);
+  at::Tensor out = empty_cpu({y.size(0), y.size(2)}, y.scalar_type());
+  if (out.numel() == 0) return out;
+  const auto rows = y.expect_contiguous();
+  const auto contiguous = scores.expect_contiguous();
+  const auto& kernels = LB_KERNELS(experts_kernels);
+  const int64_t slots = y.size(1);
+  std::vector<float> converted;
+  CombineArgs args;
+  args.y = rows->const_data_ptr();
+  if (scores.scalar_type() == at::kFloat) {
+    args.scores = contiguous->const_data_ptr<float>();
+  } else {
+    converted.resize(scores.numel());
+    kernels.to_float(dtype_of(scores), contiguous->const_data_ptr(), scores.numel(), converted.data());
+    args.scores = converted.data();
+  }
+  args.out = out.mutable_data_ptr();
+  args.slots = slots;
+  args.n = y.size(2);
+  const DType dtype = dtype_of(y);
+  parallel_rows(out.numel(), std::max<int64_t>(slots, 1),
+                [&](int64_t begin, int64_t end) { kernels.combine(dtype, args, begin, end); });
+  return out;
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
+  m.impl("experts_linear", &liteboost::experts_linear_cpu);
+  m.impl("experts_combine", &liteboost::experts_combine_cpu);
+}

@@ -1,0 +1,17 @@
+// What the CPU code of other families shares with linear's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace liteboost {
+
+// The most rows that linear's own loops serve for this dtype on this CPU; for more, torch's product is the
+// faster. The figures are in linear_cpu.cpp.
+int64_t linear_max_rows(at::ScalarType dtype);
+
+// at::linear, contiguous, whatever autocast and autograd would make of it.
+at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
+}  // namespace liteboost
