@@ -22,6 +22,7 @@ _HEAD = ("family", *KINDS, "share", "rules", "still the original's")
 
 #: Rules of the catalogue that no family here needs, and why they are there.
 KEPT_RULES = {
+    "experts.batched_mm": "anyone may ask for this implementation; no family does so by default",
     "mlp.quick_gelu": "any configuration may name this activation; no family does so by default",
     "norm.rms_t5": "encoders and image-text models: T5, Idefics, Kosmos-2.5, Pix2Struct",
     "norm.rms_centred_rounded": "image-text: Muse Spark",
