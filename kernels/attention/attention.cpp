@@ -43,6 +43,10 @@ bool mask_fits(c10::SymIntArrayRef sizes, c10::SymIntArrayRef q, const c10::SymI
          (sizes[2] == 1 || sizes[2] == q[2]) && (sizes[3] == 1 || sizes[3] == kv_len);
 }
 
+bool sinks_fit(c10::SymIntArrayRef sizes, c10::SymIntArrayRef q) {
+  return sizes.size() == 1 ? sizes[0] == q[1] : sizes == q.slice(0, 3);
+}
+
 at::Tensor attention_meta(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                           const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                           int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
@@ -74,9 +78,9 @@ void check_attention(const at::Tensor& query, const at::Tensor& key, const at::T
     LB_CHECK_NO_GRAD(kOp, "mask", *mask);
   }
   if (sinks.has_value()) {
-    LB_CHECK_VALUE(sinks->dim() == 1 && sinks->sym_size(0) == q[1], kOp,
-                   "sinks must have shape [num_heads] = [", q[1], "], got ", sinks->sym_sizes(),
-                   "; pass one logit for each query head");
+    LB_CHECK_VALUE(sinks_fit(sinks->sym_sizes(), q), kOp, "sinks must have shape [num_heads] = [", q[1],
+                   "] or [batch, num_heads, q_len] = [", q[0], ", ", q[1], ", ", q[2], "], got ",
+                   sinks->sym_sizes(), "; pass one logit for each query head, or for each of its queries");
     check_same_dtype(kOp, "sinks", *sinks, "query", query, /*or_float32=*/true);
     check_same_device(kOp, "sinks", *sinks, "query", query);
     LB_CHECK_NO_GRAD(kOp, "sinks", *sinks);

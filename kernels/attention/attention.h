@@ -4,7 +4,9 @@
 // head h reads kv head h / (H / K). All in one dtype: float32, bfloat16 or float16.
 //
 //   logit[i][j] = cap(scaling * query[i] . key[j]) + mask[i][j]     cap(x) = softcap * tanh(x / softcap)
-//   output[i]   = sum_j exp(logit[i][j]) * value[j] / (sum_j exp(logit[i][j]) + exp(sink[h]))
+//   output[i]   = sum_j exp(logit[i][j]) * value[j] / (sum_j exp(logit[i][j]) + exp(sink[h][i]))
+//
+// A sink is a logit of a head, or of each of its queries, that no value answers to.
 //
 // Query i stands at position i + kv_len - q_len. Causal: it sees the keys at or before its position; with a
 // window w > 0 only the last w of those. A bool mask hides keys where it is False, as -inf would. A row that
@@ -36,13 +38,14 @@ struct AttentionArgs {
   const void* key;
   const void* value;
   const void* mask;
-  const float* sinks;  // [H], or null
+  const float* sinks;  // or null
   void* output;        // [B, q_len, H, Dv], contiguous
 
   int64_t query_strides[3];  // batch, head, row
   int64_t key_strides[3];
   int64_t value_strides[3];
   int64_t mask_strides[4];  // batch, head, row, column; 0 where broadcast
+  int64_t sink_strides[3];  // batch, head, row; 0 where shared
 
   int64_t batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim;
   float scaling;

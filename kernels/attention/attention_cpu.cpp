@@ -132,8 +132,13 @@ at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const a
   }
   at::Tensor sink_logits;
   if (sinks.has_value()) {
-    sink_logits = sinks->to(at::kFloat).contiguous();
+    sink_logits = sinks->to(at::kFloat);
     args.sinks = sink_logits.const_data_ptr<float>();
+    if (sink_logits.dim() == 1) {
+      args.sink_strides[1] = sink_logits.stride(0);
+    } else {
+      set_strides(sink_logits, args.sink_strides);
+    }
   }
 
   const Plan planned = plan(args);

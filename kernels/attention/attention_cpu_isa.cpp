@@ -236,7 +236,8 @@ void write_row(const AttentionArgs& a, int64_t batch, int64_t head, int64_t quer
   float factor = 0.0f;
   if (maximum != kMinusInfinity) {
     if (a.sinks != nullptr) {
-      const float sink = a.sinks[head];
+      const float sink =
+          a.sinks[batch * a.sink_strides[0] + head * a.sink_strides[1] + query * a.sink_strides[2]];
       const float largest = sink > maximum ? sink : maximum;
       const float shrink = expf(maximum - largest);
       factor = shrink / (total * shrink + expf(sink - largest));

@@ -49,7 +49,8 @@ def attention(
         sliding_window: Hide the keys ``sliding_window`` or more before a query's position; 0 for none. Needs
             ``is_causal``.
         softcap: Bound of the logits before the mask; 0 for none.
-        sinks: ``[num_heads]``, dtype of ``query`` or fp32: one more logit a head, in the denominator only.
+        sinks: ``[num_heads]`` or ``[batch, num_heads, q_len]``, dtype of ``query`` or fp32: one more logit
+            of each head or query, in the denominator only.
 
     Returns:
         ``[batch, q_len, num_heads, value_dim]``, dtype of ``query``, contiguous.
@@ -67,7 +68,8 @@ def attention(
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762; grouped heads: Ainslie et al. 2023, arXiv:2305.13245; sinks:
-        ``eager_attention_forward`` of GPT-OSS in transformers 5.23, softcap that of Gemma 2.
+        ``eager_attention_forward`` of GPT-OSS (of each query: Inkling-2) in transformers 5.23, softcap that
+        of Gemma 2.
     """
     _check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks)
     batch, num_heads, q_len, _ = query.shape
@@ -99,7 +101,8 @@ def attention(
         if is_causal:
             hidden = _hidden(start + kv_len - q_len, rows, kv_len, sliding_window, query.device)
             logits = logits.masked_fill(hidden, -math.inf)
-        weights = _softmax(logits, sinks).reshape(batch, num_kv_heads, groups, rows, kv_len)
+        part = sinks if sinks is None or sinks.dim() == 1 else sinks[:, :, start : start + step]
+        weights = _softmax(logits, part).reshape(batch, num_kv_heads, groups, rows, kv_len)
         mixed = (weights @ value).reshape(batch, num_heads, rows, value_dim)
         outputs.append(mixed.transpose(1, 2).to(query.dtype))
     if not outputs:
@@ -123,7 +126,8 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
     largest = logits.amax(-1, keepdim=True)
     dead = largest == -math.inf
     if sinks is not None:
-        sink = sinks.to(logits.dtype)[:, None, None]
+        sink = sinks.to(logits.dtype)
+        sink = sink[:, None, None] if sink.dim() == 1 else sink.unsqueeze(-1)
         largest = torch.maximum(largest, sink)
     weights = torch.exp(logits - largest.masked_fill(dead, 0))
     total = weights.sum(-1, keepdim=True)
@@ -159,10 +163,12 @@ def _check_attention(
             )
         check_same_device(op, "mask", mask, "query", query)
     if sinks is not None:
-        if sinks.dim() != 1 or sinks.shape[0] != query.shape[1]:
+        fits = sinks.shape[0] == query.shape[1] if sinks.dim() == 1 else sinks.shape == query.shape[:3]
+        if not fits:
             raise ShapeError(
-                f"liteboost::{op}: sinks must have shape [num_heads] = [{query.shape[1]}], "
-                f"got {shape_text(sinks.shape)}; pass one logit for each query head"
+                f"liteboost::{op}: sinks must have shape [num_heads] = [{query.shape[1]}] or "
+                f"[batch, num_heads, q_len] = {shape_text(query.shape[:3])}, got {shape_text(sinks.shape)}; "
+                "pass one logit for each query head, or for each of its queries"
             )
         check_same_dtype(op, "sinks", sinks, "query", query, or_float32=True)
         check_same_device(op, "sinks", sinks, "query", query)

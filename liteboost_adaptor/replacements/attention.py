@@ -15,7 +15,6 @@ ops = torch.ops.liteboost
 REGISTRY = "transformers.modeling_utils:AttentionInterface"
 #: Arguments that change what is computed and that the op does not take.
 _UNSERVED_ARGUMENTS = (
-    "position_bias",
     "cache",
     "head_mask",
     "indices",
@@ -40,13 +39,14 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
     ) -> tuple[torch.Tensor, Any]:
         mark = getattr(module, "__liteboost__", None)
         if mark is not None and REGISTRY in mark.registries:
-            reason = _unserved(query, key, value, None, attention_mask, dropout, kwargs)
+            bias = kwargs.get("position_bias")
+            reason = _unserved(query, key, value, None, attention_mask, bias, dropout, kwargs)
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
             if not reason:
                 tally.served()
                 causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-                return _run(query, key, value, attention_mask, scaling, causal, None, None), None
+                return _run(query, key, value, attention_mask, bias, scaling, causal, None, None), None
             tally.fell_back(reason)
         return original(
             module,
@@ -64,14 +64,24 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
 
 
 def eager(
-    original: Callable[..., Any], tally: Tally, *, sinks: str = ""
+    original: Callable[..., Any],
+    tally: Tally,
+    *,
+    softcap: str = "",
+    bias: str = "",
+    sinks: str = "",
+    query_sinks: str = "",
 ) -> Callable[..., tuple[torch.Tensor, Any]]:
     """A family's own ``eager_attention_forward``, where eager is what the family uses unasked.
 
     Bound only where `eager_is_default`: who asks a family with sdpa support for eager gets eager.
 
     Args:
-        sinks: Attribute of the module that holds one sink logit a head, or empty.
+        softcap: Argument that bounds the logits, or empty: the body has none.
+        bias: Argument that is added to the logits beside the mask, or empty.
+        sinks: Attribute of the module that holds one sink logit a head (or None), or empty.
+        query_sinks: Argument that holds one sink logit a query, ``[batch, heads, q_len, 1]``, or empty.
+            Where it is not given, another part of the model is calling, one that sdpa would serve.
     """
 
     def attention(
@@ -83,38 +93,54 @@ def eager(
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
-        sink_logits = getattr(module, sinks) if sinks else None
+        sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks) if sinks else None
+        added = kwargs.get(bias) if bias else None
         if args:
             reason = "positional arguments beyond the mask"
+        elif query_sinks and sink_logits is None:
+            reason = "eager attention was asked for"
         elif kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
             reason = "attention weights wanted"
         else:
-            reason = _unserved(
-                query, key, value, sink_logits, attention_mask, kwargs.get("dropout", 0.0), kwargs
-            )
+            dropout = kwargs.get("dropout", 0.0)
+            reason = _unserved(query, key, value, sink_logits, attention_mask, added, dropout, kwargs)
+            reason = reason or _sinks_unserved(query, sink_logits, query_sinks)
+        if not reason and attention_mask is not None and attention_mask.dtype == torch.bool:
+            reason = "a bool mask, which eager attention adds"
         if reason:
             tally.fell_back(reason)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         tally.served()
-        softcap = kwargs.get("softcap")
+        if query_sinks:
+            sink_logits = sink_logits.squeeze(-1)
+        cap = kwargs.get(softcap) if softcap else None
         # Eager attention knows no implied causality: without a mask every query sees every key.
-        return _run(
-            query, key, value, attention_mask, kwargs.get("scaling"), False, softcap, sink_logits
-        ), None
+        scaling = kwargs.get("scaling")
+        return _run(query, key, value, attention_mask, added, scaling, False, cap, sink_logits), None
 
     return attention
 
 
 def eager_is_default(function: Any) -> bool:
     """Whether no model class beside ``function`` supports sdpa, so that eager is what users get unasked."""
-    beside = [
-        value
+    supported = _sdpa_support_beside(function)
+    return bool(supported) and not any(supported)
+
+
+def eager_is_default_of_a_part(function: Any) -> bool:
+    """Whether some model class beside ``function`` does not support sdpa; others, as a vision tower, may."""
+    return not all(_sdpa_support_beside(function))
+
+
+def _sdpa_support_beside(function: Any) -> list[bool]:
+    """Of each model class in the module of ``function``, whether it supports sdpa."""
+    return [
+        value._supports_sdpa
         for value in function.__globals__.values()
         if isinstance(value, type)
         and value.__module__ == function.__module__
         and hasattr(value, "_supports_sdpa")
     ]
-    return bool(beside) and not any(cls._supports_sdpa for cls in beside)
 
 
 def _weights_wanted() -> bool:
@@ -139,6 +165,7 @@ def _run(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
     scaling: float | None,
     is_causal: bool,
     softcap: float | None,
@@ -148,10 +175,29 @@ def _run(
     if causal and key.shape[2] > query.shape[2]:
         # A static cache in prefill: what lies behind the queries has not been written yet.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        bias = None if bias is None else bias[..., : query.shape[2]]
+    if bias is not None:
+        mask = _with_bias(mask, bias, key.dtype)
     if mask is not None and mask.shape[2] != query.shape[2]:
         mask = mask.expand(-1, -1, query.shape[2], -1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return ops.attention(query, key, value, mask, scale, causal, 0, softcap or 0.0, sinks)
+
+
+def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The mask and a bias as one additive mask, as transformers' sdpa entry puts them together."""
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, torch.finfo(dtype).min) if mask.dtype == torch.bool else bias + mask
+
+
+def _sinks_unserved(query: torch.Tensor, sinks: torch.Tensor | None, of_queries: str) -> str:
+    if sinks is None:
+        return ""
+    if sinks.dtype not in (query.dtype, torch.float32):
+        return f"sinks of dtype {str(sinks.dtype).removeprefix('torch.')}"
+    shape = (*query.shape[:3], 1) if of_queries else query.shape[1:2]
+    return "" if sinks.shape == shape else "sinks of another shape"
 
 
 def _unserved(
@@ -160,6 +206,7 @@ def _unserved(
     value: torch.Tensor,
     sinks: torch.Tensor | None,
     mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
     dropout: float,
     kwargs: dict[str, Any],
 ) -> str:
@@ -179,7 +226,7 @@ def _unserved(
         return "batch or heads that do not match"
     if query.shape[-1] != key.shape[-1]:
         return "head sizes that do not match"
-    return _mask_unserved(query, key, mask)
+    return _mask_unserved(query, key, mask) or _mask_unserved(query, key, bias)
 
 
 def _mask_unserved(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str:

@@ -16,6 +16,7 @@ from support.attention_cases import (
     eager,
     make,
     make_mask,
+    make_sinks,
     one_thread,
 )
 from torch import Tensor
@@ -34,8 +35,8 @@ def test_masks(isa: str, dtype: torch.dtype, kind: str) -> None:
         mask = options.pop("mask", None)
         if mask is not None:
             mask = make_mask(mask, batch, heads, q_len, kv_len, dtype)
-        if options.pop("sinks", False):
-            options["sinks"] = torch.randn(heads).to(dtype)
+        if sinks := options.pop("sinks", ""):
+            options["sinks"] = make_sinks(sinks, batch, heads, q_len, dtype)
         check(*make(*shape, dtype), mask, dim**-0.5, **options)
 
 
@@ -149,6 +150,7 @@ def test_every_plan(dtype: torch.dtype, heads: tuple[int, int]) -> None:
             mask[:, :, -1] = False
             for options in (
                 {"mask": None, "is_causal": True, "sinks": torch.randn(heads[0])},
+                {"mask": None, "sinks": torch.randn(1, q_len, heads[0]).transpose(1, 2)},
                 {"mask": None, "is_causal": True, "sliding_window": 1030},
                 {"mask": mask},
             ):

@@ -18,6 +18,7 @@ from support.attention_cases import (
     eager,
     make,
     make_mask,
+    make_sinks,
     one_thread,
 )
 from torch import Tensor
@@ -113,8 +114,8 @@ def test_reference(dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatc
         mask = options.pop("mask", None)
         if mask is not None:
             mask = make_mask(mask, batch, heads, q_len, kv_len, dtype)
-        if options.pop("sinks", False):
-            options["sinks"] = torch.randn(heads).to(dtype)
+        if sinks := options.pop("sinks", ""):
+            options["sinks"] = make_sinks(sinks, batch, heads, q_len, dtype)
         args = (*make(*shape, dtype), mask, dim**-0.5)
         exact = eager(*map(double, args), **{name: double(value) for name, value in options.items()})
         result = reference(*args, **options)
@@ -147,6 +148,7 @@ def test_opcheck(dtype: torch.dtype, q_len: int) -> None:
     torch.library.opcheck(
         attention, (*states, mask, 0.25), {"softcap": 2.0, "sinks": torch.randn(4).to(dtype)}
     )
+    torch.library.opcheck(attention, (*states, mask, 0.25), {"sinks": torch.randn(2, 4, q_len)})
     batch_inside = (part.transpose(0, 1).contiguous().transpose(0, 1) for part in states)
     torch.library.opcheck(attention, (*batch_inside, None, 1.0))
 
@@ -218,7 +220,12 @@ ERRORS = [
         "mask must be bool, float32 or of the dtype",
     ),
     ({"mask": torch.zeros(1, 1, 3, 5).half()}, TypeError, "mask must be bool, float32 or of the dtype"),
-    ({"sinks": torch.zeros(2)}, ValueError, "sinks must have shape [num_heads] = [4], got [2]"),
+    (
+        {"sinks": torch.zeros(2)},
+        ValueError,
+        "sinks must have shape [num_heads] = [4] or [batch, num_heads, q_len] = [1, 4, 3], got [2]; pass",
+    ),
+    ({"sinks": torch.zeros(1, 3, 4)}, ValueError, "= [1, 4, 3], got [1, 3, 4]; pass one logit"),
     ({"sinks": torch.zeros(4).half()}, TypeError, "sinks must have the dtype of query"),
     ({"scaling": NAN}, ValueError, "scaling must be finite, got nan"),
     ({"softcap": -1.0}, ValueError, "softcap must be finite and not negative, got -1"),

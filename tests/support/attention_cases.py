@@ -69,7 +69,8 @@ def eager(
     elif mask is not None:
         logits = logits + mask.to(logits.dtype)
     if sinks is not None:
-        column = sinks.to(logits.dtype).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        column = sinks[:, None].expand(logits.shape[:3]) if sinks.dim() == 1 else sinks
+        column = column.to(logits.dtype).unsqueeze(-1)
         logits = torch.cat([logits, column], dim=-1)
     weights = torch.softmax(logits, -1, dtype=torch.promote_types(query.dtype, torch.float32))
     weights = weights.nan_to_num(0.0).to(query.dtype)  # no key seen
@@ -120,16 +121,30 @@ MASKS = {
     "causal": {"is_causal": True},
     "window": {"is_causal": True, "sliding_window": 40},
     "softcap": {"softcap": 3.0, "is_causal": True},
-    "sinks": {"sinks": True, "is_causal": True},
+    "sinks": {"sinks": "heads", "is_causal": True},
+    "query_sinks": {"sinks": "queries", "mask": "float"},
     "padding": {"mask": "padding", "is_causal": True},
     "bool": {"mask": "bool"},
     "bool_heads": {"mask": "bool_heads", "is_causal": True, "sliding_window": 100},
     "float": {"mask": "float"},
     "float32": {"mask": "float32", "softcap": 5.0},
-    "min": {"mask": "min", "sinks": True},
+    "min": {"mask": "min", "sinks": "heads"},
     "infinite": {"mask": "infinite", "is_causal": True},
-    "everything": {"mask": "bool", "is_causal": True, "sliding_window": 30, "softcap": 2.0, "sinks": True},
+    "everything": {
+        "mask": "bool",
+        "is_causal": True,
+        "sliding_window": 30,
+        "softcap": 2.0,
+        "sinks": "queries",
+    },
 }
+
+
+def make_sinks(kind: str, batch: int, heads: int, q_len: int, dtype: torch.dtype) -> Tensor:
+    """One logit a head, or a query; the latter as a module makes them, heads last in memory."""
+    if kind == "heads":
+        return torch.randn(heads).to(dtype)
+    return torch.randn(batch, q_len, heads).to(dtype).transpose(1, 2)
 
 
 def make_mask(kind: str, batch: int, heads: int, q_len: int, kv_len: int, dtype: torch.dtype) -> Tensor:
