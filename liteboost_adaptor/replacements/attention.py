@@ -171,6 +171,8 @@ def _run(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
+    mask = None if mask is None else _four_dimensional(mask)
+    bias = None if bias is None else _four_dimensional(bias)
     causal = is_causal and mask is None and query.shape[2] > 1
     if causal and key.shape[2] > query.shape[2]:
         # A static cache in prefill: what lies behind the queries has not been written yet.
@@ -182,6 +184,11 @@ def _run(
         mask = mask.expand(-1, -1, query.shape[2], -1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return ops.attention(query, key, value, mask, scale, causal, 0, softcap or 0.0, sinks)
+
+
+def _four_dimensional(mask: torch.Tensor) -> torch.Tensor:
+    """The mask with the dimensions it broadcasts over in front."""
+    return mask if mask.ndim == 4 else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
 
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -232,14 +239,15 @@ def _unserved(
 def _mask_unserved(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str:
     if mask is None:
         return ""
-    if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
-        return "a mask that is no 4-D tensor"
+    if not isinstance(mask, torch.Tensor) or not 2 <= mask.ndim <= 4:
+        return "a mask that is no tensor of two to four dimensions"
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         return f"mask dtype {str(mask.dtype).removeprefix('torch.')}"
     if mask.requires_grad and torch.is_grad_enabled():
         return "gradients wanted"
-    if mask.shape[0] not in (1, query.shape[0]) or mask.shape[1] not in (1, query.shape[1]):
+    batch, heads, rows, columns = _four_dimensional(mask).shape
+    if batch not in (1, query.shape[0]) or heads not in (1, query.shape[1]):
         return "a mask of another batch or head count"
-    if mask.shape[2] not in (1, query.shape[2]) or mask.shape[3] != key.shape[2]:
+    if rows not in (1, query.shape[2]) or columns not in (1, key.shape[2]):
         return "a mask of another length"
     return ""

@@ -17,6 +17,7 @@ from .guards import PROBE, observed, unserved
 
 ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
@@ -24,6 +25,13 @@ def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
     if weight is not None and weight.dtype not in (x.dtype, torch.float32):
         return f"{_WEIGHT_ERROR} {str(weight.dtype).removeprefix('torch.')}"
     return ""
+
+
+def widened(x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor | None:
+    """``other`` as fp32 where ``x`` is fp32 and it is not: a product of the two promotes it, exactly."""
+    if other is not None and x.dtype == torch.float32 and other.dtype in HALVES:
+        return other.float()
+    return other
 
 
 def value_of(module: torch.nn.Module, source: str | float) -> float:
@@ -61,18 +69,24 @@ class RmsForm:
 
     def unserved(self, x: torch.Tensor, scale: torch.Tensor | None, *others: torch.Tensor) -> str:
         """Why the ops do not serve rows ``x`` (and ``others`` beside them), or an empty string."""
-        reason = unserved(x, scale, *others) or weight_unserved(x, scale)
-        if not reason and self.weight_dtype_counts and scale.dtype != x.dtype:
+        reason = unserved(x, scale, *others)
+        if reason or scale is None or scale.dtype == x.dtype:
+            return reason
+        # Where a sum is rounded to the weight's dtype, the weight has to keep it.
+        keeps = self.weight_dtype_counts or (self.offset and not self.late)
+        widens = not keeps and x.dtype == torch.float32 and scale.dtype in HALVES
+        if not widens and (self.weight_dtype_counts or scale.dtype != torch.float32):
             reason = f"{_WEIGHT_ERROR} {str(scale.dtype).removeprefix('torch.')}"
         return reason
 
     def arguments(
-        self, module: torch.nn.Module, scale: torch.Tensor | None
+        self, module: torch.nn.Module, x: torch.Tensor, scale: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, float, float, bool]:
-        """What the ops take after the rows: weight, eps, weight_offset, late."""
+        """What the ops take after the rows ``x``: weight, eps, weight_offset, late."""
+        offset = self.offset
         if self.offset_rounded:
-            return scale + self.offset, value_of(module, self.eps), 0.0, self.late
-        return scale, value_of(module, self.eps), self.offset, self.late
+            scale, offset = scale + offset, 0.0
+        return widened(x, scale), value_of(module, self.eps), offset, self.late
 
 
 def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callable[..., torch.Tensor]:
@@ -86,7 +100,7 @@ def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callabl
             tally.fell_back(reason)
             return original(self, hidden_states)
         tally.served()
-        return ops.rms_norm(hidden_states, *form.arguments(self, scale))
+        return ops.rms_norm(hidden_states, *form.arguments(self, hidden_states, scale))
 
     return forward
 
@@ -116,7 +130,7 @@ def add_rms_norm(
             total = a + b
             return norm(total), total
         tally.served()
-        return ops.add_rms_norm(b, a, *form.arguments(norm, scale))
+        return ops.add_rms_norm(b, a, *form.arguments(norm, a, scale))
 
     return fused
 
@@ -195,17 +209,18 @@ def gated_rms_norm(
             reason = "no gate"
         elif act not in ("silu", "sigmoid"):
             reason = f"activation {act}"
-        elif gate.shape != hidden_states.shape or gate.dtype != hidden_states.dtype:
-            reason = "a gate of another shape or dtype"
-        else:
-            reason = unserved(hidden_states, gate, self.weight) or weight_unserved(hidden_states, self.weight)
+        elif not (reason := unserved(hidden_states, gate, self.weight)):
+            weight, wide_gate = widened(hidden_states, self.weight), widened(hidden_states, gate)
+            reason = weight_unserved(hidden_states, weight)
+            if wide_gate.shape != hidden_states.shape or wide_gate.dtype != hidden_states.dtype:
+                reason = "a gate of another shape or dtype"
         if reason:
             tally.fell_back(reason)
             return original(self, hidden_states, gate)
         tally.served()
         size = getattr(self, group_size) if group_size else 0
         return ops.gated_rms_norm(
-            hidden_states, gate, self.weight, getattr(self, eps), act, gate_first, late, size
+            hidden_states, wide_gate, weight, getattr(self, eps), act, gate_first, late, size
         )
 
     return forward
@@ -224,10 +239,11 @@ def norm_cases(
         for shape in ((4, size), (2, 3, 5, size)):
             x = torch.randn(shape, generator=generator, **PROBE)
             yield f"{len(shape)}-D inputs of {size}", stand_in, (x.to(dtype),)
-        if dtype != torch.float32:
-            mixed = _stand_in(module, torch.float32, generator)
-            x = torch.randn((3, 5, size), generator=generator, **PROBE)
-            yield f"inputs of {size} with fp32 weights", mixed, (x.to(dtype),)
+        other = torch.float32 if dtype != torch.float32 else torch.bfloat16
+        mixed = _stand_in(module, other, generator)
+        x = torch.randn((3, 5, size), generator=generator, **PROBE)
+        name = str(other).removeprefix("torch.")
+        yield f"inputs of {size} with {name} weights", mixed, (x.to(dtype),)
 
 
 def gated_norm_cases(

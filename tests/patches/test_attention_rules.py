@@ -169,6 +169,11 @@ HANDED_BACK: dict[str, tuple[str, Changes, str]] = {
         lambda module, given: given.update(attention_mask=padded_mask(5, 9, torch.bool)),
         "a bool mask, which eager attention adds",
     ),
+    "a mask of one dimension": (
+        "git",
+        lambda module, given: given.update(attention_mask=torch.randn(9)),
+        "a mask that is no tensor of two to four dimensions",
+    ),
     "dropout": ("git", lambda module, given: given.update(dropout=0.5), "dropout"),
     "sinks of another dtype": (
         "gpt_oss",
@@ -192,7 +197,7 @@ HANDED_BACK: dict[str, tuple[str, Changes, str]] = {
     ),
     "a bias of another length": (
         "longt5",
-        lambda module, given: given.update(position_bias=given["position_bias"][..., :1]),
+        lambda module, given: given.update(position_bias=given["position_bias"][..., :2]),
         "a mask of another length",
     ),
 }
@@ -251,6 +256,31 @@ def test_a_position_bias_beside_the_mask_of_sdpa(bias: str, kind: str, dtype: to
         exact, _ = original(module, *map(wide, inputs), wide_mask, scaling=0.3, position_bias=given.double())
         check_near(found, expected, exact)
     assert tally.calls == len(LENGTHS) and not tally.fallbacks
+
+
+#: Masks that broadcast: shape beside 5 queries and 9 keys.
+SHAPES = ((5, 9), (1, 9), (HEADS, 5, 9), (1, 1, 5, 9), (BATCH, 1, 1, 9), (BATCH, HEADS, 1, 1))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["eager, additive", "sdpa, additive", "sdpa, bool"])
+def test_masks_that_broadcast(kind: str, shape: tuple[int, ...]) -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    generator = torch.Generator().manual_seed(9)
+    mask, tally = torch.randn(shape, generator=generator), Tally()
+    mask = mask > -1.5 if kind == "sdpa, bool" else mask
+    inputs, module = states(5, 9, KV_HEADS, DIM, torch.float32), stub(HEADS // KV_HEADS, torch.float32)
+    if kind.startswith("eager"):
+        original = modeling("gemma2").eager_attention_forward
+        ours = attention.eager(original, tally, softcap="softcap")
+    else:
+        original = sdpa_attention_forward
+        module.__dict__["__liteboost__"] = SimpleNamespace(registries=(attention.REGISTRY,))
+        ours = attention.sdpa(original, tally)
+    found, expected = (function(module, *inputs, mask, scaling=0.3)[0] for function in (ours, original))
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    assert tally.calls == 1 and not tally.fallbacks
 
 
 def planted_model(family: str, model_type: str, folder: Path, old: str, new: str) -> nn.Module:

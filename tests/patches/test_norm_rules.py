@@ -125,6 +125,44 @@ def test_fp32_weights_over_bf16_rows(form: str) -> None:
     check_served(made(*how, torch.float32), rule, iter([("mixed", x)]))
 
 
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "family", "name"),
+    [
+        ("rms", "llama", "LlamaRMSNorm"),
+        ("rms_late", "olmo2", "Olmo2RMSNorm"),
+        ("rms_centred", "gemma2", "Gemma2RMSNorm"),
+        ("rms_optional", "gemma4", "Gemma4RMSNorm"),
+        ("rms_centred_rounded", "muse_spark", "MuseSparkTextCenteredRMSNorm"),
+    ],
+)
+def test_16_bit_weights_over_fp32_rows(rule: str, family: str, name: str, weights: torch.dtype) -> None:
+    """Residual streams kept in fp32, as Mamba's: the product promotes the weight."""
+    x = torch.randn(4, 5, SIZE, generator=torch.Generator().manual_seed(4))
+    check_served(made(family, name, (SIZE,), {}, weights), rule, iter([("mixed", x)]))
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "arguments"),
+    [
+        ("bamba", "BambaRMSNormGated", (SIZE, 16)),
+        ("qwen3_next", "Qwen3NextRMSNormGated", (SIZE,)),
+        ("kimi_linear", "KimiLinearRMSNormGated", (SIZE,)),
+    ],
+)
+def test_16_bit_gates_and_weights_over_fp32_rows(family: str, name: str, arguments: tuple) -> None:
+    norm = made(family, name, arguments, {}, torch.bfloat16)
+    x, gate = torch.randn(2, 4, 5, SIZE, generator=torch.Generator().manual_seed(4))
+    gate = gate.bfloat16()
+    expected = norm(x, gate)
+    liteboost_adaptor.apply(nn.Sequential(norm))
+    with calls.served() as served:
+        found = norm(x, gate)
+    assert served.kinds == {"norm": 1} and served.fallbacks == {}
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("affine", "eps"), [(True, 1e-5), (True, None), (False, 1e-5), (False, None)])
 def test_torchs_own_rms_norm(affine: bool, eps: float | None, dtype: torch.dtype) -> None:
@@ -148,6 +186,16 @@ def test_a_weight_that_is_switched_off_is_left_out() -> None:
 #: Calls that the original takes: form, how the module or the input is changed, reason.
 HANDED_BACK: dict[str, tuple[str, Callable[[nn.Module, torch.Tensor], torch.Tensor], str]] = {
     "T5 with another weight dtype": ("T5", lambda norm, x: x.bfloat16(), "weight dtype float32"),
+    "T5 with 16-bit weights": (
+        "T5",
+        lambda norm, x: norm.bfloat16() and x,
+        "weight dtype bfloat16",
+    ),
+    "fp16 over bf16 weights": (
+        "Moshi",
+        lambda norm, x: norm.bfloat16() and x.half(),
+        "weight dtype bfloat16",
+    ),
     "Muse Spark with another weight dtype": (
         "Muse Spark, scaled input",
         lambda norm, x: x.bfloat16(),
@@ -165,6 +213,7 @@ HANDED_BACK: dict[str, tuple[str, Callable[[nn.Module, torch.Tensor], torch.Tens
         lambda norm, x: setattr(norm, "normalized_shape", (5, SIZE)) or x,
         "normalised over several dimensions",
     ),
+    "float64 weights": ("Moshi", lambda norm, x: norm.double() and x, "weight dtype float64"),
     "float64": ("DeepSeek-V4", lambda norm, x: x.double(), "dtype float64"),
 }
 
@@ -327,6 +376,23 @@ def test_every_norm_of_a_model_is_served(family: str) -> None:
     assert served.kinds["norm"] == before["norm"] > 0
     assert numbers.relative(found, expected) <= 2e-5
     assert "refused" not in state.rows("norm")
+
+
+@pytest.mark.parametrize("family", ["bamba", "mamba2", "inkling2_text"])
+def test_models_with_parts_in_fp32_are_served_in_bf16(family: str) -> None:
+    model = tiny_models.build(family)
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if not any(part in name for part in kept):
+            parameter.data = parameter.data.bfloat16()
+    inputs = tiny_models.example_inputs(model, padding=3)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        liteboost_adaptor.apply(model, disable="rope.*,mlp.*,attention.*,experts.*,linear.*")
+        with calls.served() as served:
+            found = model(**inputs).logits
+    assert served.kinds["norm"] > 0 and served.fallbacks == {}
+    assert numbers.relative(found, expected) <= 2e-2
 
 
 @pytest.mark.parametrize("family", ["diffllama", "gemma4_unified_text", "moshi", "nemotron", "olmo"])
