@@ -33,3 +33,7 @@ class NativeLibraryError(LiteBoostError, RuntimeError):
 
 class StrictError(LiteBoostError, RuntimeError):
     """``LITEBOOST_STRICT=1`` and a rule was refused or failed for a model in use."""
+
+
+class AuditError(LiteBoostError, RuntimeError):
+    """A transformers cannot be audited: it cannot be had, imported, or compared with what was recorded."""

@@ -1,4 +1,4 @@
-"""``python -m liteboost_adaptor``: doctor, status, bench, build, fingerprint.
+"""``python -m liteboost_adaptor``: doctor, status, bench, build, fingerprint, audit.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from ..errors import LiteBoostError
+from .audit import audit
 from .bench import bench
 from .build import build
 from .doctor import doctor
@@ -38,6 +39,7 @@ def app() -> typer.Typer:
     commands.command("bench")(bench)
     commands.command("build")(build)
     commands.command("fingerprint")(fingerprint)
+    commands.command("audit")(audit)
     return commands
 
 

@@ -1,8 +1,9 @@
-"""Rich tables: the status of the rules, the figures of a benchmark."""
+"""Rich tables: the status of the rules, the figures of a benchmark, the findings of an audit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -106,6 +107,55 @@ def _footer(status: Mapping[str, Any]) -> list[Text]:
             lines.append(f"{meaning}: {', '.join(unused)}")
     lines += [f"{model['class']}: {model['modules']} modules served" for model in status["models"]]
     return [*map(Text, lines), Text(f"caches of ours: {status['caches_bytes'] / 2**20:.1f} MiB")]
+
+
+def audit_table(versions: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """What an audit found.
+
+    Args:
+        versions: ``Drift.to_dict()`` of each version.
+
+    Returns:
+        A table with a row for each version, one with a row for each difference, and modules not looked at.
+    """
+    summary = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("transformers", "listed", "proved", "known, not served", "new", "changed", "gone"):
+        summary.add_column(heading, justify="left" if heading == "transformers" else "right")
+    details = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("transformers", "kind", "body", "rule", "targets", "reason"):
+        details.add_column(heading, overflow="fold", no_wrap=heading in ("kind", "body"))
+    notes = []
+    for version in versions:
+        kinds = Counter({"new": 0, "changed": 0, "gone": 0})
+        for difference in version["differences"]:
+            kinds[difference["kind"]] += len(difference["targets"])
+            details.add_row(*_difference_row(version["version"], difference))
+        states = version["states"]
+        summary.add_row(
+            version["version"],
+            *(str(states[state]) for state in ("listed", "proved", "known")),
+            *(Text(str(n), "yellow" if n else "") for n in kinds.values()),
+        )
+        for module, why in version["not_imported"].items():
+            notes.append(Text(f"not looked at in {version['version']}: {module} ({why})"))
+    return Group(summary, *([details] if details.row_count else []), *notes)
+
+
+def _difference_row(version: str, difference: Mapping[str, Any]) -> list[Text]:
+    # The last part of the module says which family's; most functions have one name.
+    named = [name.partition(":") for name in difference["targets"][:_NAMED_TARGETS]]
+    names = [f"{module.rpartition('.')[2]}:{rest}" for module, _, rest in named]
+    if len(difference["targets"]) > _NAMED_TARGETS:
+        names.append(f"and {len(difference['targets']) - _NAMED_TARGETS} more")
+    proof = "proved by a probe" if difference["proved"] else difference["reason"]
+    return [
+        Text(version),
+        Text(difference["kind"], "yellow"),
+        Text(difference["digest"]),
+        Text(difference["rule"]),
+        Text("\n".join(names)),
+        Text(proof, "green" if difference["proved"] else ""),
+    ]
 
 
 def bench_table(summary: Mapping[str, Any]) -> RenderableType:

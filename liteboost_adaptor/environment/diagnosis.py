@@ -13,7 +13,7 @@ from ..errors import NativeLibraryError
 from . import ascend, machine
 
 #: Oldest versions the package works with; pyproject.toml states the same.
-FLOORS = {"torch": "2.6", "transformers": "5.23", "wrapt": "1.16"}
+FLOORS = {"torch": "2.6", "transformers": "4.57", "wrapt": "1.16"}
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,9 @@ def eager_is_default(function: Any) -> bool:
     return bool(supported) and not any(supported)
 
 
-def eager_with_sinks_is_default_of_a_part(function: Any) -> bool:
-    """Whether ``function`` takes sinks, and a class beside it has no sdpa; a vision tower may have it."""
-    code = function.__code__
-    return "sinks" in code.co_varnames[: code.co_argcount] and not all(_sdpa_support_beside(function))
+def eager_is_default_of_a_part(function: Any) -> bool:
+    """Whether some model class beside ``function`` does not support sdpa; others, as a vision tower, may."""
+    return not all(_sdpa_support_beside(function))
 
 
 def _sdpa_support_beside(function: Any) -> list[bool]:

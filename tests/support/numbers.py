@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,10 @@ def cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 def oracle(model: torch.nn.Module, family: str) -> torch.nn.Module:
     """The same weights in float64 with eager attention and eager experts; nothing of ours serves it."""
-    twin = tiny_models.build(family, attn_implementation="eager", experts_implementation="eager")
+    chosen = {"attn_implementation": "eager"}
+    if importlib.util.find_spec("transformers.integrations.moe"):  # transformers 4.57 knows but one kind
+        chosen["experts_implementation"] = "eager"
+    twin = tiny_models.build(family, **chosen)
     twin.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
     return twin.double()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,16 +21,18 @@ def _registries() -> dict[str, Mapping[str, Any]]:
     """Every mapping behind transformers' extension points."""
     from transformers import cache_utils, masking_utils, modeling_utils, quantizers
     from transformers.activations import ACT2FN
-    from transformers.integrations import moe
 
     found: dict[str, Mapping[str, Any]] = {
         "attention": modeling_utils.AttentionInterface._global_mapping,
         "attention, local": modeling_utils.ALL_ATTENTION_FUNCTIONS._local_mapping,
         "mask": masking_utils.AttentionMaskInterface._global_mapping,
-        "experts": moe.ExpertsInterface._global_mapping,
         "activations": dict(dict.items(ACT2FN)),  # asked politely it makes a new instance each time
         "quantizers": quantizers.auto.AUTO_QUANTIZER_MAPPING,
     }
+    if importlib.util.find_spec("transformers.integrations.moe"):  # from transformers 5.0
+        found["experts"] = importlib.import_module(
+            "transformers.integrations.moe"
+        ).ExpertsInterface._global_mapping
     for name in ("LAYER_TYPE_CACHE_MAPPING", "DYNAMIC_LAYER_TYPE_MAPPING", "STATIC_LAYER_TYPE_MAPPING"):
         if hasattr(cache_utils, name):
             found[name] = getattr(cache_utils, name)

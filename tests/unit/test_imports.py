@@ -29,14 +29,14 @@ LAYERS = (
     ("huggingface", "environment"),
     ("parallel", "quantization"),
     ("api",),
-    ("bench",),
+    ("bench", "audit"),
     ("cli",),
     ("__main__",),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 #: Beside the order above: the engine knows no model and no op, and only those who bind models know it.
 ENGINE_IMPORTS = {"config", "errors", "report"}
-ENGINE_IMPORTERS = {"huggingface", "api", "bench", "cli", "", "engine"}
+ENGINE_IMPORTERS = {"huggingface", "api", "bench", "audit", "cli", "", "engine"}
 
 
 def part_of(file: Path) -> str:

@@ -1,0 +1,1 @@
+"""Drift: what another transformers has where the rules expect targets, against catalogue and record."""
