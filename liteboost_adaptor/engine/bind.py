@@ -142,7 +142,7 @@ class Binder:
         names = tuple(value for method in reached.values() for value in _named_functions(method))
         key = (
             cls,
-            "forward" in vars(module),
+            swap.hides_forward(module),
             self._children(module),
             self.fits.instance_key(module),
             tuple(map(id, reached.values())),
@@ -185,7 +185,7 @@ class _Planner:
         registries = self._asks_registry()
         self.outcomes = list(dict.fromkeys(self.outcomes))  # one child may be met in several methods
         bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
-        if bound and "forward" in vars(self.module):
+        if bound and swap.hides_forward(self.module):
             reason = "this instance has a forward of its own (a hook of another library)"
             return Plan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
         if not bound and not self.is_marked_anyway:

@@ -72,7 +72,9 @@ def mark_of(module: torch.nn.Module) -> Any:
 
 def swap(module: torch.nn.Module, made: type) -> None:
     """Make ``module`` an instance of ``made``, a direct subclass of its class."""
+    original = type(module)
     module.__class__ = made
+    _rebind(module, {getattr(original, name): name for name in _functions(made).values()}, made)
 
 
 def restore(module: torch.nn.Module) -> bool:
@@ -81,10 +83,7 @@ def restore(module: torch.nn.Module) -> bool:
         return False
     made, original = type(module), type(module).__bases__[0]
     module.__class__ = original
-    for name, value in list(vars(module).items()):
-        # A library that wraps forward (accelerate's hooks) keeps the bound method it found, which is ours.
-        if type(value) is types.MethodType and value.__func__ in vars(made).values():
-            vars(module)[name] = types.MethodType(getattr(original, value.__func__.__name__), module)
+    _rebind(module, _functions(made), original)
     return True
 
 
@@ -105,6 +104,32 @@ def is_own_forward(module: torch.nn.Module, found: Any) -> bool:
         and found.__self__ is module
         and found.__func__ is getattr(type(module), "forward", None)
     )
+
+
+def hides_forward(module: torch.nn.Module) -> bool:
+    """Whether a forward put on the instance would keep one of ours from being called.
+
+    A wrapper that calls the bound method it found, and holds it in another attribute, would not: accelerate's
+    hooks, which every ``device_map`` of several places puts on all modules.
+    """
+    own = vars(module)
+    if "forward" not in own:
+        return False
+    found = getattr(own["forward"], "__wrapped__", None)
+    return not (is_own_forward(module, found) and any(value == found for value in own.values()))
+
+
+def _rebind(module: torch.nn.Module, functions: dict[Any, str], cls: type) -> None:
+    """Make bound methods of ``functions`` that the instance holds those of ``cls``."""
+    for name, value in list(vars(module).items()):
+        is_own = type(value) is types.MethodType and value.__self__ is module
+        if is_own and value.__func__ in functions:
+            vars(module)[name] = types.MethodType(getattr(cls, functions[value.__func__]), module)
+
+
+def _functions(made: type) -> dict[Any, str]:
+    """The plain functions of a subclass of ours, with their names."""
+    return {value: name for name, value in vars(made).items() if type(value) is types.FunctionType}
 
 
 def is_below_ours(module: torch.nn.Module) -> bool:

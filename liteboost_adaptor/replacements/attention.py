@@ -155,9 +155,17 @@ def _has_readers(module: torch.nn.Module) -> bool:
     # transformers up to 5.1 collects by wrapping forward on the instance; the class's own reads nothing.
     kept = module.__dict__.get("forward")
     if kept is not None and getattr(kept, "__func__", None) is not type(module).forward:
-        return True
+        return not _is_moving_weights(module, kept)
     hooks = module._forward_hooks.values()
     return any(getattr(hook, "__name__", "") != "output_capturing_hook" for hook in hooks)
+
+
+def _is_moving_weights(module: torch.nn.Module, forward: Any) -> bool:
+    """Whether accelerate put ``forward`` there to move weights and inputs; it reads nothing."""
+    function = getattr(forward, "func", None)
+    hook = type(module.__dict__.get("_hf_hook"))
+    names = (getattr(function, "__module__", ""), hook.__module__, hook.__name__)
+    return names == ("accelerate.hooks", "accelerate.hooks", "AlignDevicesHook")
 
 
 def _run(

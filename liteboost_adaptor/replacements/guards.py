@@ -67,13 +67,18 @@ def observed(module: torch.nn.Module) -> str:
         return "a hook on the module"
     if "forward" in module.__dict__:
         return "the instance has a forward of its own"
-    if type(module).__call__ is not _MODULE_CALL:
+    if type(module).__call__ is not _MODULE_CALL and not _is_noted_by_export(module):
         return "the class has a __call__ of its own"
     if nn_module._global_forward_hooks or nn_module._global_forward_pre_hooks:
         return "a global module hook"
     if nn_module._global_backward_hooks or nn_module._global_backward_pre_hooks:
         return "a global module hook"
     return ""
+
+
+def _is_noted_by_export(module: torch.nn.Module) -> bool:
+    """Whether only torch.export has exchanged ``__call__``, to note in which module an op was called."""
+    return torch.compiler.is_exporting() and type(module).__call__ is torch.nn.Module.__call__
 
 
 def autocast(x: torch.Tensor) -> str:

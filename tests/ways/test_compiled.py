@@ -1,0 +1,139 @@
+"""``torch.compile`` and ``torch.export``: one graph, our ops in it, and the original's numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support import calls, numbers, tiny_models
+from support.ways import families
+from torch import nn
+
+import liteboost_adaptor
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> torch.Tensor:
+    return model(**tiny_models.example_inputs(model), use_cache=False).logits
+
+
+def ops_of(graph: torch.fx.Graph) -> Counter[str]:
+    """How often each of our ops stands in a graph."""
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return Counter(name.split(".")[1] for name in names if name.startswith("liteboost."))
+
+
+def assert_complete(ours: Counter[str], eager: calls.Served) -> None:
+    """The graph holds an op for each call that an eager run serves."""
+    kinds = eager.kinds
+    norms = sum(count for name, count in ours.items() if "norm" in name)
+    assert norms == kinds["norm"] > 0 and ours["linear"] == kinds["linear"] > 0
+    assert ours["attention"] == kinds["attention"] and ours["rope"] == kinds["rope"]
+
+
+class Graphs:
+    """A backend that keeps the graphs it is handed and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        self.graphs.append(graph)
+        return graph
+
+
+@families(
+    "llama",
+    "gpt2",
+    "gemma2",
+    "gpt_neox",
+    "phi3",
+    later=(
+        "qwen3",
+        "olmo2",
+        "cohere",
+        "opt",
+        "mixtral",
+        "gpt_oss",
+        "deepseek_v3",
+        "mamba2",
+        "qwen3_next",
+        "qwen3_moe",
+    ),
+)
+def test_compile_fullgraph(family: str, level: int) -> None:
+    model = tiny_models.build(family)
+    expected = logits(model)
+    liteboost_adaptor.apply(model, level=level)
+    with calls.served() as served:
+        eager = logits(model)
+    graphs = Graphs()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
+    found = logits(compiled)
+    assert len(graphs.graphs) == 1
+    ours = ops_of(graphs.graphs[0].graph)
+    assert_complete(ours, served)
+    assert numbers.relative(found, eager) <= 2e-6 and numbers.relative(found, expected) <= 2e-5
+    liteboost_adaptor.undo(model)
+    assert torch.equal(logits(compiled), expected)
+    assert ops_of(graphs.graphs[-1].graph) == Counter()
+
+
+@families("llama", "gpt2", "gemma2", "gpt_neox", "phi3", "mixtral", "gpt_oss", later=("qwen3", "olmo2"))
+def test_export(family: str, level: int, tmp_path: Path) -> None:
+    model = tiny_models.build(family)
+    expected = logits(model)
+    inputs = {**tiny_models.example_inputs(model), "use_cache": False}
+    liteboost_adaptor.apply(model, level=level)
+    with calls.served() as served:
+        eager = logits(model)
+    with torch.no_grad():
+        exported = torch.export.export(model, (), inputs)
+    ours = ops_of(exported.graph)
+    assert_complete(ours, served)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for run in (exported.module(), loaded):
+        with torch.no_grad():
+            found = run(**inputs).logits
+        assert numbers.relative(found, eager) <= 2e-6 and numbers.relative(found, expected) <= 2e-5
+    liteboost_adaptor.undo(model)
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["not strict", "strict"])
+def test_export_is_no_mixture(is_strict: bool) -> None:
+    """Whichever way the graph is taken, everything that is served in eager mode is served in it."""
+    model = tiny_models.build("llama")
+    inputs = {**tiny_models.example_inputs(model), "use_cache": False}
+    liteboost_adaptor.apply(model)
+    with torch.no_grad():
+        graph = torch.export.export(model, (), inputs, strict=is_strict).graph
+    left = {str(node.target).split(".")[1] for node in graph.nodes if str(node.target).startswith("aten.")}
+    assert not left & {"linear", "silu", "rsqrt", "scaled_dot_product_attention"}
+
+
+def test_export_with_gradients_holds_the_original() -> None:
+    """What is exported where gradients are wanted must have them."""
+    model = tiny_models.build("llama")
+    inputs = {**tiny_models.example_inputs(model), "use_cache": False}
+    model(**inputs).logits.square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()  # the exported program shares the parameters
+    liteboost_adaptor.apply(model)
+    exported = torch.export.export(model, (), inputs)
+    assert ops_of(exported.graph) == Counter()
+    run = exported.module()
+    run(**inputs).logits.square().mean().backward()
+    for found, wanted in zip(run.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.grad, wanted)

@@ -1,0 +1,103 @@
+"""Copies of a served model: deep copies, pickles, checkpoints; and tables that grow."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support import calls, numbers, tiny_models
+from support.ways import compare, families
+from torch import nn
+
+import liteboost_adaptor
+
+FAMILIES = (
+    "llama",
+    "gpt2",
+    "gemma2",
+    "mixtral",
+    "gpt_neox",
+    "gpt_oss",
+    "qwen3_next",
+    "deepseek_v3",
+    "mamba2",
+)
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> torch.Tensor:
+    return model(**tiny_models.example_inputs(model)).logits
+
+
+def with_deepcopy(model: nn.Module, folder: Path) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def with_torch_save(model: nn.Module, folder: Path) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def with_save_pretrained(model: nn.Module, folder: Path) -> nn.Module:
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("way", [with_deepcopy, with_torch_save, with_save_pretrained])
+@families(*FAMILIES)
+def test_a_copy_is_an_original_and_is_served_in_its_turn(
+    family: str, way: Callable[[nn.Module, Path], nn.Module], level: int, tmp_path: Path
+) -> None:
+    model = tiny_models.build(family)
+    expected = logits(model)
+    classes = [type(part) for part in model.modules()]
+    liteboost_adaptor.apply(model, level=level)
+    ours = logits(model)
+    twin = way(model, tmp_path)
+    assert [type(part) for part in twin.modules()] == classes
+    assert [type(part) for part in model.modules()] != classes
+    assert torch.equal(logits(model), ours)
+    assert torch.equal(logits(twin), expected)
+    liteboost_adaptor.undo(model)
+    runs = compare(twin, level, lambda: logits(twin))
+    assert torch.equal(runs.found, ours)
+    assert runs.served.kinds["norm"] > 0 and runs.reasons == set()
+
+
+@families(*FAMILIES)
+def test_a_checkpoint_is_served_as_it_is_loaded(family: str, level: int, tmp_path: Path) -> None:
+    original = tiny_models.build(family)
+    expected = logits(original)
+    original.save_pretrained(tmp_path)
+    liteboost_adaptor.apply(level=level)
+    model = type(original).from_pretrained(tmp_path).eval()
+    with calls.served() as served:
+        found = logits(model)
+    assert numbers.relative(found, expected) <= 2e-5 and served.kinds["norm"] > 0
+    liteboost_adaptor.undo()
+    assert torch.equal(logits(model), expected)
+
+
+@families(*FAMILIES)
+def test_resize_token_embeddings(family: str, level: int) -> None:
+    """The head is another module afterwards: its new rows count."""
+    reference, model = tiny_models.build(family), tiny_models.build(family)
+    liteboost_adaptor.apply(model, level=level)
+    logits(model)
+    for each in (reference, model):
+        torch.manual_seed(1)
+        each.resize_token_embeddings(277)
+    expected = logits(reference)
+    with calls.served() as served:
+        found = logits(model)
+    assert found.shape[-1] == 277
+    assert numbers.relative(found, expected) <= 2e-5
+    assert served.kinds["linear"] > 0
+    liteboost_adaptor.undo(model)
+    assert torch.equal(logits(model), expected)
