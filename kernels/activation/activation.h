@@ -1,10 +1,12 @@
+// activation: act(x), rounded once, to the dtype of x. Any shape and strides; returns contiguous.
 // gated_activation: the middle of a gated MLP, act(gate) * up.
 //
 //   g   = min(gate, limit)                      limit: none by default
 //   u   = clamp(up, -limit, limit)
 //   out = round(act(g) * (u + up_offset))       one rounding, to the dtype of gate
 //
-//   act        silu: g * sigmoid(alpha * g); gelu: g * normal_cdf(g); gelu_tanh: its tanh form; relu
+//   act        silu: g * sigmoid(alpha * g); gelu: g * normal_cdf(g); gelu_tanh: its tanh form; relu;
+//              relu2: the square of relu; sigmoid
 //   gate, up   [..., N], one shape and dtype: float32, bfloat16 or float16; any strides. Read in place:
 //              contiguous tensors, the two halves of one [..., 2N], the even and odd channels of one, and
 //              whatever else has one stride a row. Other views are copied first.
@@ -22,7 +24,7 @@
 
 namespace liteboost {
 
-enum class Activation : int32_t { silu, gelu, gelu_tanh, relu };
+enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, relu2, sigmoid };
 
 // Strides and steps in elements; out is contiguous. Both tensors are rows of `cols` elements.
 struct GatedActivationArgs {
@@ -37,7 +39,18 @@ struct GatedActivationArgs {
   Activation activation;
 };
 
+struct ActivationArgs {
+  const void* x;  // rows of `cols` elements with step 1, `stride` apart
+  void* out;      // contiguous
+  int64_t cols, stride;
+  float alpha;
+  DType dtype;
+  Activation activation;
+};
+
 struct ActivationKernels {
+  // Elements [begin, end) of the output, counted over all rows.
+  void (*activation)(const ActivationArgs& args, int64_t begin, int64_t end);
   // Elements [begin, end) of the output, counted over all rows.
   void (*gated_activation)(const GatedActivationArgs& args, int64_t begin, int64_t end);
 };

@@ -14,4 +14,7 @@ namespace liteboost {
 Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
                                   double alpha, std::optional<double> limit);
 
+// The same for activation.
+Activation check_activation(const at::Tensor& x, c10::string_view activation, double alpha);
+
 }  // namespace liteboost

@@ -40,7 +40,32 @@ at::Tensor gated_activation_cpu(const at::Tensor& gate, const at::Tensor& up, c1
   return out;
 }
 
+at::Tensor activation_cpu(const at::Tensor& x, c10::string_view activation, double alpha) {
+  const Activation kind = check_activation(x, activation, alpha);
+  at::Tensor out = empty_cpu(x.sizes(), x.scalar_type());
+  const int64_t count = out.numel();
+  if (count == 0) return out;
+
+  const at::Tensor in = x.dim() == 0 ? x.unsqueeze(0) : x;
+  const Rows rows = rows_of(in, /*unit_step=*/true);
+  ActivationArgs args;
+  args.x = rows.data;
+  args.out = out.mutable_data_ptr();
+  args.cols = rows.contiguous() ? count : rows.size;
+  args.stride = rows.stride;
+  args.alpha = static_cast<float>(alpha);
+  args.dtype = dtype_of(x);
+  args.activation = kind;
+
+  const auto run = LB_KERNELS(activation_kernels).activation;
+  parallel_rows(count, 1, [&](int64_t begin, int64_t end) { run(args, begin, end); });
+  return out;
+}
+
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("gated_activation", &liteboost::gated_activation_cpu); }
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
+  m.impl("activation", &liteboost::activation_cpu);
+  m.impl("gated_activation", &liteboost::gated_activation_cpu);
+}

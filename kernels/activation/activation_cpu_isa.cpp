@@ -17,8 +17,12 @@ LB_INLINE VF activate(VF g, [[maybe_unused]] VF alpha) {
     // g / 2 * (1 + tanh(z)) is g * sigmoid(2z), which does not cancel where tanh(z) is near -1.
     const VF cubic = fma(splat(0.044715f) * g * g, g, g);
     return g / (1.0f + exp(cubic * splat(-1.5957691216057308f)));
+  } else if constexpr (kind == Activation::sigmoid) {
+    return 1.0f / (1.0f + exp(-g));
   } else {
-    return max(g, VF{});
+    const VF positive = max(g, VF{});
+    if constexpr (kind == Activation::relu2) return positive * positive;
+    return positive;
   }
 }
 
@@ -92,8 +96,26 @@ void by_layout(const GatedActivationArgs& args, int64_t begin, int64_t end) {
   rows<T, kind, Layout::any, false>(args, begin, end);
 }
 
-template <typename T>
-void by_activation(const GatedActivationArgs& args, int64_t begin, int64_t end) {
+template <typename T, Activation kind>
+void by_layout(const ActivationArgs& args, int64_t begin, int64_t end) {
+  const VF alpha = splat(args.alpha);
+  while (begin < end) {
+    const int64_t index = begin / args.cols, col = begin % args.cols;
+    const int64_t count = args.cols - col < end - begin ? args.cols - col : end - begin;
+    const T* x = static_cast<const T*>(args.x) + index * args.stride + col;
+    T* out = static_cast<T*>(args.out) + begin;
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(out + i, activate<T, kind>(load(x + i), alpha));
+    if (i < count) {
+      const int n = static_cast<int>(count - i);
+      store(out + i, activate<T, kind>(load(x + i, n), alpha), n);
+    }
+    begin += count;
+  }
+}
+
+template <typename T, typename Args>
+void by_activation(const Args& args, int64_t begin, int64_t end) {
   switch (args.activation) {
     case Activation::silu:
       return by_layout<T, Activation::silu>(args, begin, end);
@@ -103,7 +125,15 @@ void by_activation(const GatedActivationArgs& args, int64_t begin, int64_t end) 
       return by_layout<T, Activation::gelu_tanh>(args, begin, end);
     case Activation::relu:
       return by_layout<T, Activation::relu>(args, begin, end);
+    case Activation::relu2:
+      return by_layout<T, Activation::relu2>(args, begin, end);
+    case Activation::sigmoid:
+      return by_layout<T, Activation::sigmoid>(args, begin, end);
   }
+}
+
+void activation(const ActivationArgs& args, int64_t begin, int64_t end) {
+  LB_DISPATCH_DTYPE(args.dtype, T, by_activation<T>(args, begin, end));
 }
 
 void gated_activation(const GatedActivationArgs& args, int64_t begin, int64_t end) {
@@ -112,7 +142,7 @@ void gated_activation(const GatedActivationArgs& args, int64_t begin, int64_t en
 
 }  // namespace
 
-extern const ActivationKernels activation_kernels = {gated_activation};
+extern const ActivationKernels activation_kernels = {activation, gated_activation};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -7,6 +7,7 @@ norm), written out here because in this process the modeling files themselves ma
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -193,6 +194,16 @@ def _gated_activation(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("gated_activation", str(list(gate.shape)), _plain_gated_activation, gate, up)
 
 
+def _plain_activation(x: Tensor, _: str) -> Tensor:
+    # transformers' NewGELUActivation
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _activation(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    x = torch.randn(1, rows, INTERMEDIATE).to(dtype)
+    yield _case("activation", str(list(x.shape)), _plain_activation, x, "gelu_tanh")
+
+
 def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -216,6 +227,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_rms_norm": _gated_rms_norm,
     "layer_norm": _layer_norm,
     "rope": _rope,
+    "activation": _activation,
     "gated_activation": _gated_activation,
     "linear": _linear,
     "attention": _attention,

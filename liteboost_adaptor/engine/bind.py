@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, report
+from . import expressions, source, swap
 from . import rewrite as rewriting
-from . import source, swap
 from .catalogue import Rule
 from .fit import Fit, Fits, works_in_place
 
@@ -243,6 +243,7 @@ class _Planner:
                     getattr(routes, fit.rule.pattern)[name] = replacement
                     owners[(fit.rule.pattern, name)] = fit
         self._route_functions(method, routes, owners)
+        self._route_factors(method, routes, owners)
         if not owners:
             return
         if _is_wrapped_by_others(method):
@@ -287,6 +288,25 @@ class _Planner:
             if replacement is not None:
                 routes.function[name] = (function, replacement)
                 owners[("function", name)] = fit
+
+    def _route_factors(
+        self, method: Any, routes: rewriting.Routes, owners: dict[tuple[str, str], Fit]
+    ) -> None:
+        """Products with the result of a function, such as ``F.silu(a) * b``."""
+        try:
+            inner = source.innermost(method)
+            if self.fits.factor_names.isdisjoint(inner.__code__.co_names):
+                return
+            node = source.parse(inner).node
+        except source.SourceUnavailable:
+            return
+        for text in expressions.callees_in_products(node, inner.__code__.co_varnames):
+            function = expressions.resolve(text, inner.__globals__)
+            fit = self.fits.factor(function)
+            replacement = self._make(fit, function) if fit is not None else None
+            if replacement is not None:
+                routes.factor[text] = replacement
+                owners[("factor", text)] = fit
 
 
 def _target(cls: type) -> str:

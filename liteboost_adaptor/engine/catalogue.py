@@ -55,6 +55,7 @@ class Rule:
         needs: Operations a body under a name of its own must use to be considered at all.
         pattern: For ``kind = "expression"``: ``call``, ``product`` or ``residual`` (see `rewrite`).
         children: Classes (``module:Class``, exact) whose call is the expression.
+        functions: Functions (``module:name``) whose call is a factor of the expression, for ``product``.
         child_rules: Ids of rules; a child whose forward one of them replaced makes the expression.
         why, upstream, drop_when: Why the rule exists, what would make it needless, when to delete it.
         source: The file the rule was read from.
@@ -80,6 +81,7 @@ class Rule:
     needs: tuple[str, ...] = ()
     pattern: str = ""
     children: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     child_rules: tuple[str, ...] = ()
     registry: str = ""
     entry: str = ""
@@ -146,6 +148,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "rounding": str,
     "entry": str,
     "children": list,
+    "functions": list,
     "child_rules": list,
 }
 _REQUIRED = tuple(
@@ -225,6 +228,8 @@ def _rule(entry: Any, source: str) -> Rule:
         raise CatalogueError(
             f"{where}: kind 'expression', and no other, needs a pattern: {', '.join(PATTERNS)}."
         )
+    if entry.get("functions") and entry.get("pattern") != "product":
+        raise CatalogueError(f"{where}: functions are for pattern product. Remove the field or the pattern.")
     if entry.get("rounding", "same") not in ("same", "free"):
         raise CatalogueError(
             f"{where}: rounding must be same or free, found {entry['rounding']!r}. Choose one."

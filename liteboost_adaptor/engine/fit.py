@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..report import APPLIED, FOREIGN, PROVED, REFUSED, Tally, report
+from ..errors import CatalogueError
+from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, Tally, report
 from . import swap
-from .catalogue import Rule
+from .catalogue import Rule, resolve
 from .fingerprint import Fingerprint, Opaque, _callables, fingerprint
 from .probe import probe
 
@@ -40,6 +41,8 @@ class Fits:
         self._methods = [rule for rule in rules if rule.kind == "module"]
         self._functions = [rule for rule in rules if rule.kind == "function"]
         self._expressions = [rule for rule in rules if rule.kind == "expression"]
+        self._factors = _resolved_functions(self._expressions)
+        self.factor_names = frozenset(function.__name__ for function in self._factors)
         self.registries = [rule for rule in rules if rule.kind == "registry"]
         self._proofs: dict[Any, str] = {}
         self.attributes = tuple(dict.fromkeys(rule.attribute for rule in self._methods))
@@ -90,6 +93,11 @@ class Fits:
             None,
         )
 
+    def factor(self, function: Any) -> Fit | None:
+        """Fit of a function whose call is a factor of a product."""
+        rule = self._factors.get(function) if isinstance(function, Hashable) else None
+        return Fit(rule.family, APPLIED, rule) if rule is not None else None
+
     def expressions(self, child: torch.nn.Module) -> list[Fit]:
         """Fits of the expression rules whose child this is, at most one for a pattern."""
         found: dict[str, Fit] = {}
@@ -100,7 +108,7 @@ class Fits:
         return list(found.values())
 
     def _expression(self, rule: Rule, child: torch.nn.Module) -> Fit | None:
-        cls = type(child)
+        cls = swap.original_class(child)
         if works_in_place(child):
             return None
         if rule.child_rules:
@@ -127,6 +135,18 @@ class Fits:
 
         replacement = rule.load_replacement()(never, Tally(), **rule.parameters)
         return probe(original, replacement, cases, rule.rounding == "same")
+
+
+def _resolved_functions(rules: list[Rule]) -> dict[Any, Rule]:
+    """Function -> rule; a name that does not resolve costs that name, and is listed."""
+    found: dict[Any, Rule] = {}
+    for rule in rules:
+        for name in rule.functions:
+            try:
+                found.setdefault(resolve(name, rule), rule)
+            except CatalogueError as fault:
+                report.add(Outcome(rule.id, FAILED, name, str(fault)))
+    return found
 
 
 def _applies(rule: Rule, function: Any) -> bool:

@@ -1,10 +1,12 @@
 """Reroute expressions inside a method, leaving everything else of it as its author wrote it.
 
 Whole attention, MLP and decoder-layer bodies come in hundreds of forms, but what is worth replacing in
-them comes in four, each sound by itself whatever surrounds it:
+them comes in five, each sound by itself whatever surrounds it:
 
 - *call*: ``self.child(x)`` becomes ``r(self.child, x)``;
-- *product*: ``self.child(a) * b`` becomes ``r(self.child, a, b)``;
+- *product*: ``self.child(a) * b`` becomes ``r(self.child, a, b)``, also where ``t = self.child(a)`` stands
+  in a statement before and ``t`` serves nothing else;
+- *factor*: ``f(a) * b`` for a function ``f`` becomes ``r(f, a, b)``;
 - *residual*: ``s = a + b`` followed by ``n = self.child(s)`` becomes ``n, s = r(self.child, a, b)``;
 - *function*: a global ``f``, called or handed on, becomes ``r`` for as long as ``f`` is the function it was.
 
@@ -22,20 +24,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import source
+from .expressions import callee, child_called, delayed_calls, position
 from .source import SourceUnavailable
 
-PATTERNS = ("call", "product", "residual", "function")
+PATTERNS = ("call", "product", "factor", "residual", "function")
 
 
 @dataclass
 class Routes:
     """What to reroute in one method: by pattern, the name in the text and the object that takes its place.
 
-    ``functions`` maps a global name to (original, replacement).
+    ``function`` maps a global name to (original, replacement), ``factor`` the text of a callee, such as
+    ``F.silu``, to the replacement of the product.
     """
 
     call: dict[str, Any] = field(default_factory=dict)
     product: dict[str, Any] = field(default_factory=dict)
+    factor: dict[str, Any] = field(default_factory=dict)
     residual: dict[str, Any] = field(default_factory=dict)
     function: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
@@ -59,7 +64,7 @@ def rewrite(method: Any, routes: Routes, owner: type | None = None, attribute: s
     parsed = source.parse(source.innermost(method))
     if not parsed.node.args.args:
         return None
-    editor = _Editor(routes, parsed.node.args.args[0].arg, frozenset(parsed.function.__code__.co_varnames))
+    editor = _Editor(routes, parsed)
     node = editor.visit(copy.deepcopy(parsed.node))
     if not any(editor.met.values()):
         return None
@@ -203,10 +208,11 @@ def _load(name: str) -> ast.Name:
 class _Editor(ast.NodeTransformer):
     """Applies the routes to one definition, collecting the names it introduced."""
 
-    def __init__(self, routes: Routes, self_name: str, local_names: frozenset[str]) -> None:
+    def __init__(self, routes: Routes, parsed: source.Source) -> None:
         self.routes = routes
-        self.self_name = self_name
-        self.local_names = local_names
+        self.self_name = parsed.node.args.args[0].arg
+        self.local_names = frozenset(parsed.function.__code__.co_varnames)
+        self.delayed = delayed_calls(parsed.node, self.self_name, routes.product, routes.call)
         self.names: dict[str, Any] = {}
         self.met: dict[str, set[str]] = {pattern: set() for pattern in PATTERNS}
         self.rebinds_self = False
@@ -229,11 +235,31 @@ class _Editor(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if isinstance(node.op, ast.Mult):
             for called, other in ((node.left, node.right), (node.right, node.left)):
-                name = self._child(called, self.routes.product)
-                if name:
-                    arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
-                    return self._replace(node, "product", name, self.routes.product[name], arguments)
+                product = self._product(node, called, other)
+                if product is not None:
+                    return product
         return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if position(node) in self.delayed.statements:  # the call is made where its result is used
+            node.value = node.value.args[0]
+        return self.generic_visit(node)
+
+    def _product(self, node: ast.BinOp, called: ast.expr, other: ast.expr) -> ast.AST | None:
+        call = self.delayed.factors.get(position(called))
+        if call is not None:
+            arguments = [copy.deepcopy(call.func), called, self.visit(other)]
+            name = call.func.attr
+            return self._replace(node, "product", name, self.routes.product[name], arguments)
+        name = self._child(called, self.routes.product)
+        if name:
+            arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
+            return self._replace(node, "product", name, self.routes.product[name], arguments)
+        text = callee(called, self.local_names)
+        if text in self.routes.factor:
+            arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
+            return self._replace(node, "factor", text, self.routes.factor[text], arguments)
+        return None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = self._child(node, self.routes.call)
@@ -244,13 +270,8 @@ class _Editor(ast.NodeTransformer):
 
     def _child(self, node: ast.AST, table: Mapping[str, Any]) -> str:
         """The name, if ``node`` is ``self.name(one positional argument)`` and ``table`` has it."""
-        if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
-            return ""
-        if isinstance(node.args[0], ast.Starred) or not isinstance(node.func, ast.Attribute):
-            return ""
-        owner = node.func.value
-        is_self = isinstance(owner, ast.Name) and owner.id == self.self_name
-        return node.func.attr if is_self and node.func.attr in table else ""
+        name = child_called(node, self.self_name)
+        return name if name in table else ""
 
     def _function(self, name: ast.Name) -> ast.AST:
         original, replacement = self.routes.function[name.id]
@@ -271,7 +292,7 @@ class _Editor(ast.NodeTransformer):
         return ast.copy_location(call, node)
 
     def _bind(self, label: str, value: Any) -> str:
-        name = f"__liteboost_{label}__"
+        name = f"__liteboost_{label.replace('.', '_')}__"
         self.names[name] = value
         return name
 

@@ -70,6 +70,12 @@ def mark_of(module: torch.nn.Module) -> Any:
     return vars(type(module)).get(MARKER)
 
 
+def original_class(module: torch.nn.Module) -> type:
+    """The class of ``module``, looking through a subclass of ours."""
+    cls = type(module)
+    return cls.__bases__[0] if MARKER in vars(cls) else cls
+
+
 def swap(module: torch.nn.Module, made: type) -> None:
     """Make ``module`` an instance of ``made``, a direct subclass of its class."""
     original = type(module)

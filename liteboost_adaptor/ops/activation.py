@@ -1,4 +1,4 @@
-"""The middle of a gated MLP: ``act(gate) * up``."""
+"""Activations, alone and in the middle of a gated MLP: ``act(gate) * up``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import LiteBoostError, ShapeError
 from .checks import check_dtype, check_same_device, check_same_dtype, check_same_shape
 from .registry import define
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 
 
 class ActivationError(LiteBoostError, ValueError):
@@ -31,7 +31,8 @@ def gated_activation(
         gate: ``[..., intermediate_size]``, fp32/bf16/fp16 (here also fp64). Any strides. Read in place by the
             kernel: contiguous tensors, the two halves of one, the even and odd channels of one.
         up: Shape and dtype of ``gate``.
-        activation: ``silu`` (``g * sigmoid(alpha * g)``), ``gelu`` (exact), ``gelu_tanh`` or ``relu``.
+        activation: ``silu`` (``g * sigmoid(alpha * g)``), ``gelu`` (exact), ``gelu_tanh``,
+            ``relu``, ``relu2`` (its square) or ``sigmoid``.
         alpha: Slope of silu's sigmoid; 1 for the others.
         limit: Clamps ``gate`` from above and ``up`` on both sides; None for no limit.
         up_offset: Added to ``up`` after the clamp.
@@ -55,16 +56,50 @@ def gated_activation(
     g, u = gate.to(compute), up.to(compute)
     if limit is not None:
         g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+    return (_activate(g, activation, alpha) * (u + up_offset)).to(gate.dtype).contiguous()
+
+
+def activation(x: Tensor, activation: str, alpha: float = 1.0) -> Tensor:
+    """Apply an activation function.
+
+    Args:
+        x: Any shape and strides, fp32/bf16/fp16 (here also fp64).
+        activation: As in `gated_activation`.
+        alpha: Slope of silu's sigmoid; 1 for the others.
+
+    Returns:
+        Shape and dtype of ``x``, contiguous.
+
+    Raises:
+        DTypeError: The dtype is not in the list above.
+        ActivationError: Unknown activation, or alpha with another activation than silu.
+
+    Numerics:
+        All in fp32, rounded once. Activations written out in Python round after every step.
+
+    Source:
+        Hendrycks and Gimpel 2016, arXiv:1606.08415 (GELU); So et al. 2021, arXiv:2109.08668 (squared ReLU).
+    """
+    check_dtype("activation", "x", x)
+    _check_activation("activation", activation, alpha)
+    compute = torch.promote_types(x.dtype, torch.float32)
+    return _activate(x.to(compute), activation, alpha).to(x.dtype).contiguous()
+
+
+def _activate(x: Tensor, activation: str, alpha: float) -> Tensor:
     match activation:
         case "silu":
-            g = g * torch.sigmoid(alpha * g)
+            return x * torch.sigmoid(alpha * x)
         case "gelu":
-            g = F.gelu(g)
+            return F.gelu(x)
         case "gelu_tanh":
-            g = F.gelu(g, approximate="tanh")
+            return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case "relu2":
+            return F.relu(x).square()
         case _:
-            g = F.relu(g)
-    return (g * (u + up_offset)).to(gate.dtype).contiguous()
+            return torch.sigmoid(x)
 
 
 def _check_gated_activation(
@@ -72,7 +107,9 @@ def _check_gated_activation(
 ) -> None:
     op = "gated_activation"
     if gate.dim() < 1:
-        raise ShapeError(f"liteboost::{op}: gate must have at least one dimension, got a scalar")
+        raise ShapeError(
+            f"liteboost::{op}: gate must have at least one dimension, got a scalar; pass gate.unsqueeze(0)"
+        )
     check_dtype(op, "gate", gate)
     check_same_dtype(op, "up", up, "gate", gate)
     check_same_device(op, "up", up, "gate", gate)
@@ -81,14 +118,19 @@ def _check_gated_activation(
         raise ActivationError(
             f"liteboost::{op}: limit must not be negative, got {limit}; pass None for no limit"
         )
+    _check_activation(op, activation, alpha)
+
+
+def _check_activation(op: str, activation: str, alpha: float) -> None:
     if activation not in ACTIVATIONS:
         raise ActivationError(
-            f"liteboost::{op}: activation must be one of {', '.join(ACTIVATIONS)}, got '{activation}'"
+            f"liteboost::{op}: activation must be one of {', '.join(ACTIVATIONS)}, got '{activation}'; "
+            "pass one of these"
         )
     if alpha != 1.0 and activation != "silu":
         raise ActivationError(
             f"liteboost::{op}: alpha must be 1 unless activation is 'silu', got alpha = {alpha} "
-            f"with activation '{activation}'"
+            f"with activation '{activation}'; leave alpha out"
         )
 
 
@@ -97,3 +139,4 @@ define(
     "float up_offset=0.0) -> Tensor",
     gated_activation,
 )
+define("activation(Tensor x, str activation, float alpha=1.0) -> Tensor", activation)

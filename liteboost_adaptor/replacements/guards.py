@@ -81,6 +81,12 @@ def _is_noted_by_export(module: torch.nn.Module) -> bool:
     return torch.compiler.is_exporting() and type(module).__call__ is torch.nn.Module.__call__
 
 
+def class_as_written(module: torch.nn.Module) -> type:
+    """The class its author wrote; that of a bound module is a subclass of ours."""
+    cls = type(module)
+    return cls.__bases__[0] if "__liteboost__" in vars(cls) else cls
+
+
 def autocast(x: torch.Tensor) -> str:
     """Why a product cannot be replaced: autocast would change its dtype."""
     return "autocast" if torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type) else ""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..report import Tally
-from .guards import observed, unserved
+from .guards import class_as_written, observed, unserved
 
 ops = torch.ops.liteboost
 
@@ -17,17 +17,15 @@ def gated_activation(
     original: torch.nn.Module, tally: Tally, *, activation: str, alpha: float = 1.0
 ) -> Callable[..., torch.Tensor]:
     """``act(gate) * up`` in one pass, for the activation module ``original``."""
-    known, known_forward = type(original), type(original).forward
+    # What users may patch is the class the author wrote, which a bound activation is based on.
+    known, base = type(original), class_as_written(original)
+    base_forward = base.forward
 
     def fused(act: torch.nn.Module, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if type(act) is not known or known.forward is not known_forward:
+        if type(act) is not known or base.forward is not base_forward:
             reason = "the activation was exchanged"
-        elif not (isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor)):
-            reason = "a factor that is no tensor"
-        elif gate.shape != up.shape or gate.dtype != up.dtype:
-            reason = "factors of different shape or dtype"
         else:
-            reason = unserved(gate, up) or observed(act)
+            reason = _factors_unserved(gate, up) or observed(act)
         if reason:
             tally.fell_back(reason)
             return act(gate) * up
@@ -35,6 +33,48 @@ def gated_activation(
         return ops.gated_activation(gate, up, activation, alpha)
 
     return fused
+
+
+def gated_function(
+    original: Callable[[torch.Tensor], torch.Tensor], tally: Tally, *, activation: str
+) -> Callable[..., torch.Tensor]:
+    """``act(gate) * up`` in one pass, for the activation function ``original``, such as ``F.silu``."""
+
+    def fused(
+        act: Callable[[torch.Tensor], torch.Tensor], gate: torch.Tensor, up: torch.Tensor
+    ) -> torch.Tensor:
+        reason = "the activation was exchanged" if act is not original else _factors_unserved(gate, up)
+        if reason:
+            tally.fell_back(reason)
+            return act(gate) * up
+        tally.served()
+        return ops.gated_activation(gate, up, activation)
+
+    return fused
+
+
+def activation(
+    original: Callable[..., Any], tally: Tally, *, activation: str, alpha: float = 1.0
+) -> Callable[..., torch.Tensor]:
+    """An activation module's ``forward(self, input)`` in one pass."""
+
+    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        reason = unserved(x)
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x)
+        tally.served()
+        return ops.activation(x, activation, alpha)
+
+    return forward
+
+
+def _factors_unserved(gate: Any, up: Any) -> str:
+    if not (isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor)):
+        return "a factor that is no tensor"
+    if gate.shape != up.shape or gate.dtype != up.dtype or not gate.ndim:
+        return "factors of different shape or dtype"
+    return unserved(gate, up)
 
 
 def clamped_gate(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..report import Tally
-from .guards import PROBE, observed, unserved
+from .guards import PROBE, class_as_written, observed, unserved
 
 ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
@@ -110,7 +110,7 @@ def add_rms_norm(
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """``s = a + b; n = norm(s)`` as ``n, s``; the parameters are those of the rule that bound the norm."""
     # The class of a bound norm is a subclass of ours; what users may patch is the class it is based on.
-    bound, base = type(original), type(original).__bases__[0]
+    bound, base = type(original), class_as_written(original)
     base_forward = base.forward
     form = RmsForm(**form)
 

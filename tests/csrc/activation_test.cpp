@@ -18,6 +18,10 @@ double activate(double g, Activation activation, double alpha) {
       return g / (1 + std::exp(-2 * 0.7978845608028654 * (g + 0.044715 * g * g * g)));
     case Activation::relu:
       return g > 0 ? g : 0;
+    case Activation::relu2:
+      return g > 0 ? g * g : 0;
+    case Activation::sigmoid:
+      return 1 / (1 + std::exp(-g));
   }
   return NAN;
 }
@@ -65,10 +69,38 @@ void test_layout(int cols, Activation activation, Layout layout, bool clamped) {
 }
 
 template <typename T>
+void test_alone(int cols, Activation activation) {
+  std::mt19937 random(static_cast<unsigned>(cols));
+  constexpr int kRows = 3;
+  const int stride = cols + 1;
+  Array<T> x(kRows * stride), out(kRows * cols);
+  x.fill(random, 2.0);
+  ActivationArgs args{};
+  args.x = x.data();
+  args.out = out.data();
+  args.cols = cols;
+  args.stride = stride;
+  args.alpha = activation == Activation::silu ? 1.702f : 1.0f;
+  args.dtype = dtype_of<T>();
+  args.activation = activation;
+  const int split = kRows * cols / 2;
+  LB_ISA::activation_kernels.activation(args, 0, split);
+  LB_ISA::activation_kernels.activation(args, split, kRows * cols);
+  for (int at = 0; at < kRows * cols; ++at) {
+    const double g = x[at / cols * stride + at % cols];
+    const double want = activate(g, activation, args.alpha);
+    const double noise = (4 + std::fabs(g * g * g)) * (sizeof(T) == 2 ? 50 : 1);
+    check_close<T>("activation", cols, at, out[at], want, std::fabs(want) * noise);
+  }
+  check(out.intact(), "activation margin", cols, 0, 0, 0);
+}
+
+template <typename T>
 void test_type() {
   for (int cols = 1; cols <= 35; ++cols) {
-    for (const Activation activation :
-         {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu}) {
+    for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh,
+                                        Activation::relu, Activation::relu2, Activation::sigmoid}) {
+      test_alone<T>(cols, activation);
       for (const Layout layout : {Layout::apart, Layout::halves, Layout::pairs, Layout::strided}) {
         for (const bool clamped : {false, true}) test_layout<T>(cols, activation, layout, clamped);
       }

@@ -1,4 +1,4 @@
-"""`liteboost::gated_activation` against float64, at every instruction set and layout."""
+"""`liteboost::activation` and `gated_activation` against float64, at every instruction set and layout."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from support.compare import DTYPES, NOISE, SIZES, assert_close, same_bits, senti
 from torch import Tensor
 
 from liteboost_adaptor.ops.activation import ACTIVATIONS
+from liteboost_adaptor.ops.activation import activation as reference_alone
 from liteboost_adaptor.ops.activation import gated_activation as reference
 
 op = torch.ops.liteboost.gated_activation
+alone = torch.ops.liteboost.activation
 
 ACTS = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
 }
 GPT_OSS = {"alpha": 1.702, "limit": 7.0, "up_offset": 1.0}
 
@@ -73,7 +77,34 @@ def test_special_values(isa: str, activation: str) -> None:
     gate = torch.tensor([float("nan"), float("inf"), -200.0, 200.0, 0.0, -0.0, 3e38, -3e38] * 3)
     result = op(gate, torch.ones_like(gate), activation)
     want = torch.tensor([float("nan"), float("inf"), 0.0, 200.0, 0.0, 0.0, 3e38, 0.0] * 3)
+    if activation == "relu2":
+        want = want.square()
+    elif activation == "sigmoid":
+        want = torch.tensor([float("nan"), 1.0, 0.0, 1.0, 0.5, 0.5, 1.0, 0.0] * 3)
     torch.testing.assert_close(result, want, equal_nan=True, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(alone(gate, activation), want, equal_nan=True, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_alone_it_is_gated_by_one(isa: str, dtype: torch.dtype, size: int, activation: str) -> None:
+    x, _ = make((3, 2, size), dtype)
+    want = op(x, torch.ones_like(x), activation)
+    views = {
+        "contiguous": x,
+        "transposed": x.mT.contiguous().mT,
+        "rows apart": torch.cat((x, x), -1)[..., :size],
+        "every other": torch.stack((x, x), -1)[..., 0],
+        "sentinels": sentinel_view(x),
+    }
+    for name, view in views.items():
+        result = alone(view, activation)
+        assert result.is_contiguous() and same_bits(result, want), name
+    torch.testing.assert_close(reference_alone(x, activation), want)
+    if size:
+        assert same_bits(alone(x[0, 0, 0], activation), want[0, 0, 0])  # a scalar
+    torch.library.opcheck(alone, (x, activation))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -185,6 +216,18 @@ def test_reference_agrees(dtype: torch.dtype, activation: str) -> None:
 def test_bad_arguments(function, arguments: tuple, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"liteboost::gated_activation: {text}"):
         function(*arguments)
+
+
+@pytest.mark.parametrize("function", [alone, reference_alone], ids=["op", "reference"])
+def test_bad_arguments_alone(function) -> None:
+    with pytest.raises(ValueError, match=r"liteboost::activation: activation must be .*'swish'; pass one"):
+        function(torch.ones(4), "swish")
+    with pytest.raises(ValueError, match=r"liteboost::activation: alpha must be 1 .*; leave alpha out"):
+        function(torch.ones(4), "relu", 2.0)
+    with pytest.raises(TypeError, match="liteboost::activation: x must be float32"):
+        function(torch.ones(4).long(), "relu")
+    with pytest.raises(RuntimeError, match="liteboost::activation: has no backward"):
+        alone(torch.ones(4, requires_grad=True), "relu")
 
 
 def test_float64_is_refused_by_the_kernel(native_only: None) -> None:
