@@ -60,9 +60,9 @@ def test_beam_search(family: str, level: int) -> None:
     assert runs.served.kinds["norm"] > 0
 
 
+@pytest.mark.usefixtures("modules_cache")
 @families("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "gpt_oss", "deepseek_v3")
-def test_contrastive_search(family: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+def test_contrastive_search(family: str, level: int) -> None:
     model = tiny_models.build(family)
     inputs = numbers.padded_inputs(model)
 
