@@ -27,11 +27,14 @@ def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
     return ""
 
 
+def widens(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a product of the two promotes ``other`` to fp32, which is exact."""
+    return x.dtype == torch.float32 and other.dtype in HALVES
+
+
 def widened(x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor | None:
-    """``other`` as fp32 where ``x`` is fp32 and it is not: a product of the two promotes it, exactly."""
-    if other is not None and x.dtype == torch.float32 and other.dtype in HALVES:
-        return other.float()
-    return other
+    """``other`` as fp32 where it `widens`."""
+    return other.float() if other is not None and widens(x, other) else other
 
 
 def value_of(module: torch.nn.Module, source: str | float) -> float:
@@ -74,8 +77,8 @@ class RmsForm:
             return reason
         # Where a sum is rounded to the weight's dtype, the weight has to keep it.
         keeps = self.weight_dtype_counts or (self.offset and not self.late)
-        widens = not keeps and x.dtype == torch.float32 and scale.dtype in HALVES
-        if not widens and (self.weight_dtype_counts or scale.dtype != torch.float32):
+        may_widen = not keeps and widens(x, scale)
+        if not may_widen and (self.weight_dtype_counts or scale.dtype != torch.float32):
             reason = f"{_WEIGHT_ERROR} {str(scale.dtype).removeprefix('torch.')}"
         return reason
 
@@ -205,25 +208,32 @@ def gated_rms_norm(
         self: torch.nn.Module, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         act = getattr(self, activation) if activation else "silu"
-        if gate is None:
-            reason = "no gate"
-        elif act not in ("silu", "sigmoid"):
+        reason = gate_unserved(hidden_states, gate, self.weight)
+        if not reason and act not in ("silu", "sigmoid"):
             reason = f"activation {act}"
-        elif not (reason := unserved(hidden_states, gate, self.weight)):
-            weight, wide_gate = widened(hidden_states, self.weight), widened(hidden_states, gate)
-            reason = weight_unserved(hidden_states, weight)
-            if wide_gate.shape != hidden_states.shape or wide_gate.dtype != hidden_states.dtype:
-                reason = "a gate of another shape or dtype"
         if reason:
             tally.fell_back(reason)
             return original(self, hidden_states, gate)
         tally.served()
         size = getattr(self, group_size) if group_size else 0
+        gate, weight = widened(hidden_states, gate), widened(hidden_states, self.weight)
         return ops.gated_rms_norm(
-            hidden_states, wide_gate, weight, getattr(self, eps), act, gate_first, late, size
+            hidden_states, gate, weight, getattr(self, eps), act, gate_first, late, size
         )
 
     return forward
+
+
+def gate_unserved(x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor) -> str:
+    """Why a gated norm of ours does not serve a call, or an empty string."""
+    if gate is None:
+        return "no gate"
+    reason = unserved(x, gate, weight)
+    if reason:
+        return reason
+    if gate.shape != x.shape or not (gate.dtype == x.dtype or widens(x, gate)):
+        return "a gate of another shape or dtype"
+    return "" if widens(x, weight) else weight_unserved(x, weight)
 
 
 def norm_cases(

@@ -10,7 +10,7 @@ import torch
 
 from ..report import Tally
 from .guards import PROBE, unserved
-from .norm import normalized_shape_unserved, weight_unserved
+from .norm import gate_unserved, normalized_shape_unserved, weight_unserved, widened
 
 ops = torch.ops.liteboost
 _LAYER_NORM_FORWARD = torch.nn.LayerNorm.forward
@@ -136,6 +136,39 @@ def biased_rms_norm(
         tally.served()
         normed = ops.rms_norm(x, self.weight, getattr(self, eps))
         return normed if self.bias is None else normed + self.bias
+
+    return forward
+
+
+def switched_gated_rms_norm(
+    original: Callable[..., Any], tally: Tally, *, eps: str, groups: str, norm_first_if: str
+) -> Callable[..., torch.Tensor]:
+    """RMSNorm in groups with a silu gate before or after it, rounded once (Falcon-H1).
+
+    Args:
+        eps: Attribute of the module.
+        groups: Attribute that holds the number of groups of channels.
+        norm_first_if: Attribute that says whether the gate comes after the norm.
+    """
+
+    def forward(
+        self: torch.nn.Module, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        count, norm_first = getattr(self, groups), bool(getattr(self, norm_first_if))
+        reason = gate_unserved(hidden_states, gate, self.weight)
+        if not reason and norm_first and count != 1:
+            reason = "groups before the gate"
+        if not reason and hidden_states.ndim not in (2, 3):
+            reason = "a rank that is not served"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, hidden_states, gate)
+        tally.served()
+        size = 0 if norm_first else hidden_states.shape[-1] // count
+        gate, weight = widened(hidden_states, gate), widened(hidden_states, self.weight)
+        return ops.gated_rms_norm(
+            hidden_states, gate, weight, getattr(self, eps), "silu", not norm_first, True, size
+        )
 
     return forward
 

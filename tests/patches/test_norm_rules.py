@@ -68,6 +68,10 @@ IMAGES: dict[str, tuple[tuple[str, str, str, tuple, dict], tuple[int, ...]]] = {
 }
 
 
+#: Norms with a second input, as `IMAGES`.
+GATED = {"Falcon-H1": (("gate_switched", "falcon_h1", "FalconH1RMSNormGated", (SIZE,), {}), (2, 5, SIZE))}
+
+
 def made(family: str, name: str, arguments: tuple, keywords: dict, dtype: torch.dtype) -> nn.Module:
     """A module with weights that are neither 0 nor 1."""
     module = family_class(family, name)(*arguments, **keywords)
@@ -172,6 +176,29 @@ def test_torchs_own_rms_norm(affine: bool, eps: float | None, dtype: torch.dtype
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(4, 5, SIZE, generator=generator)
     check_served(module, "rms_torch", iter([("random", x.to(dtype)), ("tiny", (x * 1e-3).to(dtype))]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(4, SIZE), (2, 5, SIZE)], ids=str)
+@pytest.mark.parametrize(("groups", "norm_first"), [(1, True), (1, False), (4, False)])
+def test_falcon_h1s_gate_before_or_after_the_norm(
+    groups: int, norm_first: bool, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    keywords = {"n_groups": groups, "norm_before_gate": norm_first}
+    norm = made("falcon_h1", "FalconH1RMSNormGated", (SIZE,), keywords, dtype)
+    x, gate = torch.randn(2, *shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    expected = norm(x, gate)
+    liteboost_adaptor.apply(nn.Sequential(norm))
+    with calls.served() as served:
+        found = norm(x, gate)
+        norm(x)
+        norm.n_groups, norm.norm_before_gate = 4, True
+        norm(x, gate)
+    assert served.rules == {"norm.gate_switched": 1}
+    assert {why for _, why in served.fallbacks} == {"no gate", "groups before the gate"}
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(found, expected, rtol=2 * ulp, atol=2e-6)
+    assert dtype == torch.float32 or (found != expected).float().mean() < 0.02
 
 
 def test_a_weight_that_is_switched_off_is_left_out() -> None:
@@ -290,6 +317,7 @@ NEAR_MISSES = {
     "xLSTM, bias first": ("xLSTM", "x = x * self.weight", "x = x + self.weight"),
     "xLSTM heads, unbiased variance": ("xLSTM heads", "unbiased=False", "unbiased=True"),
     "Chameleon, another eps": ("Chameleon", "eps=1e-5", "eps=1e-6"),
+    "Falcon-H1, eps outside": ("Falcon-H1", "variance + self.variance_epsilon", "variance) + (1e-5"),
     "GOT-OCR2, columns for rows": ("GOT-OCR2", "permute(0, 3, 1, 2)", "permute(0, 3, 2, 1)"),
     "GOT-OCR2 over another base": ("GOT-OCR2", "(nn.LayerNorm)", "(TwiceLayerNorm)"),
 }
@@ -316,7 +344,7 @@ class CpmAntConfig:
 @pytest.mark.parametrize("case", NEAR_MISSES)
 def test_look_alikes_are_refused_with_a_reason(case: str, tmp_path: Path) -> None:
     form, old, new = NEAR_MISSES[case]
-    (_, family, name, arguments, keywords), shape = IMAGES.get(form) or (FORMS[form], (4, 5, SIZE))
+    (_, family, name, arguments, keywords), shape = (IMAGES | GATED).get(form) or (FORMS[form], (4, 5, SIZE))
     text = textwrap.dedent(inspect.getsource(family_class(family, name)))
     assert text.count(old) == 1
     changed = getattr(planted.load(HEADER + text.replace(old, new), tmp_path), name)

@@ -24,7 +24,9 @@ _HEAD = ("family", *KINDS, "share", "rules", "still the original's")
 KEPT_RULES = {
     "experts.batched_mm": "anyone may ask for this implementation; no family does so by default",
     "mlp.quick_gelu": "any configuration may name this activation; no family does so by default",
+    "mlp.quick_gelu_module": "as mlp.quick_gelu, outside of a product: CLIP",
     "attention.eager_biased": "encoder-decoder models: LongT5, Switch",
+    "norm.gate_switched": "Falcon-H1 configured with mamba_rms_norm, which is off by default",
     "norm.rms_t5": "encoders and image-text models: T5, Idefics, Kosmos-2.5, Pix2Struct",
     "norm.rms_centred_rounded": "image-text: Muse Spark",
     "norm.rms_scaled_input": "image-text: Muse Spark",
