@@ -28,6 +28,9 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
   for (Array<T>* array : {&query, &key, &value}) array->fill(random);
   Array<uint8_t> mask(s.q_len * s.kv_len);
   for (int i = 0; i < s.q_len * s.kv_len; ++i) mask.data()[i] = random() % 3 != 0;
+  // One a query; heads are neighbours in memory, as a projection leaves them.
+  Array<float> sinks(s.q_len * s.heads);
+  sinks.fill(random);
 
   AttentionArgs args{};
   args.query = query.data();
@@ -45,6 +48,9 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
     args.mask_type = AttentionMask::boolean;
     args.mask_strides[2] = s.kv_len;
     args.mask_strides[3] = 1;
+    args.sinks = sinks.data();
+    args.sink_strides[1] = 1;
+    args.sink_strides[2] = s.heads;
   }
   args.batch = 1;
   args.num_heads = s.heads;
@@ -86,6 +92,7 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
       weights[static_cast<size_t>(j)] = seen ? std::exp(0.25 * dot) : 0.0;
       total += weights[static_cast<size_t>(j)];
     }
+    if (masked && total > 0) total += std::exp(static_cast<double>(sinks[row]));
     for (int c = 0; c < s.value_dim; ++c) {
       double want = 0, scale = 0;
       for (int j = 0; j < s.kv_len && total > 0; ++j) {
