@@ -4,12 +4,14 @@
 //                 where c1, s1 are the first and c2, s2 the second half of a table row     (GPT-NeoX, Llama)
 //   interleaved   a = x[.., 2i], b = x[.., 2i + 1];  out[.., 2i] = a * c[2i] - b * s[2i],
 //                 out[.., 2i + 1] = b * c[2i + 1] + a * s[2i + 1]                          (GPT-J, Cohere)
+//   deinterleave  the pairs of interleaved, written where half has them: a = x[.., 2i], b = x[.., 2i + 1];
+//                 out1[i] = a * c1[i] - b * s1[i],  out2[i] = b * c2[i] + a * s2[i]        (DeepSeek V3)
 //
 // Tables of half the width, R/2, hold one entry a pair, used for both of its channels. Channels from R on are
 // copied. In fp32, rounded once, to the dtype of q; products and sums are not fused.
 //
 //   q            unsqueeze_dim 1: [B, H, S, D];  2: [B, S, H, D]; float32, bfloat16 or float16
-//   k            the same with K heads, dtype of q. Both are read in place at any strides with adjacent
+//   k            the same with K heads (0 to rotate q alone), dtype of q. Both are read in place at any strides with adjacent
 //                channels (usually they are transposed views of a projection's output), else copied.
 //   cos, sin     [B or 1, S, W] or [S, W], W = rotary_dim or rotary_dim / 2; dtype of q or float32
 //   rotary_dim   R; 0 means W, a table of full width
@@ -24,7 +26,7 @@
 
 namespace liteboost {
 
-enum class RopeLayout : int32_t { half, interleaved };
+enum class RopeLayout : int32_t { half, interleaved, deinterleave };
 
 // One of q and k. Strides in elements; out is contiguous, rows in the order of the tensor's own dimensions.
 struct RopeTensor {

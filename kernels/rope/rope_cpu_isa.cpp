@@ -16,7 +16,7 @@ LB_INLINE void widen_table(const T* row, float* out, int64_t pairs, RopeLayout l
       store(out + i, v, n);
       store(second + i, v, n);
     });
-  } else if (layout == RopeLayout::half) {
+  } else if (layout != RopeLayout::interleaved) {  // as the results lie: the halves are apart already
     for_lanes(2 * pairs, [&](int64_t i, auto n) { store(out + i, load(row + i, n), n); });
   } else {
     for_lanes(pairs, [&](int64_t i, auto n) {
@@ -38,7 +38,13 @@ LB_INLINE void rotate(const T* x, T* out, const float* cos, const float* sin, in
       store(out + pairs + i, x2 * c2 + x1 * s2, n);
     } else {
       const VPair v = load_pairs(x + 2 * i, n);
-      store_pairs(out + 2 * i, {v.even * c1 - v.odd * s1, v.odd * c2 + v.even * s2}, n);
+      const VPair turned = {v.even * c1 - v.odd * s1, v.odd * c2 + v.even * s2};
+      if constexpr (layout == RopeLayout::interleaved) {
+        store_pairs(out + 2 * i, turned, n);
+      } else {
+        store(out + i, turned.even, n);
+        store(out + pairs + i, turned.odd, n);
+      }
     }
   });
 }
@@ -78,10 +84,13 @@ void rope_positions(const RopeArgs& args, float* scratch, int64_t begin, int64_t
 
 template <typename T, typename W>
 void by_layout(const RopeArgs& args, float* scratch, int64_t begin, int64_t end) {
-  if (args.layout == RopeLayout::half) {
-    rope_positions<T, W, RopeLayout::half>(args, scratch, begin, end);
-  } else {
-    rope_positions<T, W, RopeLayout::interleaved>(args, scratch, begin, end);
+  switch (args.layout) {
+    case RopeLayout::half:
+      return rope_positions<T, W, RopeLayout::half>(args, scratch, begin, end);
+    case RopeLayout::interleaved:
+      return rope_positions<T, W, RopeLayout::interleaved>(args, scratch, begin, end);
+    case RopeLayout::deinterleave:
+      return rope_positions<T, W, RopeLayout::deinterleave>(args, scratch, begin, end);
   }
 }
 

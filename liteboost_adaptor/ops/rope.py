@@ -9,7 +9,7 @@ from ..errors import LiteBoostError, ShapeError
 from .checks import check_dtype, check_same_device, check_same_dtype, check_same_shape, shape_text
 from .registry import define
 
-LAYOUTS = ("half", "interleaved")
+LAYOUTS = ("half", "interleaved", "deinterleave")
 OP = "rope"
 
 
@@ -31,13 +31,14 @@ def rope(
     Args:
         q: ``[B, H, S, D]`` with ``unsqueeze_dim`` 1, ``[B, S, H, D]`` with 2; fp32/bf16/fp16 (here also
             fp64). Any strides; read in place by the kernel where the channels are adjacent.
-        k: The same with its own number of heads.
+        k: The same with its own number of heads; 0 of them to rotate ``q`` alone.
         cos: ``[B or 1, S, W]`` or ``[S, W]``, dtype of ``q`` or fp32. ``W`` is ``rotary_dim``, or half of it:
             then each entry serves both channels of a pair.
         sin: Shape and dtype of ``cos``.
         unsqueeze_dim: Where the heads are: 1 or 2.
         layout: ``half`` pairs channel ``i`` with ``i + rotary_dim / 2``; ``interleaved`` pairs ``2i`` with
-            ``2i + 1``.
+            ``2i + 1``; ``deinterleave`` pairs these too, and puts the results, and has the entries of
+            full-width tables, where ``half`` has them.
         rotary_dim: Channels that are rotated; the rest is copied. 0 for the width of ``cos``.
 
     Returns:
@@ -53,7 +54,7 @@ def rope(
 
     Source:
         Su et al. 2021, arXiv:2104.09864, eq. 34; ``apply_rotary_pos_emb`` of Llama (half) and Cohere
-        (interleaved) in transformers 5.23.
+        (interleaved), ``apply_rotary_pos_emb_interleave`` of DeepSeek V3 (deinterleave) in transformers 5.23.
     """
     width = _check_rope(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim)
     rotary_dim = rotary_dim or width
@@ -68,16 +69,18 @@ def rope(
 
 
 def _full_width(table: Tensor, layout: str) -> Tensor:
-    return torch.cat((table, table), -1) if layout == "half" else table.repeat_interleave(2, -1)
+    return table.repeat_interleave(2, -1) if layout == "interleaved" else torch.cat((table, table), -1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_dim: int) -> Tensor:
     rotated = x[..., :rotary_dim].to(cos.dtype)
-    if layout == "half":
+    if layout == "deinterleave":
+        rotated = torch.cat((rotated[..., ::2], rotated[..., 1::2]), -1)
+    if layout == "interleaved":
+        turned = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), -1).flatten(-2)
+    else:
         first, second = rotated.chunk(2, -1)
         turned = torch.cat((-second, first), -1)
-    else:
-        turned = torch.stack((-rotated[..., 1::2], rotated[..., ::2]), -1).flatten(-2)
     out = (rotated * cos + turned * sin).to(x.dtype)
     return torch.cat((out, x[..., rotary_dim:]), -1).contiguous()
 
@@ -87,9 +90,15 @@ def _check_rope(
 ) -> int:
     """Return the width of the tables."""
     if unsqueeze_dim not in (1, 2):
-        raise RopeError(f"liteboost::{OP}: unsqueeze_dim must be 1 or 2, got {unsqueeze_dim}")
+        raise RopeError(
+            f"liteboost::{OP}: unsqueeze_dim must be 1 or 2, got {unsqueeze_dim}; "
+            "pass the dimension of q that counts the heads"
+        )
     if q.dim() != 4:
-        raise ShapeError(f"liteboost::{OP}: q must have 4 dimensions, got shape {shape_text(q.shape)}")
+        raise ShapeError(
+            f"liteboost::{OP}: q must have 4 dimensions, got shape {shape_text(q.shape)}; "
+            "split its channels into heads, and add a batch of 1 where there is none"
+        )
     check_dtype(OP, "q", q)
     seq_dim = 3 - unsqueeze_dim
     _check_key(q, k, seq_dim)
@@ -101,7 +110,8 @@ def _check_rope(
     rotated = rotary_dim or width
     if rotary_dim < 0 or rotated % 2 or rotated > q.shape[3]:
         raise RopeError(
-            f"liteboost::{OP}: rotary_dim must be even and at most head_dim = {q.shape[3]}, got {rotated}"
+            f"liteboost::{OP}: rotary_dim must be even and at most head_dim = {q.shape[3]}, got {rotated}; "
+            "pass how many channels of each head are rotated"
         )
     if rotated not in (width, 2 * width):
         raise RopeError(
@@ -109,13 +119,19 @@ def _check_rope(
             "rotary_dim tells how many channels are rotated"
         )
     if layout not in LAYOUTS:
-        raise RopeError(f"liteboost::{OP}: layout must be half or interleaved, got '{layout}'")
+        raise RopeError(
+            f"liteboost::{OP}: layout must be half, interleaved or deinterleave, got '{layout}'; "
+            "pass the one whose pairs of channels are the model's"
+        )
     return width
 
 
 def _check_key(q: Tensor, k: Tensor, seq_dim: int) -> None:
     if k.dim() != 4:
-        raise ShapeError(f"liteboost::{OP}: k must have 4 dimensions like q, got shape {shape_text(k.shape)}")
+        raise ShapeError(
+            f"liteboost::{OP}: k must have 4 dimensions like q, got shape {shape_text(k.shape)}; "
+            "split its channels into heads as those of q are"
+        )
     check_same_dtype(OP, "k", k, "q", q)
     check_same_device(OP, "k", k, "q", q)
     if any(k.shape[dim] != q.shape[dim] for dim in (0, seq_dim, 3)):
@@ -131,7 +147,8 @@ def _check_table(argument: str, q: Tensor, table: Tensor, seq_dim: int) -> None:
     if table.dim() not in (2, 3):
         raise ShapeError(
             f"liteboost::{OP}: {argument} must have shape [batch or 1, q_len, rotary_dim] or "
-            f"[q_len, rotary_dim], got {shape_text(table.shape)}"
+            f"[q_len, rotary_dim], got {shape_text(table.shape)}; "
+            "pass one row a position, without a dimension for the heads"
         )
     batch = table.shape[0] if table.dim() == 3 else 1
     if batch not in (1, q.shape[0]) or table.shape[-2] != q.shape[seq_dim]:

@@ -1,10 +1,10 @@
-"""Rotary position embedding functions ``(q, k, cos, sin, ...)``."""
+"""Functions that apply a rotary position embedding, in every form of argument, table and layout."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,106 +14,204 @@ from .guards import PROBE, unserved
 ops = torch.ops.liteboost
 
 
+class _Call(NamedTuple):
+    """Arguments of one call; ``k`` is None where one tensor is rotated, ``sin`` where ``cos`` is complex."""
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    cos: torch.Tensor | None
+    sin: torch.Tensor | None
+    unsqueeze_dim: int
+
+
 def rotary(
     original: Callable[..., Any],
     tally: Tally,
     *,
+    arguments: Sequence[str] = (),
+    unsqueeze_dim: int = 1,
     layout: str = "half",
-    half_table: bool = False,
+    table: str = "full",
+    channels: str = "all",
     keeps_dtype: bool = False,
-    partial: bool = False,
-) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """``apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)``.
+    may_lack_k: bool = False,
+    reverse: bool = False,
+) -> Callable[..., Any]:
+    """``apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`` and its kin.
 
     Args:
-        layout: ``half`` or ``interleaved``.
-        half_table: cos and sin hold each angle once, for both channels of a pair.
-        partial: Channels beyond the tables' width are passed on; otherwise the width must be the head's.
-        keeps_dtype: The original rounds to the dtype of q whatever that of cos is.
+        arguments: What the original's arguments are, in order: ``q``, ``k``, ``cos``, ``sin``,
+            ``unsqueeze_dim``; ``freqs`` for a complex table; ``ignored`` for one the original does not use.
+            Without a ``k`` the original returns one tensor. Left out: as in the line above, and what comes
+            between ``sin`` and ``unsqueeze_dim`` has to be left at its default.
+        unsqueeze_dim: Where the original widens the tables if no argument says so.
+        layout: ``half``, ``interleaved`` or ``deinterleave``, as of the op.
+        table: ``full``: an entry a channel; ``half``: an entry a pair; ``first_half``: an entry a channel, of
+            which the first half is used, an entry a pair; ``complex``: cos + i sin, a number a pair.
+        channels: Those that are rotated: ``all``, the ``first`` or the ``last`` as many as the tables have.
+        keeps_dtype: The original computes in fp32 where the tables are fp32, and returns the dtype of q.
+        may_lack_k: The original takes None for ``k``, and then returns one tensor.
+        reverse: The original turns by the negative angle.
     """
+    read = _reader(original, arguments, unsqueeze_dim)
+    wants_k = ("k" in arguments or not arguments) and not may_lack_k
+    channels_an_entry = 2 if table in ("half", "complex") else 1
 
-    default, names = _default_dim(original), list(inspect.signature(original).parameters)[4:]
-
-    def apply(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        unsqueeze_dim, reason = _unsqueeze_dim(names, args, kwargs, default)
-        reason = (
-            reason or unserved(q, k, cos, sin) or _tables_unserved(q, k, cos, sin, unsqueeze_dim, keeps_dtype)
-        )
-        width = cos.shape[-1] * (2 if half_table else 1)
-        if not reason and (width > q.shape[-1] or (width < q.shape[-1] and not partial)):
-            reason = "tables of another width than the heads"
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        call = read(args, kwargs)
+        reason = _call_unserved(call, table, wants_k)
+        if not reason:
+            q, k, cos, sin, dim = call
+            if table == "complex":
+                cos, sin = torch.view_as_real(cos).unbind(-1)
+            width, heads = cos.shape[-1] * channels_an_entry, _heads(q, cos, dim)
+            reason = _tables_unserved(q, cos, sin, heads, keeps_dtype)
+            reason = reason or _channels_unserved(q, k, heads, width, channels)
         if reason:
             tally.fell_back(reason)
-            return original(q, k, cos, sin, *args, **kwargs)
+            return original(*args, **kwargs)
         tally.served()
-        return ops.rope(q, k, cos, sin, unsqueeze_dim, layout, width)
+        if table == "first_half":
+            cos, sin = cos.narrow(-1, 0, width // 2), sin.narrow(-1, 0, width // 2)
+        if reverse:
+            sin = sin.neg()
+        if k is not None and q.ndim == 4 and channels != "last":
+            return ops.rope(q, k, cos, sin, heads, layout, width)
+        if k is None:
+            return _rotate_one(q, cos, sin, heads, layout, width, channels)
+        return tuple(_rotate_one(x, cos, sin, heads, layout, width, channels) for x in (q, k))
 
     return apply
 
 
-def _default_dim(function: Callable[..., Any]) -> int:
-    """The default of ``unsqueeze_dim``; 1 for functions that have no such parameter."""
-    parameter = inspect.signature(function).parameters.get("unsqueeze_dim")
-    return 1 if parameter is None or parameter.default is parameter.empty else parameter.default
+def _rotate_one(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    heads: int,
+    layout: str,
+    width: int,
+    channels: str,
+) -> torch.Tensor:
+    """The op for one tensor, with or without a batch, and for the last channels."""
+    if x.ndim == 3:
+        return _rotate_one(x.unsqueeze(0), cos, sin, heads + 1, layout, width, channels).squeeze(0)
+    passed = x.shape[-1] - width
+    if passed and channels == "last":
+        rest, turned = x.split((passed, width), -1)
+        return torch.cat((rest, _rotate_one(turned, cos, sin, heads, layout, width, channels)), -1)
+    return ops.rope(x, x.narrow(heads, 0, 0), cos, sin, heads, layout, width)[0]
 
 
-def _unsqueeze_dim(
-    names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], default: int
-) -> tuple[int, str]:
-    """The dimension asked for, or why the call is not served. ``names``: parameters behind the tables."""
-    if not args and not kwargs:
-        return default, ""
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    given.pop("position_ids", None)  # most functions have it up to transformers 4.57; none reads it
-    dim = given.pop("unsqueeze_dim", default)
-    if given or len(args) > len(names) or type(dim) is not int:
-        return 0, "arguments beyond unsqueeze_dim"
-    return dim, ""
+def _reader(
+    original: Callable[..., Any], arguments: Sequence[str], default_dim: int
+) -> Callable[[tuple[Any, ...], dict[str, Any]], _Call | None]:
+    """A function that sorts the arguments of a call; None for a call that cannot be sorted.
+
+    By position where the rule says what is where: a copy of a listed body may name its parameters otherwise.
+    """
+    parameters = inspect.signature(original).parameters
+    names = tuple(parameters)
+    defaults = tuple(None if p.default is p.empty else p.default for p in parameters.values())
+    roles = tuple(arguments or ("q", "k", "cos", "sin", *_trailing_roles(names[4:])))[: len(names)]
+    place = {role: index for index, role in enumerate(roles)}
+    at_q, at_k, at_sin, at_dim = (place.get(role, -1) for role in ("q", "k", "sin", "unsqueeze_dim"))
+    at_cos = place.get("cos", place.get("freqs", -1))
+    fixed = tuple(index for index, role in enumerate(roles) if role == "fixed")
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+        if kwargs:
+            given = dict(zip(names, args, strict=False))
+            given.update(kwargs)
+            if len(given) != len(args) + len(kwargs) or any(name not in names for name in kwargs):
+                return None
+            args = tuple(given.get(name, default) for name, default in zip(names, defaults, strict=True))
+        else:
+            args = (*args, *defaults[len(args) :])
+        if len(args) != len(names) or any(args[index] is not defaults[index] for index in fixed):
+            return None
+        return _Call(
+            args[at_q] if at_q >= 0 else None,
+            args[at_k] if at_k >= 0 else None,
+            args[at_cos] if at_cos >= 0 else None,
+            args[at_sin] if at_sin >= 0 else None,
+            args[at_dim] if at_dim >= 0 else default_dim,
+        )
+
+    return read
+
+
+def _trailing_roles(names: tuple[str, ...]) -> tuple[str, ...]:
+    """What the parameters behind the tables are, where the rule does not say."""
+    if len(names) == 1:
+        return ("unsqueeze_dim",)
+    known = {"unsqueeze_dim": "unsqueeze_dim", "position_ids": "ignored"}  # transformers up to 4.57: not read
+    return tuple(known.get(name, "fixed") for name in names)
+
+
+def _heads(x: torch.Tensor, table: torch.Tensor, unsqueeze_dim: int) -> int:
+    """The dimension of ``x`` that the table has not, once widened in ``unsqueeze_dim``."""
+    return x.ndim + unsqueeze_dim - (table.ndim + 1 if unsqueeze_dim >= 0 else 0)
+
+
+def _call_unserved(call: _Call | None, table: str, wants_k: bool) -> str:
+    if call is None or (wants_k and call.k is None):
+        return "arguments that the function does not take"
+    reason = unserved(call.q, call.k, call.cos, call.sin)
+    if reason:
+        return reason
+    if type(call.unsqueeze_dim) is not int:
+        return "an unsqueeze_dim that is no number"
+    if call.cos is None or (call.sin is None) != (table == "complex"):
+        return "no tables"
+    if table == "complex" and (not call.cos.is_complex() or call.cos.is_conj()):
+        return "a table that is not complex"
+    return ""
 
 
 def _tables_unserved(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    unsqueeze_dim: int,
-    keeps_dtype: bool,
+    q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, keeps_dtype: bool
 ) -> str:
-    if unsqueeze_dim not in (1, 2):
-        return f"unsqueeze_dim {unsqueeze_dim}"
-    if q.ndim != 4 or k.ndim != 4 or cos.ndim not in (2, 3) or cos.shape != sin.shape:
-        return "a rank that is not served"
-    if k.dtype != q.dtype or sin.dtype != cos.dtype:
-        return "mixed dtypes"
+    """Served are ``q`` as [B, H, S, D], [B, S, H, D] or [S, H, D], and a row of the tables a position.
+
+    The originals broadcast whatever can be.
+    """
+    shape, rows = q.shape, cos.shape
+    rank = len(shape)
     if cos.dtype != q.dtype and not (keeps_dtype and cos.dtype == torch.float32):
         return "tables of another dtype than q"
-    if cos.ndim == 3 and cos.shape[0] not in (1, q.shape[0]):
+    if sin.dtype != cos.dtype or sin.shape != rows:
+        return "cos and sin of different dtypes or shapes"
+    if rank not in (3, 4) or len(rows) not in (2, rank - 1) or heads not in (1, rank - 2):
+        return "a rank that is not served"
+    if rows[-2] != shape[0 if rank == 3 else 3 - heads]:
+        return "tables for another length"
+    if len(rows) == 3 and rows[0] not in (1, shape[0]):
         return "tables for another batch size"
+    return ""
+
+
+def _channels_unserved(q: torch.Tensor, k: torch.Tensor | None, heads: int, width: int, channels: str) -> str:
+    shape = q.shape
+    if width % 2 or width > shape[-1] or (width < shape[-1] and channels == "all"):
+        return "tables of another width than the heads"
+    if k is None:
+        return ""
+    if k.dtype != q.dtype:
+        return "mixed dtypes"
+    if k.shape[:heads] != shape[:heads] or k.shape[heads + 1 :] != shape[heads + 1 :]:
+        return "k of another shape than q"
     return ""
 
 
 def rotary_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...], dict[str, Any]]]:
     """Probe cases: odd lengths, grouped heads, several head sizes, full-width tables without symmetry."""
-    yield from _cases(dtype, half_table=False)
-
-
-def half_table_cases(dtype: torch.dtype) -> Iterator[tuple[str, None, tuple[Any, ...], dict[str, Any]]]:
-    """Probe cases with tables of half the width."""
-    yield from _cases(dtype, half_table=True)
-
-
-def _cases(
-    dtype: torch.dtype, half_table: bool
-) -> Iterator[tuple[str, None, tuple[Any, ...], dict[str, Any]]]:
     generator = torch.Generator("cpu").manual_seed(22)
     for head_dim, scale, unsqueeze_dim in ((16, 1.0, 1), (64, 1e-4, 1), (80, 1e4, 2), (128, 1.0, 2)):
         q, k = (torch.randn(2, 7, heads, head_dim, generator=generator, **PROBE) * scale for heads in (4, 2))
         if unsqueeze_dim == 1:
             q, k = q.transpose(1, 2), k.transpose(1, 2)
-        width = head_dim // 2 if half_table else head_dim
-        angles = torch.rand(2, 7, width, generator=generator, **PROBE) * 6
+        angles = torch.rand(2, 7, head_dim, generator=generator, **PROBE) * 6
         tables = (angles.cos().to(dtype), angles.sin().to(dtype))
         yield (
             f"heads of {head_dim}, values about {scale:g}, tables widened in {unsqueeze_dim}",

@@ -51,6 +51,8 @@ void test_dim(int pairs, int rest, RopeLayout layout, bool half_tables) {
   args.half_tables = half_tables;
   LB_ISA::rope_kernels.rope(args, scratch.data(), 0, kBatch * kPositions);
 
+  // Where the pairs are read, where they are written; tables lie like the results.
+  const bool pairs_adjacent = layout != RopeLayout::half, adjacent_out = layout == RopeLayout::interleaved;
   for (int at = 0; at < kBatch * kHeads * kPositions; ++at) {
     const int batch = at / (kHeads * kPositions), head = at / kPositions % kHeads, position = at % kPositions;
     const int from = ((batch * kPositions + position) * kHeads + head) * dim;
@@ -60,15 +62,15 @@ void test_dim(int pairs, int rest, RopeLayout layout, bool half_tables) {
         check(got == q[from + i], "rope rest", dim, i, got, q[from + i]);
         continue;
       }
-      const bool half = layout == RopeLayout::half;
-      const bool second = half ? i >= pairs : i % 2 == 1;
-      const int pair = half ? i % pairs : i / 2;
-      const int other = half ? (second ? i - pairs : i + pairs) : (second ? i - 1 : i + 1);
+      const bool second = adjacent_out ? i % 2 == 1 : i >= pairs;
+      const int pair = adjacent_out ? i / 2 : i % pairs;
+      const int self = from + (pairs_adjacent ? 2 * pair + second : pair + second * pairs);
+      const int other = from + (pairs_adjacent ? 2 * pair + !second : pair + !second * pairs);
       const int entry = position * width + (half_tables ? pair : i);
-      const double a = q[from + i] * cos[entry], b = q[from + other] * sin[entry];
+      const double a = q[self] * cos[entry], b = q[other] * sin[entry];
       const double want = second ? a + b : a - b;
       check_close<T>("rope", dim, i, got, want, std::fabs(a) + std::fabs(b));
-      const double key = k[from + i] * cos[entry] + (second ? 1 : -1) * (k[from + other] * sin[entry]);
+      const double key = k[self] * cos[entry] + (second ? 1 : -1) * (k[other] * sin[entry]);
       check_close<T>("rope key", dim, i, k_out[at * dim + i], key, std::fabs(key) + 4.0);
     }
   }
@@ -78,7 +80,7 @@ void test_dim(int pairs, int rest, RopeLayout layout, bool half_tables) {
 template <typename T, typename W>
 void test_types() {
   for (int pairs = 0; pairs <= 35; ++pairs) {
-    for (const RopeLayout layout : {RopeLayout::half, RopeLayout::interleaved}) {
+    for (const RopeLayout layout : {RopeLayout::half, RopeLayout::interleaved, RopeLayout::deinterleave}) {
       test_dim<T, W>(pairs, 0, layout, false);
       test_dim<T, W>(pairs, 3, layout, true);
     }

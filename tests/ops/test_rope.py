@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from support.compare import DTYPES, SIZES, same_bits, sentinel_view
@@ -19,7 +21,7 @@ def tables(
     """As a rotary embedding makes them, full width."""
     angles = (torch.arange(length)[None, :, None] + torch.arange(batch)[:, None, None] * 3) / 7.0
     angles = angles * 10_000.0 ** (-torch.arange(dim // 2) / max(1, dim // 2))
-    angles = torch.cat((angles, angles), -1) if layout == "half" else angles.repeat_interleave(2, -1)
+    angles = angles.repeat_interleave(2, -1) if layout == "interleaved" else torch.cat((angles, angles), -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -41,11 +43,14 @@ def rotate_interleaved(x: Tensor) -> Tensor:
 
 
 def original(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """``apply_rotary_pos_emb`` of Llama, and with the other layout that of Cohere, for one tensor."""
-    rotate = rotate_half if layout == "half" else rotate_interleaved
+    """``apply_rotary_pos_emb`` of Llama, or of Cohere or DeepSeek, for one tensor."""
+    rotate = rotate_interleaved if layout == "interleaved" else rotate_half
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     dim = cos.shape[-1]
-    turned = (x[..., :dim] * cos) + (rotate(x[..., :dim]) * sin)
+    turned = x[..., :dim]
+    if layout == "deinterleave":
+        turned = torch.cat((turned[..., ::2], turned[..., 1::2]), -1)
+    turned = (turned * cos) + (rotate(turned) * sin)
     return torch.cat((turned, x[..., dim:]), -1)
 
 
@@ -108,7 +113,7 @@ def test_partial_rotation(isa: str, dtype: torch.dtype, layout: str, rotary: int
 def test_half_width_tables(isa: str, dtype: torch.dtype, layout: str, rotary: int) -> None:
     q, k = make(2, 4, 2, 3, 64, dtype)
     cos, sin = tables(2, 3, rotary, dtype, layout)
-    step = 1 if layout == "half" else 2
+    step = 2 if layout == "interleaved" else 1
     narrow = [table[..., ::step][..., : rotary // 2] for table in (cos, sin)]
     for result, want in zip(op(q, k, *narrow, 1, layout, rotary), op(q, k, cos, sin, 1, layout), strict=True):
         assert same_bits(result, want)
@@ -143,6 +148,28 @@ def test_layouts_give_the_same_bits(isa: str, dtype: torch.dtype, layout: str) -
     expanded = q[:1].expand(2, -1, -1, -1), k[:1].expand(2, -1, -1, -1)
     dense = [x.contiguous() for x in expanded]
     assert all(map(same_bits, op(*expanded, cos, sin, 1, layout), op(*dense, cos, sin, 1, layout)))
+
+
+@pytest.mark.parametrize("unsqueeze_dim", [1, 2])
+def test_queries_alone(isa: str, unsqueeze_dim: int) -> None:
+    q, k = make(2, 4, 2, 5, 32, torch.bfloat16)
+    cos, sin = tables(2, 5, 32, torch.bfloat16)
+    if unsqueeze_dim == 2:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    alone, none = op(q, q.narrow(unsqueeze_dim, 0, 0), cos, sin, unsqueeze_dim)
+    assert none.numel() == 0
+    assert same_bits(alone, op(q, k, cos, sin, unsqueeze_dim)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_deinterleaved_is_interleaved_with_the_results_sorted(isa: str, dtype: torch.dtype) -> None:
+    q, k = make(2, 3, 1, 5, 66, dtype)
+    cos, sin = torch.randn(2, 2, 5, 32).to(dtype)
+    for ours, theirs in zip(
+        op(q, k, cos, sin, 1, "deinterleave", 64), op(q, k, cos, sin, 1, "interleaved", 64), strict=True
+    ):
+        sorted_channels = torch.cat((theirs[..., :64:2], theirs[..., 1:64:2], theirs[..., 64:]), -1)
+        assert same_bits(ours, sorted_channels)
 
 
 def test_tables_shared_by_the_batch(isa: str) -> None:
@@ -209,7 +236,7 @@ BAD = [
     ((Q, Q, C, C[:1]), ValueError, r"sin must have the shape of cos = \[2, 5, 16\], got \[1, 5, 16\]"),
     ((Q, Q, C, C.to("meta")), ValueError, r"sin must be on the device of q \(cpu\), got meta"),
     ((Q, Q, C, C, 3), ValueError, "unsqueeze_dim must be 1 or 2, got 3"),
-    ((Q, Q, C, C, 1, "pairs"), ValueError, "layout must be half or interleaved, got 'pairs'"),
+    ((Q, Q, C, C, 1, "pairs"), ValueError, "layout must be half, interleaved or deinterleave, got 'pairs'"),
     (
         (Q, Q, C, C, 1, "half", 12),
         ValueError,
@@ -225,6 +252,18 @@ BAD = [
 def test_bad_arguments(function, arguments: tuple, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"liteboost::rope: {text}"):
         function(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [bad[0] for bad in BAD], ids=[bad[2][:30] for bad in BAD])
+def test_messages_say_what_to_do_in_the_same_words(native_only: None, arguments: tuple) -> None:
+    messages = set()
+    for function in (op, reference):
+        with pytest.raises((ValueError, TypeError)) as raised:
+            function(*arguments)
+        messages.add(str(raised.value).split("\n")[0])
+    (message,) = messages
+    asked_and_found, _, to_do = message.partition("; ")
+    assert re.search(r"must .*got ", asked_and_found) and len(to_do.split()) >= 2
 
 
 def test_gradient_is_refused(isa: str) -> None:
@@ -243,3 +282,4 @@ def test_opcheck(dtype: torch.dtype) -> None:
     torch.library.opcheck(
         op, (q.transpose(1, 2), k.transpose(1, 2), cos[0, :, :5], sin[0, :, :5], 2, "interleaved", 10)
     )
+    torch.library.opcheck(op, (q, k[:, :0], cos[..., :8], sin[..., :8], 1, "deinterleave", 16))

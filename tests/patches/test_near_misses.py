@@ -110,7 +110,6 @@ NORMS = {
 }
 
 ROPES = {
-    "the other sign": (planted.ROTATE_HALF, "return torch.cat((x2, -x1), dim=-1)"),
     "minus in place of plus": (planted.ROPE_Q, "q_embed = (q * cos) - (rotate_half(q) * sin)"),
     "halves in the other order": (planted.ROTATE_HALF, "return torch.cat((x1, -x2), dim=-1)"),
     "only q": ("k_embed = (k * cos) + (rotate_half(k) * sin)", "k_embed = k"),

@@ -32,6 +32,13 @@ KEPT_RULES = {
     "norm.rms_scaled_input": "image-text: Muse Spark",
     "norm.layer_then_affine": "image-text: Chameleon",
     "norm.layer_channels": "vision towers: ConvNeXt, SAM, GOT-OCR2",
+    "rope.half_partial_ids": "audio encoders: GLM-ASR, Nemotron",
+    "rope.half_vision": "vision towers: Qwen-VL, GLM-4V, ERNIE 4.5 VL and twenty more",
+    "rope.half_vision_partial": "vision tower: MiniMax-M3",
+    "rope.interleaved_vision": "vision tower: Inkling 2",
+    "rope.interleaved_partial": "image-text: GLM-4V, GLM-OCR",
+    "rope.interleaved_table": "token classification: OpenAI's privacy filter",
+    "rope.deinterleave_plain": "image-text: Mistral Large 4",
 }
 
 
