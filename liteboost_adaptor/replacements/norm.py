@@ -37,17 +37,12 @@ def widened(x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor | None:
     return other.float() if other is not None and widens(x, other) else other
 
 
-def value_of(module: torch.nn.Module, source: str | float) -> float:
-    """A number a rule names: an attribute of the module, or the number itself."""
-    return getattr(module, source) if isinstance(source, str) else source
-
-
 @dataclass(frozen=True, kw_only=True)
 class RmsForm:
     """Where an RMSNorm keeps what it computes with, and in which order it rounds.
 
     Attributes:
-        eps: Attribute, or the number itself.
+        eps: Attribute.
         weight: Attribute; empty where there never is a weight.
         weighted_if: Attribute that says whether there is a weight; empty where there always is one.
         offset: Added to the weight (1.0 for Gemma).
@@ -56,7 +51,7 @@ class RmsForm:
         weight_dtype_counts: Rounds to the weight's dtype, so serves only where that is the input's (T5).
     """
 
-    eps: str | float
+    eps: str
     weight: str = "weight"
     weighted_if: str = ""
     offset: float = 0.0
@@ -89,7 +84,9 @@ class RmsForm:
         offset = self.offset
         if self.offset_rounded:
             scale, offset = scale + offset, 0.0
-        return widened(x, scale), value_of(module, self.eps), offset, self.late
+        if scale is not None and scale.dtype is not x.dtype:
+            scale = widened(x, scale)
+        return scale, getattr(module, self.eps), offset, self.late
 
 
 def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callable[..., torch.Tensor]:
@@ -172,7 +169,9 @@ def layer_norm(
         tally.served()
         if offset:
             scale = scale + offset
-        return ops.layer_norm(hidden_states, scale, shift, value_of(self, eps))
+        return ops.layer_norm(
+            hidden_states, scale, shift, getattr(self, eps) if isinstance(eps, str) else eps
+        )
 
     return forward
 
