@@ -63,7 +63,7 @@ def rotary(
         if not reason:
             q, k, cos, sin, dim = call
             if table == "complex":
-                cos, sin = torch.view_as_real(cos).unbind(-1)
+                cos, sin = torch.view_as_real(cos.resolve_conj()).unbind(-1)
             width, heads = cos.shape[-1] * channels_an_entry, _heads(q, cos, dim)
             reason = _tables_unserved(q, cos, sin, heads, keeps_dtype)
             reason = reason or _channels_unserved(q, k, heads, width, channels)
@@ -75,11 +75,14 @@ def rotary(
             cos, sin = cos.narrow(-1, 0, width // 2), sin.narrow(-1, 0, width // 2)
         if reverse:
             sin = sin.neg()
-        if k is not None and q.ndim == 4 and channels != "last":
-            return ops.rope(q, k, cos, sin, heads, layout, width)
         if k is None:
             return _rotate_one(q, cos, sin, heads, layout, width, channels)
-        return tuple(_rotate_one(x, cos, sin, heads, layout, width, channels) for x in (q, k))
+        if channels == "last":
+            return tuple(_rotate_one(x, cos, sin, heads, layout, width, channels) for x in (q, k))
+        if q.ndim == 3:
+            turned = ops.rope(q.unsqueeze(0), k.unsqueeze(0), cos, sin, heads + 1, layout, width)
+            return turned[0].squeeze(0), turned[1].squeeze(0)
+        return ops.rope(q, k, cos, sin, heads, layout, width)
 
     return apply
 
@@ -164,7 +167,7 @@ def _call_unserved(call: _Call | None, table: str, wants_k: bool) -> str:
         return "an unsqueeze_dim that is no number"
     if call.cos is None or (call.sin is None) != (table == "complex"):
         return "no tables"
-    if table == "complex" and (not call.cos.is_complex() or call.cos.is_conj()):
+    if table == "complex" and not call.cos.is_complex():
         return "a table that is not complex"
     return ""
 

@@ -84,6 +84,44 @@ def test_what_the_op_does_not_do_takes_the_original(name: str, tmp_path: Path) -
             assert all(map(torch.equal, results(found), results(expected)))
 
 
+COMPILED = (
+    "Llama",
+    "Qwen4, no keys",
+    "NanoChat",
+    "Qwen2-VL",
+    "GLM",
+    "DeepSeek V2",
+    "DeepSeek V3",
+    "DeepSeek V4",
+)
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_torch_compile_sees_one_graph_with_our_op_in_it(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    module = holder(form, tmp_path)
+    given = arguments_of(form, torch.float32, torch.float32)
+    expected = results(module(*given))
+    liteboost_adaptor.apply(module)
+    targets: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = results(torch.compile(module, fullgraph=True, backend=backend)(*given))
+    assert targets.count("liteboost.rope") == 1
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_a_conjugate_view_of_a_complex_table(tmp_path: Path) -> None:
+    form = FORMS["Llama 4"]
+    q, k, freqs = arguments_of(form, torch.float32, torch.float32)
+    check_served(holder(form, tmp_path), form, q, k, freqs.conj())
+
+
 def test_arguments_by_name_and_wrong_ones(tmp_path: Path) -> None:
     form = FORMS["Qwen4"]
     q, k, cos, sin = arguments_of(form, torch.float32, torch.float32)
