@@ -1,4 +1,4 @@
-"""Mixture of experts, as transformers' ``ExpertsInterface`` calls it."""
+"""Mixture of experts: entries of transformers' ``ExpertsInterface``, and modules that do not ask it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ..report import Tally
-from .guards import autocast, unserved
+from .guards import autocast, observed, unserved
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.integrations.moe:ExpertsInterface"
@@ -37,6 +37,152 @@ def experts(original: Experts, tally: Tally) -> Experts:
         return original(self, hidden_states, top_k_index, top_k_weights)
 
     return forward
+
+
+def loop(original: Experts, tally: Tally) -> Experts:
+    """A ``forward`` that goes through the experts one by one, and has the registry's weights and gate."""
+
+    def forward(
+        self: torch.nn.Module,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> torch.Tensor:
+        reason = _unserved(self, hidden_states, top_k_index, top_k_weights)
+        if reason:
+            tally.fell_back(reason)
+            return original(self, hidden_states, top_k_index, top_k_weights)
+        tally.served()
+        return _run(self, hidden_states, top_k_index, top_k_weights)
+
+    return forward
+
+
+def loop_with_identity(
+    original: Experts, tally: Tally, *, routed: str, activation: str, act_types: list[str]
+) -> Experts:
+    """A loop in which experts without weights hand on what they are given (LongCat-Flash).
+
+    Args:
+        routed: Attribute with the number of experts that have weights; they come first.
+        activation: What ``act_fn``, one of the classes ``act_types``, computes.
+    """
+
+    def forward(
+        self: torch.nn.Module,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> torch.Tensor:
+        reason = _unserved(self, hidden_states, top_k_index, top_k_weights)
+        reason = reason or _exchanged(self.act_fn, act_types)
+        if reason:
+            tally.fell_back(reason)
+            return original(self, hidden_states, top_k_index, top_k_weights)
+        tally.served()
+        count = getattr(self, routed)
+        index = top_k_index.clamp(max=count)
+        gate, up = ops.experts_linear(hidden_states, self.gate_up_proj[:count], None, index).chunk(2, dim=-1)
+        states = ops.gated_activation(gate, up, activation)
+        states = ops.experts_linear(states, self.down_proj, None, index)
+        is_identity = (index == count).unsqueeze(-1)
+        states = torch.where(is_identity, hidden_states.unsqueeze(1), states)
+        return ops.experts_combine(states, top_k_weights)
+
+    return forward
+
+
+def masked(
+    original: Callable[..., torch.Tensor], tally: Tally, *, activation: str, act_types: list[str]
+) -> Callable[..., torch.Tensor]:
+    """Each expert has a copy of all tokens, in which those of other experts are zero (Llama-4).
+
+    Without biases a row of zeros stays one, so only the others are computed.
+
+    Args:
+        activation: What ``act_fn``, one of the classes ``act_types``, computes.
+    """
+
+    def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+        weights = self.gate_up_proj, self.down_proj
+        reason = unserved(hidden_states, *weights) or autocast(hidden_states)
+        reason = reason or _exchanged(self.act_fn, act_types)
+        if not reason and any(weight.dtype != hidden_states.dtype for weight in weights):
+            reason = "weight of another dtype"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, hidden_states)
+        tally.served()
+        experts, width = weights[0].shape[:2]
+        rows = hidden_states.view(experts, -1, width)
+        own = torch.arange(experts, device=rows.device).unsqueeze(1)
+        index = torch.where((rows != 0).any(dim=-1), own, experts).view(-1, 1)
+        gate, up = ops.experts_linear(rows.flatten(0, 1), weights[0].mT, None, index).chunk(2, dim=-1)
+        states = ops.gated_activation(gate, up, activation)
+        return ops.experts_linear(states, weights[1].mT, None, index).view(-1, self.hidden_size)
+
+    return forward
+
+
+def sorted_rows(original: Callable[..., torch.Tensor], tally: Tally) -> Callable[..., torch.Tensor]:
+    """One product for rows in the order of their experts, with the number of rows of each (JetMoE)."""
+
+    def forward(self: torch.nn.Module, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
+        reason = unserved(inputs, self.weight) or autocast(inputs)
+        if not reason and self.weight.dtype != inputs.dtype:
+            reason = "weight of another dtype"
+        if not reason and (not isinstance(expert_size, list) or len(expert_size) != self.num_experts):
+            reason = "sizes that are no list"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, inputs, expert_size)
+        tally.served()
+        sizes = torch.tensor(expert_size, device=inputs.device)
+        index = torch.repeat_interleave(torch.arange(self.num_experts, device=inputs.device), sizes)
+        return ops.experts_linear(inputs, self.weight, None, index.unsqueeze(1)).squeeze(1)
+
+    return forward
+
+
+def single(
+    original: Callable[..., torch.Tensor], tally: Tally, *, activation: str, act_types: list[str]
+) -> Callable[..., torch.Tensor]:
+    """One expert whose weights are handed in: gate, up, and down transposed (DBRX).
+
+    Args:
+        activation: What ``activation_fn``, one of the classes ``act_types``, computes.
+    """
+
+    def forward(
+        self: torch.nn.Module,
+        x: torch.Tensor,
+        expert_w1: torch.Tensor,
+        expert_v1: torch.Tensor,
+        expert_w2: torch.Tensor,
+    ) -> torch.Tensor:
+        weights = expert_w1, expert_v1, expert_w2
+        reason = unserved(x, *weights) or autocast(x) or _exchanged(self.activation_fn, act_types)
+        if not reason and any(weight.dtype != x.dtype or weight.ndim != 2 for weight in weights):
+            reason = "weight of another dtype or rank"
+        if not reason and x.ndim != 2:
+            reason = "a shape that is not served"
+        if reason:
+            tally.fell_back(reason)
+            return original(self, x, expert_w1, expert_v1, expert_w2)
+        tally.served()
+        states = ops.gated_activation(ops.linear(x, expert_w1), ops.linear(x, expert_v1), activation)
+        first = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
+        return ops.experts_linear(states, expert_w2.mT.unsqueeze(0), None, first).squeeze(1)
+
+    return forward
+
+
+def _exchanged(act: torch.nn.Module, act_types: list[str]) -> str:
+    """Why an activation cannot be taken for the one that was there when the module was bound."""
+    cls = type(act)
+    if f"{cls.__module__}:{cls.__qualname__}" not in act_types:
+        return "the activation was exchanged"
+    return observed(act)
 
 
 def _run(

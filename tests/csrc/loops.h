@@ -10,6 +10,7 @@ void test_norm();
 void test_rope();
 void test_activation();
 void test_linear();
+void test_experts();
 void test_attention();
 
 }  // namespace testing
