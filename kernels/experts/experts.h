@@ -9,7 +9,8 @@
 //   result  [T, S, N]   contiguous; x.dtype
 //
 // dtypes: float32, bfloat16, float16, the same for x, weight and bias. Products summed in fp32, the bias added
-// in fp32, one rounding. No result depends on the number of threads.
+// in fp32, one rounding. What the loops here compute does not depend on the number of threads; at::linear's
+// results may.
 //
 // Only the experts named in index are read, each once, and all threads share that reading: a thread takes the
 // next part of some expert's weight when it is done with its last. The rows of one expert go through linear's

@@ -108,7 +108,7 @@ class ExpertsLinear {
 
   void run(const Groups& groups) {
     const int64_t most = max_rows();
-    std::vector<Part> parts;
+    std::vector<Part> parts, large;
     int64_t bytes = 0;
     const auto finish = [&] {
       run_parts(parts, bytes);
@@ -119,7 +119,7 @@ class ExpertsLinear {
       const int64_t* slots = groups.order.data() + groups.first[e];
       const int64_t rows = groups.first[e + 1] - groups.first[e];
       if (rows > most) {
-        run_torch(e, slots, rows);
+        large.push_back({e, slots, rows, 0});
         continue;
       }
       for (int64_t row = 0; row < rows;) {
@@ -133,6 +133,7 @@ class ExpertsLinear {
       }
     }
     finish();
+    run_large(large);
     // Slots without an expert.
     for (size_t i = groups.first[weight_.size(0)]; i < groups.order.size(); ++i) {
       std::memset(out_ + groups.order[i] * n_ * size_, 0, n_ * size_);
@@ -260,7 +261,18 @@ class ExpertsLinear {
     });
   }
 
-  // Many rows of one expert, or a weight that no loop here reads as it lies.
+  // Experts with many rows, or a weight that no loop here reads as it lies: one after the other, each by all
+  // threads, or, where there are enough of them, each by one, which then waits for no other.
+  void run_large(const std::vector<Part>& large) const {
+    const int64_t count = large.size(), threads = at::get_num_threads();
+    const auto run = [&](int64_t i) { run_torch(large[i].expert, large[i].slots, large[i].rows); };
+    if (count >= 2 * threads) {
+      parallel_queue(count, threads, run);
+    } else {
+      for (int64_t i = 0; i < count; ++i) run(i);
+    }
+  }
+
   void run_torch(int64_t expert, const int64_t* slots, int64_t rows) const {
     at::Tensor x = empty_cpu({rows, k_}, x_.scalar_type());
     char* const gathered = static_cast<char*>(x.mutable_data_ptr());

@@ -1,5 +1,7 @@
 """What ``bench.ops`` times: each op beside the ATen sequence it replaces, at the sizes of Qwen3-0.6B.
 
+Experts are those of a layer of Qwen3-30B-A3B, half of them to save memory.
+
 The sequences are those of transformers 5.23 (``modeling_qwen3``, and ``modeling_qwen3_next`` for the gated
 norm), written out here because in this process the modeling files themselves may be patched.
 """
@@ -32,6 +34,7 @@ LAYER_WEIGHTS = {
 #: Weights together larger than any cache are taken in turn, as a model takes its layers'.
 WEIGHT_BYTES = 256 << 20
 EPS = 1e-6
+EXPERTS, EXPERTS_A_TOKEN, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 64, 8, 2048, 768
 
 Run = Callable[[], object]
 
@@ -99,7 +102,7 @@ def _linear(rows: int, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _exact(name: str, *args: object, **kwargs: object) -> object:
-    doubled = [arg.double() if isinstance(arg, Tensor) else arg for arg in args]
+    doubled = [arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
     return references()[name].reference(*doubled, **kwargs)
 
 
@@ -220,6 +223,64 @@ def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("attention", shapes, plain, query, key, value, None, scaling, is_causal=True)
 
 
+def _experts(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """All that experts do for their tokens: both products, the gate and the weighted sum."""
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    # Multiples of one expert: so many random numbers would take longer than the timing.
+    factors = torch.randn(EXPERTS, 1, 1).to(dtype)
+    gate_up = factors * torch.randn(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN).to(dtype)
+    down = factors * torch.randn(EXPERT_HIDDEN, EXPERT_INTERMEDIATE).to(dtype)
+    x = torch.randn(rows, EXPERT_HIDDEN).to(dtype)
+    index = torch.rand(rows, EXPERTS).topk(EXPERTS_A_TOKEN).indices
+    scores = torch.rand(rows, EXPERTS_A_TOKEN).to(dtype)
+    module = SimpleNamespace(
+        gate_up_proj=gate_up,
+        down_proj=down,
+        num_experts=EXPERTS,
+        has_gate=True,
+        has_bias=False,
+        has_post_expert_norm=False,
+        is_transposed=False,
+        _is_expert_parallel=False,
+        _apply_gate=lambda states: _plain_gated_activation(*states.chunk(2, dim=-1)),
+    )
+    ours = torch.ops.liteboost
+
+    def run() -> Tensor:
+        gate, up = ours.experts_linear(x, gate_up, None, index).chunk(2, dim=-1)
+        states = ours.experts_linear(ours.gated_activation(gate, up), down, None, index)
+        return ours.experts_combine(states, scores)
+
+    def exact() -> object:
+        # Of the experts used and the first outputs: in float64 all weights take gigabytes.
+        used, local = index.unique(return_inverse=True)
+        states = _exact("experts_linear", x, gate_up[used], None, local)
+        states = _exact("gated_activation", *states.chunk(2, dim=-1))
+        return _exact(
+            "experts_combine", _exact("experts_linear", states, down[used, :64], None, local), scores
+        )
+
+    yield Case(
+        "experts_linear",
+        f"{EXPERTS_A_TOKEN} of {EXPERTS} experts: [{rows}, {EXPERT_HIDDEN}] x {list(gate_up.shape[1:])}",
+        dtype,
+        run,
+        lambda: grouped_mm_experts_forward(module, x, index, scores),
+        exact,
+    )
+
+
+def _plain_combine(y: Tensor, scores: Tensor) -> Tensor:
+    return (y * scores.unsqueeze(-1)).sum(dim=1).to(y.dtype)
+
+
+def _combine(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    y = torch.randn(rows, EXPERTS_A_TOKEN, EXPERT_HIDDEN).to(dtype)
+    scores = torch.rand(rows, EXPERTS_A_TOKEN).to(dtype)
+    yield _case("experts_combine", str(list(y.shape)), _plain_combine, y, scores)
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -231,4 +292,6 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_activation": _gated_activation,
     "linear": _linear,
     "attention": _attention,
+    "experts_linear": _experts,
+    "experts_combine": _combine,
 }

@@ -41,8 +41,8 @@ def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor
         ExpertIndexError: ``index`` has a number below 0 or above ``experts``.
 
     Numerics:
-        Products summed in fp32, the bias added in fp32, rounded once. The result does not depend on the
-        number of threads.
+        Products summed in fp32, the bias added in fp32, rounded once. Where an expert has few rows the
+        result does not depend on the number of threads.
 
     Source:
         ``grouped_mm_experts_forward`` in transformers 5.23, ``integrations/moe.py``.

@@ -189,6 +189,27 @@ def test_the_number_of_threads_changes_no_bit(
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("experts", [3, 8])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experts_with_many_rows_each(
+    isa: str, native_only: None, layout: str, experts: int, threads: int
+) -> None:
+    """Torch's product, an expert after the other or a thread each; parameters of a model, inference mode."""
+    x, weight, bias, index = make(80 * experts, 1, experts, 37, 45, torch.bfloat16, layout)
+    weight, bias = torch.nn.Parameter(weight), torch.nn.Parameter(bias)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                result = linear(x, weight, bias, index)
+                assert not result.requires_grad
+                check(result, x, weight, bias, index)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scores_dtype", [torch.float32, None], ids=["fp32 scores", "scores of y's dtype"])
 def test_combine_values(isa: str, dtype: torch.dtype, scores_dtype: torch.dtype | None) -> None:
