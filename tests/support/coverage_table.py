@@ -22,6 +22,7 @@ _HEAD = ("family", *KINDS, "share", "rules", "still the original's")
 
 #: Rules of the catalogue that no family here needs, and why they are there.
 KEPT_RULES = {
+    "experts.loop": "image-text: Step-3.7",
     "experts.batched_mm": "anyone may ask for this implementation; no family does so by default",
     "mlp.quick_gelu": "any configuration may name this activation; no family does so by default",
     "mlp.quick_gelu_module": "as mlp.quick_gelu, outside of a product: CLIP",
