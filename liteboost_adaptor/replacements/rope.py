@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,14 +14,8 @@ from .guards import PROBE, unserved
 ops = torch.ops.liteboost
 
 
-class _Call(NamedTuple):
-    """Arguments of one call; ``k`` is None where one tensor is rotated, ``sin`` where ``cos`` is complex."""
-
-    q: torch.Tensor
-    k: torch.Tensor | None
-    cos: torch.Tensor | None
-    sin: torch.Tensor | None
-    unsqueeze_dim: int
+#: Arguments of one call: q, k (None where one tensor is rotated), cos or a complex table, sin, unsqueeze_dim.
+_Call = tuple[Any, Any, Any, Any, Any]
 
 
 def rotary(
@@ -55,6 +49,7 @@ def rotary(
     """
     read = _reader(original, arguments, unsqueeze_dim)
     wants_k = ("k" in arguments or not arguments) and not may_lack_k
+    is_partial = channels != "all"
     channels_an_entry = 2 if table in ("half", "complex") else 1
 
     def apply(*args: Any, **kwargs: Any) -> Any:
@@ -65,8 +60,7 @@ def rotary(
             if table == "complex":
                 cos, sin = torch.view_as_real(cos.resolve_conj()).unbind(-1)
             width, heads = cos.shape[-1] * channels_an_entry, _heads(q, cos, dim)
-            reason = _tables_unserved(q, cos, sin, heads, keeps_dtype)
-            reason = reason or _channels_unserved(q, k, heads, width, channels)
+            reason = _tensors_unserved(q, k, cos, sin, heads, width, is_partial, keeps_dtype)
         if reason:
             tally.fell_back(reason)
             return original(*args, **kwargs)
@@ -118,8 +112,11 @@ def _reader(
     defaults = tuple(None if p.default is p.empty else p.default for p in parameters.values())
     roles = tuple(arguments or ("q", "k", "cos", "sin", *_trailing_roles(names[4:])))[: len(names)]
     place = {role: index for index, role in enumerate(roles)}
-    at_q, at_k, at_sin, at_dim = (place.get(role, -1) for role in ("q", "k", "sin", "unsqueeze_dim"))
-    at_cos = place.get("cos", place.get("freqs", -1))
+    place.setdefault("cos", place.get("freqs", len(names)))
+    # What the function has no argument for is found behind those it has.
+    fill = (None, default_dim)
+    at_q, at_k, at_cos, at_sin = (place.get(role, len(names)) for role in ("q", "k", "cos", "sin"))
+    at_dim = place.get("unsqueeze_dim", len(names) + 1)
     fixed = tuple(index for index, role in enumerate(roles) if role == "fixed")
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
@@ -129,17 +126,12 @@ def _reader(
             if len(given) != len(args) + len(kwargs) or any(name not in names for name in kwargs):
                 return None
             args = tuple(given.get(name, default) for name, default in zip(names, defaults, strict=True))
-        else:
-            args = (*args, *defaults[len(args) :])
-        if len(args) != len(names) or any(args[index] is not defaults[index] for index in fixed):
+        elif len(args) > len(names):
             return None
-        return _Call(
-            args[at_q] if at_q >= 0 else None,
-            args[at_k] if at_k >= 0 else None,
-            args[at_cos] if at_cos >= 0 else None,
-            args[at_sin] if at_sin >= 0 else None,
-            args[at_dim] if at_dim >= 0 else default_dim,
-        )
+        args = (*args, *defaults[len(args) :], *fill)
+        if fixed and any(args[index] is not defaults[index] for index in fixed):
+            return None
+        return args[at_q], args[at_k], args[at_cos], args[at_sin], args[at_dim]
 
     return read
 
@@ -158,51 +150,63 @@ def _heads(x: torch.Tensor, table: torch.Tensor, unsqueeze_dim: int) -> int:
 
 
 def _call_unserved(call: _Call | None, table: str, wants_k: bool) -> str:
-    if call is None or (wants_k and call.k is None):
+    if call is None:
         return "arguments that the function does not take"
-    reason = unserved(call.q, call.k, call.cos, call.sin)
+    q, k, cos, sin, unsqueeze_dim = call
+    if wants_k and k is None:
+        return "arguments that the function does not take"
+    reason = unserved(q, k, cos, sin)
     if reason:
         return reason
-    if type(call.unsqueeze_dim) is not int:
+    if type(unsqueeze_dim) is not int:
         return "an unsqueeze_dim that is no number"
-    if call.cos is None or (call.sin is None) != (table == "complex"):
+    if cos is None or (sin is None) != (table == "complex"):
         return "no tables"
-    if table == "complex" and not call.cos.is_complex():
+    if table == "complex" and not cos.is_complex():
         return "a table that is not complex"
     return ""
 
 
-def _tables_unserved(
-    q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, keeps_dtype: bool
+def _tensors_unserved(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    heads: int,
+    width: int,
+    is_partial: bool,
+    keeps_dtype: bool,
 ) -> str:
     """Served are ``q`` as [B, H, S, D], [B, S, H, D] or [S, H, D], and a row of the tables a position.
 
     The originals broadcast whatever can be.
     """
-    shape, rows = q.shape, cos.shape
+    shape, rows, dtype = q.shape, cos.shape, q.dtype
     rank = len(shape)
-    if cos.dtype != q.dtype and not (keeps_dtype and cos.dtype == torch.float32):
+    if cos.dtype != dtype and not (keeps_dtype and cos.dtype == torch.float32):
         return "tables of another dtype than q"
     if sin.dtype != cos.dtype or sin.shape != rows:
         return "cos and sin of different dtypes or shapes"
     if rank not in (3, 4) or len(rows) not in (2, rank - 1) or heads not in (1, rank - 2):
         return "a rank that is not served"
-    if rows[-2] != shape[0 if rank == 3 else 3 - heads]:
+    positions = 0 if rank == 3 else 3 - heads
+    if rows[-2] != shape[positions]:
         return "tables for another length"
     if len(rows) == 3 and rows[0] not in (1, shape[0]):
         return "tables for another batch size"
-    return ""
-
-
-def _channels_unserved(q: torch.Tensor, k: torch.Tensor | None, heads: int, width: int, channels: str) -> str:
-    shape = q.shape
-    if width % 2 or width > shape[-1] or (width < shape[-1] and channels == "all"):
+    if width % 2 or width > shape[-1] or (width < shape[-1] and not is_partial):
         return "tables of another width than the heads"
     if k is None:
         return ""
-    if k.dtype != q.dtype:
+    other = k.shape
+    if k.dtype != dtype:
         return "mixed dtypes"
-    if k.shape[:heads] != shape[:heads] or k.shape[heads + 1 :] != shape[heads + 1 :]:
+    if (
+        len(other) != rank
+        or other[0] != shape[0]
+        or other[-1] != shape[-1]
+        or other[positions] != shape[positions]
+    ):
         return "k of another shape than q"
     return ""
 
