@@ -27,6 +27,7 @@ help:
 	@echo "make test       first tier of the tests, at most 25 minutes on 2 cores"
 	@echo "make test-full  the second tier: what the first leaves out"
 	@echo "make coverage   measure every family of models and write docs/coverage.md"
+	@echo "make foreign    run other projects' tests and write docs/foreign_tests.md"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make clean      remove .venv and everything built"
 
@@ -57,6 +58,11 @@ test-full: $(READY)
 .PHONY: coverage
 coverage: $(READY)
 	@PYTHONPATH=tests $(VENV_PYTHON) -W ignore -m support.coverage_table
+
+.PHONY: foreign
+foreign: $(READY)
+	@$(PIP_INSTALL) --requirement tests/foreign/requirements.txt
+	@PYTHONPATH=tests $(VENV_PYTHON) -m foreign --write docs/foreign_tests.md $(FOREIGN_ARGS)
 
 lint: $(READY)
 	@$(VENV_PYTHON) -m ruff check .

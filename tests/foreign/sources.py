@@ -1,0 +1,175 @@
+"""Where the tests come from: source distributions of the installed versions, and a checkout if there is one.
+
+Everything lies below ``build/foreign`` and nothing of it is committed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "foreign"
+REPOSITORY = "https://github.com/huggingface/transformers"
+CHECKOUT_VARIABLE = "TRANSFORMERS_SOURCE"
+
+#: What tests import and the source distribution of transformers leaves out. A stub takes the place of what is
+#: missing: a mixin without tests, and functions that skip the test that calls them.
+LEFT_OUT = (
+    "distributed_testing_utils.py",
+    "exporters/test_export.py",
+    "generation/test_utils.py",
+    "utils/test_configuration_utils.py",
+)
+STUB = '''"""Not in the source distribution."""
+import unittest
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name.endswith("Mixin"):
+        return type(name, (), {})
+    def absent(*args, **kwargs):
+        raise unittest.SkipTest(f"{__name__}.{name} is not in the source distribution")
+    return absent
+'''
+
+
+class Unavailable(Exception):
+    """The tests cannot be had; the message says what was tried."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder whose ``tests`` is a package, and where it is from."""
+
+    folder: Path
+    origin: str
+
+
+def peft_tests() -> Tree:
+    """PEFT's tests from the source distribution of the installed version."""
+    source = source_distribution("peft")
+    (source / "tests" / "__init__.py").touch()  # left out of the distribution; the tests import each other
+    return Tree(source, f"source distribution {source.name}")
+
+
+@functools.cache
+def transformers_common_tests() -> Tree:
+    """The tests every model of transformers shares, with ``common_families.py`` to give them models."""
+    source = source_distribution("transformers")
+    folder = _fresh(WORK / f"{source.name}-common")
+    shutil.copytree(source / "tests", folder / "tests")
+    shutil.copy(Path(__file__).with_name("common_families.py"), folder / "tests" / "test_common_families.py")
+    _complete(folder)
+    return Tree(folder, f"source distribution {source.name}")
+
+
+@functools.cache
+def transformers_model_tests() -> Tree:
+    """The models' own tests, from a checkout.
+
+    The shared test modules of a checkout of another version are replaced by those of the installed one.
+    """
+    checkout = transformers_checkout()
+    version = re.search(
+        r'__version__ = "(.+?)"', (checkout / "src/transformers/__init__.py").read_text()
+    ).group(1)
+    installed = importlib.metadata.version("transformers")
+    folder = _fresh(WORK / f"transformers-{installed}-models")
+    for part in ("tests", "utils"):  # tests import modules from both
+        shutil.copytree(checkout / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(checkout / "conftest.py", folder)
+    origin = f"checkout of {version} ({_commit(checkout)})"
+    if version != installed:
+        source = source_distribution("transformers")
+        for file in (source / "tests").glob("*.py"):
+            shutil.copy(file, folder / "tests")
+        origin += f", with the shared test modules of the source distribution {source.name}"
+    _complete(folder)
+    return Tree(folder, origin)
+
+
+def transformers_checkout() -> Path:
+    """The folder named by ``TRANSFORMERS_SOURCE``, or a clone of the installed version's tag."""
+    if given := os.environ.get(CHECKOUT_VARIABLE):
+        if not (Path(given) / "tests" / "causal_lm_tester.py").exists():
+            raise Unavailable(f"{CHECKOUT_VARIABLE}={given} has no tests/causal_lm_tester.py")
+        return Path(given)
+    tag = f"v{importlib.metadata.version('transformers')}"
+    folder = WORK / f"transformers-{tag}"
+    if not (folder / "conftest.py").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        command = ["git", "clone", "--quiet", "--depth", "1", "--branch", tag, REPOSITORY, str(folder)]
+        done = _run(command, "a clone of transformers")
+        if done.returncode:
+            raise Unavailable(
+                f"no checkout: {CHECKOUT_VARIABLE} is not set, and `git clone --branch {tag}` of "
+                f"{REPOSITORY} said: {done.stderr.strip().splitlines()[-1]}"
+            )
+    return folder
+
+
+def source_distribution(name: str) -> Path:
+    """The unpacked source distribution of the installed version of ``name``; downloaded once."""
+    version = importlib.metadata.version(name)
+    folder = WORK / f"{name}-{version}"
+    if (folder / "tests").exists():
+        return folder
+    WORK.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=WORK) as place:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-deps", "--no-binary", ":all:", "--dest", place, f"{name}=={version}"]
+        done = _run(command, f"the source distribution of {name}")
+        if done.returncode:
+            raise Unavailable(f"pip download {name}=={version} said: {done.stderr.strip().splitlines()[-1]}")
+        with tarfile.open(next(Path(place).glob("*.tar.gz"))) as archive:
+            archive.extractall(place, filter="data")
+        unpacked = Path(place, folder.name)
+        if not (unpacked / "tests").exists():
+            raise Unavailable(f"the source distribution of {name} {version} has no tests")
+        unpacked.rename(folder)
+    return folder
+
+
+def _run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise Unavailable(f"{what}: {fault}") from fault
+
+
+def _fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _complete(folder: Path) -> None:
+    """Add what is imported and missing, and the package where the tests look for its source."""
+    for name in LEFT_OUT:
+        path = folder / "tests" / name
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(STUB)
+    for package in [folder / "tests", *(p for p in (folder / "tests").iterdir() if p.is_dir())]:
+        (package / "__init__.py").touch()
+    (folder / "src").mkdir()
+    installed = importlib.metadata.distribution("transformers").locate_file("transformers")
+    (folder / "src" / "transformers").symlink_to(Path(str(installed)).resolve())
+
+
+def _commit(checkout: Path) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return f"commit {done.stdout.strip()[:12]}" if done.returncode == 0 else "commit unknown"

@@ -1,0 +1,183 @@
+"""The comparison sees what it is there to see; what PEFT's tests load is there to be loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from foreign import compare, sources, stand_ins, table
+from foreign.check import check
+from foreign.compare import RERUNS, differences, settle
+from foreign.run import Broken, Result, Run, read, run
+from foreign.suites import Suite
+
+
+def run_of(level, **outcomes):
+    return Run(level, {test: Result(outcome, f"why {test}") for test, outcome in outcomes.items()})
+
+
+class TestDifferences:
+    def test_failures_in_both_are_not_ours(self):
+        assert differences(run_of(None, a="failed", b="passed"), run_of(2, a="failed", b="passed")) == []
+
+    def test_a_new_failure_is(self):
+        assert differences(run_of(None, a="passed"), run_of(2, a="failed")) == ["a"]
+
+    def test_a_test_that_fails_where_it_was_skipped_is(self):
+        assert differences(run_of(None, a="skipped"), run_of(2, a="failed")) == ["a"]
+
+    def test_a_test_that_no_longer_runs_is(self):
+        assert differences(run_of(None, a="passed", b="passed"), run_of(2, a="skipped")) == ["a", "b"]
+
+    def test_a_failure_that_we_remove_is_not(self):
+        assert differences(run_of(None, a="failed"), run_of(2, a="passed")) == []
+
+
+class TestVerdicts:
+    @staticmethod
+    def verdict(fails):
+        """The verdict on a test that fails where ``fails(level, seed)``."""
+
+        def again(level, seed, tests):
+            return run_of(level, **{test: "failed" if fails(level, seed) else "passed" for test in tests})
+
+        (verdict,) = settle(run_of(None, a="passed"), run_of(1, a="failed"), again)
+        return verdict
+
+    def test_a_failure_with_every_seed_is_ours(self):
+        verdict = self.verdict(lambda level, seed: level == 1)
+        assert (verdict.without, verdict.with_us, verdict.is_ours) == (0, RERUNS, True)
+
+    def test_a_failure_that_does_not_come_back_is_still_ours(self):
+        assert self.verdict(lambda level, seed: False).is_ours
+
+    def test_a_failure_with_some_seeds_both_ways_is_not(self):
+        assert not self.verdict(lambda level, seed: seed % 2 == 0).is_ours
+
+    def test_a_failure_that_is_rare_without_us_is_ours(self):
+        assert self.verdict(lambda level, seed: level == 1 or seed == 1).is_ours
+
+    def test_the_document_names_it(self):
+        verdict = self.verdict(lambda level, seed: level == 1)
+        runs = {None: run_of(None, a="passed"), 1: run_of(1, a="failed")}
+        entry = table.Entry("suite", "here", runs=runs, verdicts={1: [verdict]})
+        assert f"at level 1: **ours**; of {RERUNS} more runs 0 did not pass" in table.document([entry])
+        assert "| **all** | level 1 | 1 | 0 | 1 | 0 | 1 | 0 | 0 |" in table.document([entry])
+
+
+class TestRecord:
+    DONE: ClassVar = {"test": "a", "outcome": "passed", "reason": "", "served": 3}
+
+    @staticmethod
+    def lines(*entries):
+        return [json.dumps(entry) for entry in entries]
+
+    def test_a_crash_fails_the_test_it_hit(self):
+        crashed = read(self.lines({"started": "a"}, self.DONE, {"started": "b"}), 2, -11)
+        assert crashed.failures == {"b"}
+        assert "status -11" in crashed.results["b"].reason
+
+    def test_an_end_between_tests_is_no_run(self):
+        with pytest.raises(Broken, match="status 3"):
+            read(self.lines({"started": "a"}, self.DONE), 2, 3)
+
+    @pytest.mark.parametrize(("level", "imported"), [(None, True), (1, False)])
+    def test_the_package_is_there_only_when_asked_for(self, level, imported):
+        with pytest.raises(Broken, match="imported"):
+            read(self.lines({"finished": 0, "served": {}, "imported": imported}), level, 0)
+
+
+TESTS = """
+import sys
+import unittest
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NAME = "trl-internal-testing/tiny-random-LlamaForCausalLM"
+
+def test_runs_a_hub_model():
+    model = AutoModelForCausalLM.from_pretrained(NAME)
+    with torch.no_grad():
+        assert model(torch.arange(5)[None]).logits.shape[-1] == model.config.vocab_size
+
+def test_fails():
+    assert torch.rand(()) > 1
+
+def test_does_not_like_us():
+    assert "liteboost_adaptor" not in sys.modules
+
+@pytest.mark.skip(reason="not today")
+def test_is_skipped():
+    pass
+
+class SubTests(unittest.TestCase):
+    def test_one_of_several(self):
+        for i in range(3):
+            with self.subTest(i=i):
+                self.assertNotEqual(i, 1)
+"""
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A work folder of its own, with the stand-in that `TESTS` loads."""
+    monkeypatch.setattr(sources, "WORK", tmp_path)
+    monkeypatch.setattr(compare, "RERUNS", 1)
+    name = "trl-internal-testing/tiny-random-LlamaForCausalLM"
+    monkeypatch.setattr(stand_ins, "MODELS", {name: stand_ins.MODELS[name]})
+    return tmp_path
+
+
+def test_a_whole_run(work):
+    (work / "tree" / "tests").mkdir(parents=True)
+    (work / "tree" / "tests" / "test_them.py").write_text(TESTS)
+    suite = Suite("planted", lambda: sources.Tree(work / "tree", "here"), ("tests",))
+    entry = check(suite, [2])
+    name = "tests/test_them.py::"
+    without, with_us = entry.runs[None], entry.runs[2]
+    assert {t.removeprefix(name): r.outcome for t, r in without.results.items()} == {
+        "test_runs_a_hub_model": "passed",
+        "test_fails": "failed",
+        "test_does_not_like_us": "passed",
+        "test_is_skipped": "skipped",
+        "SubTests::test_one_of_several": "failed",
+    }
+    assert not without.served
+    assert with_us.results[f"{name}test_runs_a_hub_model"].served > 0
+    assert [verdict.test for _, verdict in entry.ours] == [f"{name}test_does_not_like_us"]
+    assert run(suite, suite.tree(), 2, reuse=True).results == with_us.results
+
+
+def test_stand_ins_are_what_their_names_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(stand_ins, "MODELS", {"facebook/opt-125m": "opt"})
+    cache = stand_ins.make_cache(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained("facebook/opt-125m", cache_dir=cache)
+    tokenizer = AutoTokenizer.from_pretrained("facebook/opt-125m", cache_dir=cache)
+    assert model.config.model_type == "opt"
+    assert tokenizer.decode(tokenizer("two words").input_ids).replace(" ", "") == "twowords"
+    assert len(tokenizer) <= model.config.vocab_size
+
+
+class TestSources:
+    def test_a_checkout_without_tests_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setenv(sources.CHECKOUT_VARIABLE, str(tmp_path))
+        with pytest.raises(sources.Unavailable, match="has no tests"):
+            sources.transformers_model_tests()
+
+    def test_what_was_tried_is_said(self, work, monkeypatch):
+        monkeypatch.delenv(sources.CHECKOUT_VARIABLE, raising=False)
+        monkeypatch.setattr(sources, "REPOSITORY", str(work / "nowhere"))
+        entry = check(Suite("models", sources.transformers_model_tests, ()), [1])
+        assert "TRANSFORMERS_SOURCE is not set" in entry.unavailable
+        assert "not run, no checkout" in table.document([entry])
+
+    def test_a_stub_stands_for_mixins_and_skips_users(self, tmp_path):
+        names: dict = {"__name__": "left_out"}
+        exec(sources.STUB, names)
+        assert issubclass(type("Tests", (names["__getattr__"]("AnyMixin"),), {}), object)
+        with pytest.raises(Exception, match="run_distributed is not in the source distribution"):
+            names["__getattr__"]("run_distributed")()
