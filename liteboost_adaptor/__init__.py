@@ -1,6 +1,6 @@
 """Fast inference for Hugging Face models on Ascend NPUs and CPUs, by one line.
 
-``import liteboost_adaptor`` reads the settings and registers one import hook; models are then served
+``import liteboost_adaptor`` reads the settings and registers two import hooks; models are then served
 as they are loaded or first used. It imports neither torch nor transformers by itself.
 """
 
@@ -24,7 +24,14 @@ def _activate(_: Any) -> None:
     runtime.start(_settings)
 
 
+def _serve_adapted(_: Any) -> None:
+    from .huggingface.runtime import runtime
+
+    runtime.serve_adapted()
+
+
 after_import("transformers.modeling_utils", _activate)
+after_import("peft.peft_model", _serve_adapted)
 
 
 def __getattr__(name: str) -> Any:

@@ -78,7 +78,7 @@ class Binding:
 
 def restore(module: torch.nn.Module) -> list[str]:
     """Give one module its own class back. Returns a sentence when someone has changed it since."""
-    mark = swap.mark_of(module)
+    mark = swap.mark_of(module) or swap.mark_beneath(module)
     if swap.restore(module):
         for outcome in mark.outcomes:
             report.remove(outcome)

@@ -6,12 +6,14 @@ that looks at class names; the class itself, and every other instance of it, sta
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import functools
 import types
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 MARKER = "__liteboost__"
 
@@ -24,6 +26,9 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
         reduced = super(made, self).__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced
+        if len(reduced) > 2 and isinstance(reduced[2], dict):
+            state = {**reduced[2], **_rebound(self, reduced[2], _functions(made), original)}
+            reduced = (*reduced[:2], state, *reduced[3:])
         if reduced[0] is copyreg.__newobj__ and reduced[1] == (made,):
             # pickle insists that __newobj__ makes the object's present class; this makes the other.
             return (copyreg._reconstructor, (original, object, None), *reduced[2:])
@@ -62,12 +67,31 @@ def _metaclass(base: type) -> type:
             return cls.__bases__[0](*args, **kwargs)
         return base.__call__(cls, *args, **kwargs)
 
-    return type(base.__name__, (base,), {"__call__": make_an_original})
+    made = type(base.__name__, (base,), {"__call__": make_an_original})
+    copyreg.pickle(made, _reduce_class)
+    return made
+
+
+def _reduce_class(cls: type) -> Any:
+    """A pickle of a subclass of ours, as of ``type(model)``, holds the original class."""
+    if MARKER not in vars(cls):
+        return cls.__qualname__  # a class that somebody derived from ours is found by its name, as any is
+    return copy.copy, (cls.__bases__[0],)  # a copy of a class is the class
 
 
 def mark_of(module: torch.nn.Module) -> Any:
     """What `subclass` was given for the class of ``module``, or ``None`` if the class is not ours."""
     return vars(type(module)).get(MARKER)
+
+
+def mark_beneath(module: torch.nn.Module) -> Any:
+    """The mark of a subclass of ours beneath a class that torch's parametrize made of it, or ``None``.
+
+    Such a class is made for one instance; any other on top of ours may be shared and is left.
+    """
+    cls = type(module)
+    is_for_one = "parametrizations" in module._modules and cls.__module__ == parametrize.__name__
+    return vars(cls.__base__).get(MARKER) if is_for_one else None
 
 
 def original_class(module: torch.nn.Module) -> type:
@@ -85,10 +109,14 @@ def swap(module: torch.nn.Module, made: type) -> None:
 
 def restore(module: torch.nn.Module) -> bool:
     """Give ``module`` its own class back. False when someone else has changed it since; theirs is left."""
-    if mark_of(module) is None:
+    if mark_of(module) is not None:
+        made = type(module)
+        module.__class__ = original = made.__bases__[0]
+    elif mark_beneath(module) is not None:
+        made = type(module).__base__
+        type(module).__bases__ = (original := made.__bases__[0],)
+    else:
         return False
-    made, original = type(module), type(module).__bases__[0]
-    module.__class__ = original
     _rebind(module, _functions(made), original)
     return True
 
@@ -127,10 +155,18 @@ def hides_forward(module: torch.nn.Module) -> bool:
 
 def _rebind(module: torch.nn.Module, functions: dict[Any, str], cls: type) -> None:
     """Make bound methods of ``functions`` that the instance holds those of ``cls``."""
-    for name, value in list(vars(module).items()):
-        is_own = type(value) is types.MethodType and value.__self__ is module
-        if is_own and value.__func__ in functions:
-            vars(module)[name] = types.MethodType(getattr(cls, functions[value.__func__]), module)
+    vars(module).update(_rebound(module, vars(module), functions, cls))
+
+
+def _rebound(
+    module: torch.nn.Module, values: dict[str, Any], functions: dict[Any, str], cls: type
+) -> dict[str, Any]:
+    """Those of ``values`` that are methods of ``functions`` bound to ``module``, as methods of ``cls``."""
+    return {
+        name: types.MethodType(getattr(cls, functions[value.__func__]), module)
+        for name, value in values.items()
+        if type(value) is types.MethodType and value.__self__ is module and value.__func__ in functions
+    }
 
 
 def _functions(made: type) -> dict[Any, str]:

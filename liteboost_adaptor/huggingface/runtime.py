@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
 from . import registries
 
 _MODELING = "transformers.modeling_utils"
+_ADAPTERS = "peft.peft_model"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,19 @@ class Runtime:
                 return
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
+            self.serve_adapted()
+
+    def serve_adapted(self) -> None:
+        """Prepare adapted models when their PEFT model is called, if PEFT is there.
+
+        It calls the forward of the model that it adapts, and never the model.
+        """
+        with self.lock:
+            adapted = getattr(sys.modules.get(_ADAPTERS), "PeftModel", None)
+            if adapted is None or self.active is None or self.active.level == 0:
+                return
+            if not hasattr(adapted.__call__, swap.MARKER):
+                self.hooks.set_attribute(_ADAPTERS, "PeftModel.__call__", self._wrap_adapted_call)
 
     def _install_registries(self, settings: Settings) -> None:
         """Load the ops and set the registry entries, when the first model needs them."""
@@ -222,6 +237,18 @@ class Runtime:
                 else original(self, *args, **kwargs)
             )
 
+        return __call__
+
+    def _wrap_adapted_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        prepare = self.prepare
+
+        @functools.wraps(original)
+        def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+                prepare(self.get_base_model())
+            return original(self, *args, **kwargs)
+
+        setattr(__call__, swap.MARKER, True)
         return __call__
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
 from support import calls, numbers, tiny_models
@@ -68,6 +70,36 @@ def test_a_copy_is_an_original_and_is_served_in_its_turn(
     runs = compare(twin, level, lambda: logits(twin))
     assert torch.equal(runs.found, ours)
     assert runs.served.kinds["norm"] > 0 and runs.reasons == set()
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@families("llama", "gpt2", "gpt_oss", "deepseek_v3", "mamba2")
+def test_classes_of_a_served_model_pickle_as_the_originals(family: str, protocol: int, level: int) -> None:
+    model = tiny_models.build(family)
+    classes = [type(part) for part in model.modules()]
+    liteboost_adaptor.apply(model, level=level)
+    served = [type(part) for part in model.modules()]
+    assert served != classes
+    text = pickle.dumps(served, protocol=protocol)
+    assert b"liteboost" not in text
+    assert pickle.loads(text) == classes
+
+
+@families("llama", "gpt2", "gpt_oss", "deepseek_v3", "mamba2")
+def test_a_deep_copy_of_an_offloaded_model_holds_originals(family: str, level: int) -> None:
+    """accelerate's hooks hold bound methods; those of the copy are the original class's."""
+    model = tiny_models.build(family)
+    expected = logits(model)
+    accelerate.cpu_offload(model, torch.device("cpu"))
+    liteboost_adaptor.apply(model, level=level)
+    logits(model)
+    twin = copy.deepcopy(model)
+    with calls.served() as served:
+        assert torch.equal(logits(twin), expected)
+    assert served.rules == {}
+    runs = compare(twin, level, lambda: logits(twin))
+    runs.assert_close()
+    assert runs.served.kinds["norm"] > 0
 
 
 @families(*FAMILIES)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support import calls, numbers, tiny_models
+from support import calls, numbers, state, tiny_models
 from support.ways import families
 from torch import nn
+from torch.nn.utils import parametrize
 
 import liteboost_adaptor
 
@@ -88,3 +89,32 @@ def test_theirs_after_us_runs_as_often_as_without_us(family: str, kind: str, lev
         liteboost_adaptor.undo(model)
         assert vars(cls)["forward"] is theirs
     assert torch.equal(logits(model), expected)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 2
+
+
+@families("llama", "qwen3", "gemma2", "gpt_oss", "gpt2", "mamba2")
+def test_a_parametrization_set_while_served_counts_and_outlives_undo(family: str, level: int) -> None:
+    """torch puts a class of its own on top of ours: undo takes ours out from beneath it."""
+    reference, model = tiny_models.build(family), tiny_models.build(family)
+    plain = logits(reference)
+    liteboost_adaptor.apply(model, level=level)
+    logits(model)
+    norms = [next(p for p in each.modules() if "Norm" in type(p).__name__) for each in (reference, model)]
+    for norm in norms:
+        parametrize.register_parametrization(norm, "weight", Doubled())
+    expected = logits(reference)
+    assert numbers.relative(expected, plain) > 1e-3
+    assert numbers.relative(logits(model), expected) <= 2e-5
+    assert liteboost_adaptor.undo(model) == []
+    with calls.served() as served:
+        assert torch.equal(logits(model), expected)
+    assert served.rules == {}
+    assert state.rows() == {}
+    for norm in norms:
+        parametrize.remove_parametrizations(norm, "weight", leave_parametrized=False)
+    assert type(norms[1]) is type(norms[0])
+    assert torch.equal(logits(model), plain)

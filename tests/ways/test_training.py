@@ -163,3 +163,28 @@ def test_lora(family: str, order: str, level: int) -> None:
     assert served.kinds["norm"] > 0
     liteboost_adaptor.undo(model)
     assert torch.equal(logits(merged), logits(reference.merge_and_unload()))
+
+
+@families("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "phi3")
+def test_an_adapted_model_that_was_never_called_is_served_whole(family: str, level: int) -> None:
+    """PEFT calls the forward of the model it adapts, and never the model: its head is served all the same."""
+    reference = lora(tiny_models.build(family))
+    expected = logits(reference)
+    whole = tiny_models.build(family)
+    liteboost_adaptor.apply(whole, level=level)
+    adapted_whole = lora(whole)
+    liteboost_adaptor.apply(whole, level=level)
+    with calls.served() as wanted:
+        logits(adapted_whole)
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=level)
+    adapted = lora(tiny_models.build(family))
+    with calls.served() as served:
+        assert numbers.relative(logits(adapted), expected) <= 2e-5
+    assert served.rules == wanted.rules
+    liteboost_adaptor.undo(adapted.get_base_model())
+    with calls.served() as served:
+        assert torch.equal(logits(adapted), expected)
+    assert served.rules == {}
+    liteboost_adaptor.undo()
+    assert "__call__" not in vars(peft.PeftModel)
