@@ -208,8 +208,10 @@ def test_quantize_dynamic(family: str, order: str, level: int) -> None:
         liteboost_adaptor.apply(model, level=level)
     with calls.served() as served:
         found = logits(model)
-    # A rounding difference before an int8 layer may cross the border between two codes.
-    assert numbers.relative(real(model, found), real(model, expected)) <= 2e-2
+    # A rounding difference before an int8 layer may cross the border between two codes, at some position.
+    found, expected_there = real(model, found), real(model, expected)
+    distance = (found - expected_there).abs().amax(-1) / expected_there.abs().max()
+    assert (distance <= 2e-5).float().mean() > 0.5 and distance.max() <= 2e-2
     assert served.kinds["norm"] > 0 and served.kinds["linear"] == 0
     liteboost_adaptor.undo(model)
     assert torch.equal(logits(model), expected)
