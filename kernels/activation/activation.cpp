@@ -26,7 +26,8 @@ Activation parse(const char* op, c10::string_view activation, double alpha) {
 Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
                                   double alpha, std::optional<double> limit) {
   constexpr const char* op = "gated_activation";
-  LB_CHECK_VALUE(gate.dim() >= 1, op, "gate must have at least one dimension, got a scalar; pass gate.unsqueeze(0)");
+  LB_CHECK_VALUE(gate.dim() >= 1, op,
+                 "gate must have at least one dimension, got a scalar; pass gate.unsqueeze(0)");
   check_dtype(op, "gate", gate);
   check_same_dtype(op, "up", up, "gate", gate);
   check_same_device(op, "up", up, "gate", gate);
