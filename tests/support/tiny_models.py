@@ -82,7 +82,7 @@ def _layer_sample(cfg) -> tuple[list[int] | None, list[str]]:
 def _tiny_kwargs(cfg) -> dict:
     picked, per_layer = _layer_sample(cfg)
     # Configurations that are no dataclasses lack a pad token, or name one beyond a tiny vocabulary.
-    kwargs = {} if dataclasses.is_dataclass(cfg) or not hasattr(cfg, "pad_token_id") else {"pad_token_id": 0}
+    kwargs = {} if dataclasses.is_dataclass(cfg) else {"pad_token_id": 0}
     for name in _own_fields(cfg):
         default = raw(cfg, name)
         if isinstance(default, PreTrainedConfig):
