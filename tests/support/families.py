@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from . import coverage, tiny_models
 
@@ -36,3 +38,98 @@ def measured(section: str) -> Iterator[coverage.Coverage]:
     for family in buildable(section):
         model = tiny_models.build(family)
         yield coverage.measure(family, model, text_run(model))
+
+
+def cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Parameters and buffers in ``dtype``, but those that ``from_pretrained`` keeps in fp32."""
+    kept = [
+        name
+        for part in model.modules()
+        for names in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        for name in getattr(part, names, None) or ()
+    ]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        is_kept = "inv_freq" in name or any(part in name for part in kept)
+        if tensor.is_floating_point() and not is_kept:
+            tensor.data = tensor.data.to(dtype)
+    model.config.dtype = dtype
+    return model
+
+
+def inputs_of(
+    model: torch.nn.Module, length: int, paddings: tuple[int, ...], seed: int = 0
+) -> dict[str, Any]:
+    """Text whose rows are padded at the left by so many positions."""
+    inputs = tiny_models.example_inputs(model, batch=len(paddings), length=length, seed=seed)
+    for row, padding in enumerate(paddings):
+        if "attention_mask" in inputs:
+            inputs["attention_mask"][row, :padding] = 0
+    return inputs
+
+
+@torch.no_grad()
+def prefill(model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Logits of every position, ``[rows, length, vocabulary]``."""
+    return model(**inputs).logits
+
+
+class _Forced(LogitsProcessor):
+    """Goes on with given tokens, whatever the logits say."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = iter(tokens.unbind(1))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        chosen = next(self.tokens)[:, None]
+        return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
+
+
+@torch.no_grad()
+def decode(
+    model: torch.nn.Module, inputs: dict[str, Any], steps: int, forced: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``generate`` with a cache: tokens ``[rows, steps]`` and their logits ``[rows, steps, vocabulary]``.
+
+    Args:
+        forced: Tokens to go on with in place of the likeliest, so that runs compare at every step.
+    """
+    settings = tiny_models.greedy_settings(model, steps)
+    model.generation_config = settings
+    processors = LogitsProcessorList([] if forced is None else [_Forced(forced)])
+    out = model.generate(**inputs, generation_config=settings, logits_processor=processors)
+    return out.sequences.flatten(0, -2)[:, -steps:], torch.stack(out.logits, dim=1)
+
+
+class Choices(TorchDispatchMode):
+    """Notes how close every choice by ``topk`` was (experts, keys of sparse attention) in a run.
+
+    A rounding may turn a choice that was close, and then another function is computed, there and, by
+    attention, at every later position.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.margins: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.topk and args[1] < args[0].shape[-1]:
+            self.margins.append(_margin(args[0], args[1]))
+        return func(*args, **(kwargs or {}))
+
+    def by_position(self, rows: int, length: int) -> torch.Tensor:
+        """Smallest relative margin up to each position, ``[rows, length]``; ones where nothing is chosen."""
+        found = torch.ones(rows, length)
+        for margin in self.margins:
+            if margin.numel() % (rows * length) == 0:
+                found = torch.minimum(found, margin.reshape(rows, length, -1).amin(-1))
+            elif margin.numel() % rows == 0:
+                found = torch.minimum(found, margin.reshape(rows, -1).amin(-1, keepdim=True))
+        return found.cummin(dim=1).values
+
+
+def _margin(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Distance between the last one chosen and the first one not, over the largest finite score."""
+    ranked = scores.float().sort(dim=-1, descending=True).values
+    finite = torch.where(ranked.isfinite(), ranked.abs(), 0.0)
+    gap = (ranked[..., k - 1] - ranked[..., k]).nan_to_num(float("inf"))
+    return gap / finite.amax().clamp_min(1e-30)

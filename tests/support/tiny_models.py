@@ -27,15 +27,17 @@ from transformers.configuration_utils import PretrainedConfig as PreTrainedConfi
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .tiny_sizes import (
-    COMPILED,
     CONFIG_PART,
+    DEFAULT,
     DEFAULT_KWARGS,
     DROP,
     MAX_LAYERS,
-    OVERRIDES,
+    Sizes,
     field_names,
     first,
+    overrides,
     raw,
+    rules,
 )
 
 
@@ -79,21 +81,21 @@ def _layer_sample(cfg) -> tuple[list[int] | None, list[str]]:
     return sorted(picked), names
 
 
-def _tiny_kwargs(cfg) -> dict:
+def _tiny_kwargs(cfg, sizes: Sizes) -> dict:
     picked, per_layer = _layer_sample(cfg)
     # Configurations that are no dataclasses lack a pad token, or name one beyond a tiny vocabulary.
     kwargs = {} if dataclasses.is_dataclass(cfg) else {"pad_token_id": 0}
     for name in _own_fields(cfg):
         default = raw(cfg, name)
         if isinstance(default, PreTrainedConfig):
-            kwargs[name] = _tiny_kwargs(default) | {"model_type": default.model_type}
+            kwargs[name] = _tiny_kwargs(default, sizes) | {"model_type": default.model_type}
             continue
         if name in per_layer:
-            kwargs[name] = type(default)(_per_layer_value(name, default[i], cfg) for i in picked)
+            kwargs[name] = type(default)(_per_layer_value(name, default[i], cfg, sizes) for i in picked)
             continue
         if isinstance(default, (bool, str)):
             continue
-        for pattern, rule in COMPILED:
+        for pattern, rule in rules(sizes):
             if not pattern.fullmatch(name):
                 continue
             value = rule(default, cfg) if callable(rule) else rule
@@ -105,8 +107,8 @@ def _tiny_kwargs(cfg) -> dict:
     return kwargs
 
 
-def _per_layer_value(name, value, cfg):
-    for pattern, tiny in COMPILED:
+def _per_layer_value(name, value, cfg, sizes: Sizes):
+    for pattern, tiny in rules(sizes):
         if (
             pattern.fullmatch(re.sub(r"_per_layer$", "", name))
             and isinstance(value, int)
@@ -128,11 +130,11 @@ def _merge(base: dict, extra: dict) -> dict:
     return out
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
+def tiny_config(model_type: str, sizes: Sizes = DEFAULT) -> PreTrainedConfig:
     """A configuration of `model_type` that builds a model of well under five million parameters."""
     config_class = CONFIG_MAPPING[model_type]
     default = config_class(**copy.deepcopy(DEFAULT_KWARGS.get(model_type, {})))
-    kwargs = _merge(_tiny_kwargs(default), OVERRIDES.get(model_type, {}))
+    kwargs = _merge(_tiny_kwargs(default, sizes), overrides(sizes).get(model_type, {}))
     if "is_decoder" in field_names(config_class):
         kwargs["is_decoder"] = True
     config = config_class(**copy.deepcopy(kwargs))
@@ -146,8 +148,8 @@ def model_class(model_type: str) -> type:
     return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
 
 
-def _from_config(model_type: str, **kwargs):
-    config = tiny_config(model_type)
+def _from_config(model_type: str, sizes: Sizes = DEFAULT, **kwargs):
+    config = tiny_config(model_type, sizes)
     if model_type in CONFIG_PART:
         return model_class(model_type)._from_config(config, **kwargs)
     return AutoModelForCausalLM.from_config(config, **kwargs)
@@ -182,13 +184,26 @@ def _perturb(model: torch.nn.Module, seed: int) -> None:
                 tensor.mul_(0.1 / spread)
 
 
-def build(model_type: str, seed: int = 0, **from_config_kwargs) -> torch.nn.Module:
+def build(model_type: str, seed: int = 0, sizes: Sizes = DEFAULT, **from_config_kwargs) -> torch.nn.Module:
     """A tiny float32 model of `model_type` in eval mode; the same seed gives the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _from_config(model_type, dtype=torch.float32, **from_config_kwargs)
+        model = _from_config(model_type, sizes, dtype=torch.float32, **from_config_kwargs)
     _perturb(model, seed)
+    if sizes is not DEFAULT:
+        _narrow(model)
     return model.eval()
+
+
+@torch.no_grad()
+def _narrow(model: torch.nn.Module) -> None:
+    """Let the spread of wide matrices fall with their width, or attention saturates and amplifies noise."""
+    done = set()
+    for parameter in model.parameters():
+        width = parameter.shape[-1] if parameter.ndim > 1 else 0
+        if width > Sizes.hidden and parameter.data_ptr() not in done:
+            done.add(parameter.data_ptr())
+            parameter.mul_((Sizes.hidden / width) ** 0.5)
 
 
 def example_inputs(model, batch: int = 2, length: int = 12, padding: int = 0, seed: int = 0) -> dict:
@@ -252,8 +267,20 @@ def generate(model, inputs: dict, new_tokens: int = 8, with_margin: bool = False
 
     With `with_margin` also returns the smallest distance between the best and the second-best logit.
     """
+    settings = greedy_settings(model, new_tokens)
+    model.generation_config = settings
+    out = model.generate(**inputs, generation_config=settings)
+    tokens = out.sequences.flatten(0, -2)[:, -new_tokens:]
+    if not with_margin:
+        return tokens
+    best = torch.stack(out.logits).float().topk(2, dim=-1).values
+    return tokens, round((best[..., 0] - best[..., 1]).min().item(), 5)
+
+
+def greedy_settings(model, new_tokens: int) -> GenerationConfig:
+    """Greedy decoding of so many tokens, without what families do by default beside it."""
     base = model.generation_config
-    settings = GenerationConfig(
+    return GenerationConfig(
         max_new_tokens=new_tokens,
         do_sample=False,
         num_beams=1,
@@ -266,10 +293,19 @@ def generate(model, inputs: dict, new_tokens: int = 8, with_margin: bool = False
         bos_token_id=base.bos_token_id,
         decoder_start_token_id=base.decoder_start_token_id if base.decoder_start_token_id is not None else 1,
     )
-    model.generation_config = settings
-    out = model.generate(**inputs, generation_config=settings)
-    tokens = out.sequences.flatten(0, -2)[:, -new_tokens:]
-    if not with_margin:
-        return tokens
-    best = torch.stack(out.logits).float().topk(2, dim=-1).values
-    return tokens, round((best[..., 0] - best[..., 1]).min().item(), 5)
+
+
+#: Fields of a text configuration that make the head size independent of the hidden size.
+HEAD_SIZES = {"head_dim", "qk_nope_head_dim", "attention_head_size", "dim_head", "kv_channels"}
+#: Families with such a field whose output projection takes the hidden size all the same.
+_HIDDEN_IS_HEADS = {"helium"}
+
+
+def sizes(model_type: str, head_dim: int, heads: int, kv_heads: int) -> Sizes:
+    """Sizes with this attention; hidden states as narrow as the family's configuration allows."""
+    text = tiny_config(model_type).get_text_config(decoder=True)
+    is_free = HEAD_SIZES.intersection(field_names(type(text)))
+    hidden = Sizes.hidden if is_free and model_type not in _HIDDEN_IS_HEADS else heads * head_dim
+    if model_type in ("zamba", "zamba2"):  # attention runs on two hidden states side by side
+        hidden = heads * head_dim // 2
+    return Sizes(head_dim=head_dim, heads=heads, kv_heads=kv_heads, hidden=hidden, exact=True)

@@ -1,0 +1,313 @@
+"""Every family over head sizes, grouped heads, lengths, dtypes, levels, seeds: a pairwise covering design."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import liteboost_adaptor
+
+from . import families, numbers, tiny_models
+
+FILE = Path(__file__).resolve().parents[2] / "docs" / "family_matrix.tsv"
+
+HEAD_SIZES = (16, 64, 80, 96, 128, 256)
+#: Query heads a key and value head -> heads and kv heads, in the order they are tried.
+RATIOS = {"1:1": ("2/2", "4/4", "1/1"), "4:1": ("8/2", "4/1"), "8:1": ("8/1", "16/2")}
+LENGTHS = (1, 7, 63, 129)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LEVELS = (1, 2)
+SEEDS = (0, 1, 2)
+STEPS = 4
+
+TOLERANCE = 2e-5
+#: A choice closer than this share of the largest score may be turned by a rounding.
+CLOSE = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+OK, UNDECIDED, WRONG = "ok", "undecided", "WRONG"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """What is varied of one model; ``head_dim`` 0 is the family's own attention, where it expresses none.
+
+    ``heads`` is "heads/kv heads".
+    """
+
+    family: str
+    head_dim: int
+    heads: str
+    length: int
+    dtype: str
+    level: int
+    seed: int
+
+    def build(self, seed: int) -> torch.nn.Module:
+        if not self.head_dim:
+            return tiny_models.build(self.family, seed)
+        return _build(self.family, self.head_dim, self.heads, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a cell showed.
+
+    Attributes:
+        error: In fp32 the largest difference over the largest logit; else our distance from fp32 over the
+            original's own.
+        verdict: ``ok``; ``undecided`` where every position hangs on a choice too close to call; ``WRONG``.
+    """
+
+    cell: Cell
+    error: float
+    verdict: str
+
+    def __str__(self) -> str:
+        return "\t".join([*map(str, dataclasses.astuple(self.cell)), f"{self.error:.1e}", self.verdict])
+
+    @classmethod
+    def parse(cls, line: str) -> Result:
+        family, head_dim, heads, length, dtype, level, seed, error, verdict = line.split("\t")
+        cell = Cell(family, int(head_dim), heads, int(length), dtype, int(level), int(seed))
+        return cls(cell, float(error), verdict)
+
+
+def covering(factors: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Rows in which every pair of values of two factors occurs; greedy, always the same."""
+    names = list(factors)
+    missing = {
+        ((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in factors[a] for y in factors[b]
+    }
+    used: Counter[tuple[str, Any]] = Counter()
+
+    def gain(row: dict[str, Any], name: str, value: Any) -> tuple[int, int]:
+        return len(_pairs({**row, name: value}) & missing), -used[name, value]
+
+    while missing:
+        row = dict(min(missing, key=str))
+        for name in names:
+            if name not in row:
+                row[name] = max(factors[name], key=functools.partial(gain, row, name))
+        row = {name: row[name] for name in names}
+        missing -= _pairs(row)
+        used.update(row.items())
+        yield row
+
+
+def _pairs(row: dict[str, Any]) -> set[tuple[Any, Any]]:
+    return set(itertools.permutations(row.items(), 2))
+
+
+def cells(family: str) -> tuple[list[Cell], dict[str, str]]:
+    """The design of a family, and the values it cannot express with the reasons."""
+    head_sizes, heads, refused = expressible(family)
+    rows = covering(
+        {
+            "length": LENGTHS,
+            "head_dim": head_sizes,
+            "dtype": tuple(DTYPES),
+            "heads": heads,
+            "level": LEVELS,
+            "seed": SEEDS,
+        }
+    )
+    return [Cell(family, **row) for row in rows], refused
+
+
+def expressible(family: str) -> tuple[tuple[int, ...], tuple[str, ...], dict[str, str]]:
+    """Head sizes and heads that the family's configuration can express, as its attention's calls show.
+
+    And what it cannot, with the reasons.
+    """
+    refused: dict[str, str] = {}
+    heads: dict[str, str] = {}
+    for ratio, candidates in RATIOS.items():
+        reasons = {}
+        for candidate in candidates:
+            reasons[candidate] = _why_not(family, 64, candidate)
+            if not reasons[candidate]:
+                heads[ratio] = candidate
+                break
+        else:
+            refused[ratio] = reasons[candidates[0]]
+    if not heads:
+        reason = next(iter(refused.values()))
+        return (0,), ("",), {**{str(size): reason for size in HEAD_SIZES}, **refused}
+    some = next(iter(heads.values()))
+    reasons = {size: _why_not(family, size, some) for size in HEAD_SIZES}
+    refused |= {str(size): reason for size, reason in reasons.items() if reason}
+    return tuple(size for size in HEAD_SIZES if not reasons[size]), tuple(heads.values()), refused
+
+
+def _counts(heads: str) -> tuple[int, int]:
+    return tuple(map(int, heads.split("/")))
+
+
+def _build(family: str, head_dim: int, heads: str, seed: int = 0) -> torch.nn.Module:
+    return tiny_models.build(family, seed, tiny_models.sizes(family, head_dim, *_counts(heads)))
+
+
+def _why_not(family: str, head_dim: int, heads: str) -> str:
+    """Why a model of the family has not this attention, or an empty string."""
+    try:
+        model = _build(family, head_dim, heads)
+        seen = _attention_shapes(model)
+    except Exception as fault:  # noqa: BLE001 - whatever a configuration class has against a value
+        return f"{type(fault).__name__}: {str(fault).strip().splitlines()[-1].strip()[:100]}"
+    if not seen:
+        return _why_not_by_config(model.config.get_text_config(decoder=True), head_dim, *_counts(heads))
+    if (head_dim, *_counts(heads)) in seen:
+        return ""
+    return "has " + ", ".join(f"{q}/{kv} heads of {size}" for size, q, kv in sorted(seen))
+
+
+def _why_not_by_config(text: Any, head_dim: int, heads: int, kv_heads: int) -> str:
+    """For attention that calls no function of transformers: what the configuration says."""
+    counts = (
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+        "attention_heads",
+    )
+    if heads not in [getattr(text, name, None) for name in counts]:
+        return "no attention heads"
+    if kv_heads != heads:
+        return "no grouped heads"
+    sizes = [getattr(text, name, None) for name in (*tiny_models.HEAD_SIZES, "d_head")]
+    size = next((size for size in sizes if size), None) or text.hidden_size // heads
+    return "" if size == head_dim else f"heads of {size}"
+
+
+def _attention_shapes(model: torch.nn.Module) -> set[tuple[int, int, int]]:
+    """(head size, heads, kv heads) of the calls that attention functions of transformers get."""
+    seen: set[tuple[int, int, int]] = set()
+
+    def observe(frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name in ("sdpa_attention_forward", "eager_attention_forward"):
+            query, key = frame.f_locals.get("query"), frame.f_locals.get("key")
+            if isinstance(query, torch.Tensor) and query.ndim == 4:
+                seen.add((query.shape[-1], query.shape[1], key.shape[1]))
+
+    before = sys.getprofile()
+    sys.setprofile(observe)
+    try:
+        families.prefill(model, families.inputs_of(model, 4, (0,)))
+    finally:
+        sys.setprofile(before)
+    return seen
+
+
+def run(cell: Cell) -> Result:
+    """Build the cell's model and compare it with and without us, prefill and cached decode."""
+    if cell.dtype == "fp32":
+        return _run_fp32(cell)
+    # What one seed decides by bad luck is decided by several together.
+    parts: list[tuple[torch.Tensor, ...]] = []
+    for seed in (cell.seed, *range(10, 15)):
+        parts += _low_precision(cell, seed)
+        ours, own, floor = (sum(column).sqrt() for column in zip(*parts, strict=True)) if parts else (0, 0, 0)
+        if parts and ours <= max(1.5 * own, floor):
+            break
+    if not parts:
+        return Result(cell, float("nan"), UNDECIDED)
+    return Result(cell, float(ours / own.clamp_min(1e-30)), OK if ours <= max(1.5 * own, floor) else WRONG)
+
+
+def _paddings(length: int) -> tuple[int, ...]:
+    return (0, length // 2, length // 4)
+
+
+def _run_fp32(cell: Cell) -> Result:
+    model = cell.build(cell.seed)
+    plain = families.inputs_of(model, cell.length, (0, 0), cell.seed)
+    padded = families.inputs_of(model, cell.length, _paddings(cell.length), cell.seed)
+    expected = families.prefill(model, plain)
+    tokens, steps = families.decode(model, padded, STEPS)
+    with liteboost_adaptor.patched(model, level=cell.level):
+        found = families.prefill(model, plain)
+        _, found_steps = families.decode(model, padded, STEPS, forced=tokens)
+    best = steps.topk(2, dim=-1).values
+    certain = best[..., 0] - best[..., 1] > 2 * TOLERANCE * steps.abs().max()
+    same = torch.equal(found_steps.argmax(-1)[certain], tokens[certain])
+    error = max(numbers.relative(found, expected), numbers.relative(found_steps, steps))
+    return Result(cell, error, OK if error <= TOLERANCE and same else WRONG)
+
+
+def _low_precision(cell: Cell, seed: int) -> list[tuple[torch.Tensor, ...]]:
+    """Squared distances from fp32: ours, the original's own, and what one rounding of the logits may make."""
+    dtype = DTYPES[cell.dtype]
+    model = families.cast(cell.build(seed), dtype)
+    plain = families.inputs_of(model, cell.length, (0, 0), seed)
+    padded = families.inputs_of(model, cell.length, _paddings(cell.length), seed)
+
+    exact, tokens, is_safe = _in_fp32(families.cast(model, torch.float32), plain, padded, CLOSE[dtype])
+    families.cast(model, dtype)
+    own = _logits(model, plain, padded, tokens)
+    with liteboost_adaptor.patched(model, level=cell.level):
+        ours = _logits(model, plain, padded, tokens)
+    kept = is_safe & own.isfinite().all(-1)
+    if not kept.any():
+        return []
+    distances = [(found[kept].double() - exact[kept].double()).norm() ** 2 for found in (ours, own)]
+    return [(*distances, (numbers.ULP[dtype] * exact[kept].double().norm()) ** 2)]
+
+
+def _logits(
+    model: torch.nn.Module, plain: dict[str, Any], padded: dict[str, Any], tokens: torch.Tensor
+) -> torch.Tensor:
+    _, steps = families.decode(model, padded, STEPS, forced=tokens)
+    return torch.cat([families.prefill(model, plain).flatten(0, 1), steps.flatten(0, 1)])
+
+
+def _in_fp32(
+    model: torch.nn.Module, plain: dict[str, Any], padded: dict[str, Any], close: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits as `_logits` has them, the tokens of the steps, and which rows hang on no close choice."""
+    with families.Choices() as choices:
+        logits = families.prefill(model, plain)
+    rows, length = plain["input_ids"].shape
+    is_safe = [choices.by_position(rows, length).flatten() > close]
+    with families.Choices() as choices:
+        tokens, steps = families.decode(model, padded, STEPS)
+    rows = padded["input_ids"].shape[0]
+    margins = choices.by_position(rows, 1).expand(rows, STEPS)
+    is_safe.append(margins.flatten() > close)
+    outputs = [logits.flatten(0, 1), steps.flatten(0, 1)]
+    # Codebooks: several rows of logits for one of tokens.
+    is_safe = [
+        safe.repeat_interleave(len(out) // len(safe)) for safe, out in zip(is_safe, outputs, strict=True)
+    ]
+    return torch.cat(outputs), tokens, torch.cat(is_safe)
+
+
+_COLUMNS = ("family", "head_dim", "heads", "length", "dtype", "level", "seed", "error", "verdict")
+
+
+def not_expressible(family: str, value: str, reason: str) -> str:
+    """The line of a value that a family's configuration cannot express."""
+    column = 1 + (value in RATIOS)
+    cells = [family, *[""] * (len(_COLUMNS) - 2), f"not expressible: {reason}"]
+    cells[column] = value
+    return "\t".join(cells)
+
+
+def write(lines: dict[str, list[str]]) -> None:
+    """Write the results of every family, in the order of the library's mapping."""
+    text = ["\t".join(_COLUMNS), *(line for family in families.buildable() for line in lines[family])]
+    FILE.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+def read() -> dict[str, list[Result]]:
+    """The results of the last whole run, by family."""
+    found: dict[str, list[Result]] = {}
+    for line in FILE.read_text(encoding="utf-8").splitlines()[1:]:
+        results = found.setdefault(line.split("\t", 1)[0], [])
+        if "not expressible" not in line:
+            results.append(Result.parse(line))
+    return found
