@@ -1,40 +1,61 @@
-"""Every causal-LM family of the installed transformers, whether or not a rule is meant for it."""
+"""Every causal-LM and image-text family of transformers, whether or not a rule is meant for it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from support import families, numbers, state, tiny_models
+from support import families, families_images, numbers, state, tiny_models
 
 import liteboost_adaptor
 
 TOLERANCE = 2e-5
 FAMILIES = families.buildable()
+IMAGE_TEXT = [name for name in families.buildable(families.IMAGE_TEXT) if name not in families.NEEDS_IMAGE]
 
 
 @pytest.mark.parametrize("family", sorted(families.NOT_BUILDABLE))
-def test_families_left_out_cannot_be_built(family: str) -> None:
-    with pytest.raises((ImportError, ValueError)):
-        tiny_models.build(family)
+def test_families_left_out_cannot_be_built_or_run_on_text(family: str) -> None:
+    with pytest.raises(Exception):  # noqa: B017 - whatever each of them has against it
+        families.text_run(tiny_models.build(family))()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fp32_logits_and_greedy_tokens_are_the_originals_at_every_level(family: str) -> None:
     """Prefill, and eight cached steps of a left-padded batch of three; level 0 to the bit."""
     model = tiny_models.build(family)
-    plain = families.inputs_of(model, 12, (0, 0))
-    padded = families.inputs_of(model, 13, (0, 3, 6))
+    check(
+        model, families.inputs_of(model, 12, (0, 0)), families.inputs_of(model, 13, (0, 3, 6)), 8, (0, 1, 2)
+    )
+
+
+@pytest.mark.parametrize("family", IMAGE_TEXT)
+def test_text_decoders_of_image_text_families_are_served_like_causal_models(family: str) -> None:
+    model = tiny_models.build(family)
+    check(model, families.inputs_of(model, 12, (0, 0)), families.inputs_of(model, 13, (0, 3, 6)), 4, (2,))
+
+
+@pytest.mark.parametrize("family", families_images.FAMILIES)
+def test_logits_of_an_image_and_a_text_are_the_originals(family: str) -> None:
+    model = tiny_models.build(family)
+    inputs = families_images.image_inputs(model)
+    darker = inputs | {"pixel_values": inputs["pixel_values"] / 2}
+    assert not torch.equal(families.prefill(model, inputs), families.prefill(model, darker)), "image not read"
+    check(model, inputs, inputs, 4, (2,))
+
+
+def check(model: torch.nn.Module, plain: dict, padded: dict, count: int, levels: tuple[int, ...]) -> None:
+    """Prefill of ``plain`` and ``count`` cached steps after ``padded`` are the original's at these levels."""
     expected = families.prefill(model, plain)
-    tokens, steps = families.decode(model, padded, 8)
+    tokens, steps = families.decode(model, padded, count)
     # Tokens are the original's unless two logits are nearer than the tolerance; what follows may differ then.
     certain = numbers.certain(numbers.Greedy(tokens, steps), 2 * TOLERANCE * steps.abs().max().item())
-    for level in (0, 1, 2):
+    for level in levels:
         liteboost_adaptor.apply(model, level=level)
         found = families.prefill(model, plain)
-        greedy, found_steps = families.decode(model, padded, 8)
+        greedy, found_steps = families.decode(model, padded, count)
         if not torch.equal(greedy, tokens):
             assert torch.equal(greedy[certain], tokens[certain]), f"level {level}"
-            _, found_steps = families.decode(model, padded, 8, forced=tokens)
+            _, found_steps = families.decode(model, padded, count, forced=tokens)
         if level == 0:
             assert torch.equal(found, expected) and torch.equal(found_steps, steps)
         rows = state.rows()

@@ -39,6 +39,22 @@ def test_the_page_has_every_family_and_its_own_sums() -> None:
         assert coverage_table.totals(lines) == sums, "run `make coverage`"
 
 
+#: Kinds of calls -> share of the causal families that have them to be served wholly.
+GOALS = {
+    ("norm",): 178 / 186,
+    ("rope",): 120 / 130,
+    ("attention",): 1.0,
+    ("gated", "experts"): 0.9,
+}
+
+
+@pytest.mark.parametrize("kinds", GOALS, ids=" or ".join)
+def test_nearly_all_families_are_served_wholly(kinds: tuple[str, ...]) -> None:
+    having = [line for line in page()[families.CAUSAL][1] if line.has(*kinds)]
+    assert len(having) > 100
+    assert sum(line.is_whole(*kinds) for line in having) >= GOALS[kinds] * len(having)
+
+
 def test_every_rule_serves_some_family_or_says_why_it_is_kept() -> None:
     lines = [line for _, some in page().values() for line in some]
     idle = coverage_table.idle_rules(lines)

@@ -22,24 +22,18 @@ _HEAD = ("family", *KINDS, "share", "rules", "still the original's")
 
 #: Rules of the catalogue that no family here needs, and why they are there.
 KEPT_RULES = {
-    "experts.loop": "image-text: Step-3.7",
     "experts.batched_mm": "anyone may ask for this implementation; no family does so by default",
     "mlp.quick_gelu": "any configuration may name this activation; no family does so by default",
     "mlp.quick_gelu_module": "as mlp.quick_gelu, outside of a product: CLIP",
     "attention.eager_biased": "encoder-decoder models: LongT5, Switch",
     "norm.gate_switched": "Falcon-H1 configured with mamba_rms_norm, which is off by default",
     "norm.rms_t5": "encoders and image-text models: T5, Idefics, Kosmos-2.5, Pix2Struct",
-    "norm.rms_centred_rounded": "image-text: Muse Spark",
-    "norm.rms_scaled_input": "image-text: Muse Spark",
-    "norm.layer_then_affine": "image-text: Chameleon",
     "norm.layer_channels": "vision towers: ConvNeXt, SAM, GOT-OCR2",
     "rope.half_partial_ids": "audio encoders: GLM-ASR, Nemotron",
     "rope.half_vision": "vision towers: Qwen-VL, GLM-4V, ERNIE 4.5 VL and twenty more",
     "rope.half_vision_partial": "vision tower: MiniMax-M3",
     "rope.interleaved_vision": "vision tower: Inkling 2",
-    "rope.interleaved_partial": "image-text: GLM-4V, GLM-OCR",
     "rope.interleaved_table": "token classification: OpenAI's privacy filter",
-    "rope.deinterleave_plain": "image-text: Mistral Large 4",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,17 +10,39 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from . import coverage, tiny_models
+from . import coverage, families_images, tiny_models
 
-CAUSAL = "Causal language models"
-SECTIONS: dict[str, Callable[[], list[str]]] = {CAUSAL: tiny_models.families}
+CAUSAL, IMAGE_TEXT = "Causal language models", "Image-text models"
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    CAUSAL: tiny_models.families,
+    IMAGE_TEXT: tiny_models.image_text_families,
+}
 
-#: Families that transformers itself cannot build here from a tiny configuration.
+#: Families that cannot be built or run here from a tiny configuration, and why.
 NOT_BUILDABLE = {
     "gemma3n": "its vision tower needs timm; the text model is gemma3n_text",
     "gemma4_assistant": "a draft head; transformers' own validation refuses every small layout",
     "gemma4_unified_assistant": "as gemma4_assistant",
+    "blip-2": "generates only from an image, and from inputs of a Q-Former",
+    "deepseek_ocr2": "its configuration has no tiny vision tower that it accepts",
+    "diffusion_gemma": "its configuration has no tiny layout that it accepts; it denoises blocks of tokens",
+    "evolla": "listed for proteins; the mapping has no class for its configuration",
+    "fast_vlm": "its vision tower needs timm",
+    "granite4_vision": "its configuration has no tiny vision tower that it accepts",
+    "idefics": "runs only on images, with their own attention mask",
+    "inkling_mm_model": "needs scipy",
+    "instructblip": "as blip-2",
+    "instructblipvideo": "as blip-2",
+    "kosmos-2": "runs only on images, with a mask of their positions",
+    "perception_lm": "its vision tower needs timm",
+    "pi0": "predicts actions of a robot; it has no vocabulary",
+    "pix2struct": "runs only on flattened patches of an image",
+    "pp_formulanet": "runs only on an image; its tiny tower does not fit its decoder",
+    "udop": "runs only on text with bounding boxes",
+    "vision-encoder-decoder": "a pair of any two models; its decoders are families of their own",
 }
+#: Families that do not run without an image.
+NEEDS_IMAGE = ("blip",)
 
 
 def buildable(section: str = CAUSAL) -> list[str]:
@@ -29,7 +52,10 @@ def buildable(section: str = CAUSAL) -> list[str]:
 
 def text_run(model: torch.nn.Module) -> Callable[[], Any]:
     """Prefill of a left-padded text batch and two cached steps."""
-    inputs = tiny_models.example_inputs(model, padding=3)
+    if model.config.model_type in NEEDS_IMAGE:
+        inputs = families_images.image_inputs(model)
+    else:
+        inputs = tiny_models.example_inputs(model, padding=3)
     return lambda: tiny_models.generate(model, inputs, new_tokens=3)
 
 
@@ -42,16 +68,14 @@ def measured(section: str) -> Iterator[coverage.Coverage]:
 
 def cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Parameters and buffers in ``dtype``, but those that ``from_pretrained`` keeps in fp32."""
+    plan = getattr(model, "_get_dtype_plan", lambda dtype: {})(dtype)
     kept = [
-        name
-        for part in model.modules()
-        for names in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-        for name in getattr(part, names, None) or ()
+        re.compile(rf"(^|\.){re.escape(name)}($|\.)") for name in (*plan, "inv_freq", "original_inv_freq")
     ]
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        is_kept = "inv_freq" in name or any(part in name for part in kept)
-        if tensor.is_floating_point() and not is_kept:
-            tensor.data = tensor.data.to(dtype)
+        wanted = torch.float32 if any(pattern.search(name) for pattern in kept) else dtype
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(wanted)
     model.config.dtype = dtype
     return model
 
@@ -70,6 +94,11 @@ def inputs_of(
 @torch.no_grad()
 def prefill(model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     """Logits of every position, ``[rows, length, vocabulary]``."""
+    if (
+        model.config.is_encoder_decoder
+        and getattr(model, "encoder", getattr(model, "model", None)) is not None
+    ):
+        inputs = inputs | {"decoder_input_ids": inputs["input_ids"]}
     return model(**inputs).logits
 
 
@@ -96,6 +125,10 @@ def decode(
     settings = tiny_models.greedy_settings(model, steps)
     model.generation_config = settings
     processors = LogitsProcessorList([] if forced is None else [_Forced(forced)])
+    # Copies: some families write into what they are given.
+    inputs = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()
+    }
     out = model.generate(**inputs, generation_config=settings, logits_processor=processors)
     return out.sequences.flatten(0, -2)[:, -steps:], torch.stack(out.logits, dim=1)
 

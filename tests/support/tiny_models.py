@@ -22,9 +22,17 @@ import dataclasses
 import re
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+)
 from transformers.configuration_utils import PretrainedConfig as PreTrainedConfig  # 4.57's spelling, kept
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from .tiny_sizes import (
     CONFIG_PART,
@@ -47,6 +55,11 @@ from .tiny_sizes import (
 def families() -> list[str]:
     """Model types with an entry in the library's causal-LM mapping."""
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def image_text_families() -> list[str]:
+    """Model types with an entry in the library's image-text mapping and none in the causal one."""
+    return [name for name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if name not in families()]
 
 
 def _own_fields(cfg) -> list[str]:
@@ -152,7 +165,9 @@ def _from_config(model_type: str, sizes: Sizes = DEFAULT, **kwargs):
     config = tiny_config(model_type, sizes)
     if model_type in CONFIG_PART:
         return model_class(model_type)._from_config(config, **kwargs)
-    return AutoModelForCausalLM.from_config(config, **kwargs)
+    is_causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    auto = AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+    return auto.from_config(config, **kwargs)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -69,6 +69,10 @@ def _unless_none(value):
     return lambda default, cfg: default if default is None else value
 
 
+def _unless_list(value):
+    return lambda default, cfg: default if isinstance(default, (list, tuple)) else value
+
+
 def _at_most(value):
     return lambda default, cfg: default if default is None else min(default, value)
 
@@ -179,8 +183,10 @@ def rules(size: Sizes) -> list:
         ),
         (r"floor_scale|rel_extent|log_scaling_n_floor", _unless_none(64)),
         # vision / audio towers of composite configurations
-        (r"image_size|crop_size", 32),
-        (r"patch_size", 8),
+        (r"image_size|crop_size", _unless_list(32)),
+        (r"patch_size", _unless_list(8)),
+        (r"text_hidden_size|embed_dim", lambda d, c: size.hidden if isinstance(d, int) else d),
+        (r"index_kpool", _at_most(4)),
         (r"num_position_embeddings", 64),
         (r"hidden_size_per_layer_input", 16),
         # dropout off, spread-out initialisation
@@ -247,6 +253,19 @@ def overrides(size: Sizes) -> dict[str, dict]:
         "num_key_value_heads": size.heads,
     }
 
+    mrope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    cohere_compass_text = {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": None,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+    }
     return {
         "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": size.hidden // 4},
         "blt": {
@@ -259,18 +278,7 @@ def overrides(size: Sizes) -> dict[str, dict]:
             "decoder_config": blt_part,
             "global_config": {"hidden_size": 2 * size.hidden, "num_key_value_heads": size.heads},
         },
-        "cohere_compass_text": {
-            "num_hidden_layers": 2,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "rope_parameters": {
-                "full_attention": None,
-                "sliding_attention": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "mrope_section": [4, 2, 2],
-                },
-            },
-        },
+        "cohere_compass_text": cohere_compass_text,
         "dbrx": {
             "attn_config": {"rope_theta": 10000.0, "kv_n_heads": size.kv_heads, "clip_qkv": 8.0},
             "ffn_config": {"moe_top_k": TOP_K},
@@ -362,6 +370,29 @@ def overrides(size: Sizes) -> dict[str, dict]:
             "pronunciation_embed_dim": 32,
             "shape_embed_dim": 32,
         },
+        # Image-text families.
+        **{
+            name: {"text_config": {"rope_parameters": mrope}}
+            for name in (
+                *("cosmos3_edge", "glm46v", "glm4v", "glm_ocr", "glmga", "hunyuan_vl"),
+                *("paddleocr_vl", "qwen2_vl", "qwen2_5_vl"),
+            )
+        },
+        "chameleon": {"vocabulary_map": {"<image>": 4}},
+        "cohere_compass": {"text_config": cohere_compass_text},
+        "ernie4_5_vl_moe": {
+            "text_config": {
+                "moe_intermediate_size": [MOE_FFN, MOE_FFN],
+                "rope_parameters": mrope | {"mrope_section": [3, 3, 2]},
+            }
+        },
+        "glm4v_moe": {"text_config": {"rope_parameters": mrope | {"mrope_section": [2, 1, 1]}}},
+        "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
+        "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+        "qwen2_5_omni_thinker": {"vision_start_token_id": 5, "text_config": {"rope_parameters": mrope}},
+        "qwen3_omni_moe_thinker": {"vision_start_token_id": 5},
+        "step3p7": {"text_config": {"sliding_window": WINDOW}},
+        "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
         "xlstm": {"hidden_size": 2 * size.hidden, "embedding_dim": 2 * size.hidden},
         "xmod": {"default_language": "en_XX"},
         "stablelm": {"qk_layernorm": True},
