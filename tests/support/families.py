@@ -123,6 +123,8 @@ def decode(
         forced: Tokens to go on with in place of the likeliest, so that runs compare at every step.
     """
     settings = tiny_models.greedy_settings(model, steps)
+    if hasattr(model, "num_codebooks"):  # their generate fails on a padding token among the tokens
+        settings.suppress_tokens = [settings.pad_token_id]
     model.generation_config = settings
     processors = LogitsProcessorList([] if forced is None else [_Forced(forced)])
     # Copies: some families write into what they are given.
