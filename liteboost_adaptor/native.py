@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import json
 import mmap
+import os
 import platform
 import struct
 import sys
@@ -229,6 +230,8 @@ def embedded_build_info(path: Path) -> Mapping[str, Any]:
 
 
 _lock = threading.RLock()
+# Held through a fork: one that another thread holds at that moment would never be released in the child.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _done: list[NativeStatus] = []  # empty, then the one status of this process
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -190,3 +191,7 @@ class Report:
 
 
 report = Report()
+# Held through a fork: one that another thread holds at that moment would never be released in the child.
+os.register_at_fork(
+    before=report._lock.acquire, after_in_parent=report._lock.release, after_in_child=report._lock.release
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -299,3 +300,9 @@ def listed_rules(settings: Settings) -> Iterator[tuple[str, str, str]]:
 
 
 runtime = Runtime()
+# Held through a fork: one that another thread holds at that moment would never be released in the child, and
+# it could bind nothing. No child sees a model half bound, either. Taken before the locks of report and of
+# native, which were registered earlier.
+os.register_at_fork(
+    before=runtime.lock.acquire, after_in_parent=runtime.lock.release, after_in_child=runtime.lock.release
+)
