@@ -95,6 +95,10 @@ at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                          int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
   check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
+  if (query.size(3) == 0) {
+    return attention_cpu(one_zero_column(query), one_zero_column(key), value, mask, scaling, is_causal,
+                         sliding_window, softcap, sinks);
+  }
   at::Tensor output =
       empty_cpu({query.size(0), query.size(2), query.size(1), value.size(3)}, query.scalar_type());
   if (output.numel() == 0) return output;

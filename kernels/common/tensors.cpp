@@ -1,6 +1,10 @@
 #include "common/tensors.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
 
 namespace liteboost {
 namespace {
@@ -41,7 +45,24 @@ Rows rows_of(const at::Tensor& tensor, bool unit_step) {
 }
 
 at::Tensor empty_cpu(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::Tensor(at::detail::empty_cpu(sizes, dtype, false, std::nullopt));
+  at::Tensor tensor(at::detail::empty_cpu(sizes, dtype, false, std::nullopt));
+  // As at::empty does it where torch.use_deterministic_algorithms asks for memory to be filled.
+  const at::Context& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(tensor);
+  }
+  return tensor;
+}
+
+at::Tensor one_zero_column(const at::Tensor& tensor) {
+  c10::DimVector sizes(tensor.sizes());
+  sizes.back() = 1;
+  return at::zeros(sizes, tensor.options());
 }
 
 }  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  // What the kernels allocate, before they write to it: shows that a switch for filled memory reaches them.
+  m.def("_empty(int[] sizes, ScalarType dtype) -> Tensor", &liteboost::empty_cpu);
+}

@@ -23,7 +23,12 @@ struct Rows {
 // expansions need the copy; row-strided, offset and (unless `unit_step`) element-strided views do not.
 Rows rows_of(const at::Tensor& tensor, bool unit_step);
 
-// An uninitialised contiguous CPU tensor, without the dispatcher's cost of at::empty.
+// An uninitialised contiguous CPU tensor, without the dispatcher's cost of at::empty. Filled with NaN, or the
+// largest integer, where torch's deterministic mode asks for it.
 at::Tensor empty_cpu(at::IntArrayRef sizes, at::ScalarType dtype);
+
+// For sums over no elements, which are 0: `tensor` [..., 0] as [..., 1] of zeros, so that the loops need not
+// reckon with operands that have no address.
+at::Tensor one_zero_column(const at::Tensor& tensor);
 
 }  // namespace liteboost

@@ -303,6 +303,9 @@ class ExpertsLinear {
 at::Tensor experts_linear_cpu(const at::Tensor& x, const at::Tensor& weight,
                               const std::optional<at::Tensor>& bias, const at::Tensor& index) {
   check_experts_linear(x, weight, bias, index);
+  if (x.size(-1) == 0) {
+    return experts_linear_cpu(one_zero_column(x), one_zero_column(weight), bias, index);
+  }
   const Groups groups = group(index, weight.size(0));
   at::Tensor out = empty_cpu({index.size(0), index.size(1), weight.size(1)}, x.scalar_type());
   if (out.numel() == 0) return out;
@@ -315,6 +318,7 @@ at::Tensor experts_combine_cpu(const at::Tensor& y, const at::Tensor& scores) {
   check_experts_combine(y, scores);
   at::Tensor out = empty_cpu({y.size(0), y.size(2)}, y.scalar_type());
   if (out.numel() == 0) return out;
+  if (y.size(1) == 0) return out.zero_();
   const auto rows = y.expect_contiguous();
   const auto contiguous = scores.expect_contiguous();
   const auto& kernels = LB_KERNELS(experts_kernels);

@@ -89,6 +89,7 @@ void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   check_linear(x, weight, bias);
   const int64_t n = weight.size(0), k = weight.size(1);
+  if (k == 0) return linear_cpu(one_zero_column(x), one_zero_column(weight), bias);
   c10::DimVector sizes(x.sizes());
   sizes.back() = 1;
   const int64_t rows = c10::multiply_integers(sizes);

@@ -18,7 +18,8 @@ const at::Tensor& adjacent(const at::Tensor& tensor, at::Tensor& holder) {
 }
 
 RopeTensor rope_tensor(const at::Tensor& tensor, at::Tensor& out, int64_t seq_dim, int64_t head_dim) {
-  RopeTensor result;
+  RopeTensor result{};
+  if (tensor.numel() == 0) return result;  // no heads, and no address to count from
   result.data = tensor.const_data_ptr();
   result.out = out.mutable_data_ptr();
   result.heads = tensor.size(head_dim);
@@ -33,8 +34,10 @@ RopeTensor rope_tensor(const at::Tensor& tensor, at::Tensor& out, int64_t seq_di
 
 // The stride between the tables of two sequences; 0 where all share one.
 int64_t batch_stride(const at::Tensor& table) {
-  return table.dim() == 3 && table.size(0) > 1 ? table.stride(0) : 0;
+  return table.dim() == 3 && table.size(0) > 1 && table.numel() > 0 ? table.stride(0) : 0;
 }
+
+int64_t seq_stride(const at::Tensor& table) { return table.numel() > 0 ? table.stride(-2) : 0; }
 
 std::tuple<at::Tensor, at::Tensor> rope_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                             const at::Tensor& sin, int64_t unsqueeze_dim,
@@ -56,9 +59,9 @@ std::tuple<at::Tensor, at::Tensor> rope_cpu(const at::Tensor& q, const at::Tenso
   args.head_dim = q.size(3);
   args.rotary_dim = rotary_dim == 0 ? cos.size(-1) : rotary_dim;
   args.cos_batch_stride = batch_stride(cos_rows);
-  args.cos_seq_stride = cos_rows.stride(-2);
+  args.cos_seq_stride = seq_stride(cos_rows);
   args.sin_batch_stride = batch_stride(sin_rows);
-  args.sin_seq_stride = sin_rows.stride(-2);
+  args.sin_seq_stride = seq_stride(sin_rows);
   args.dtype = dtype_of(q);
   args.table_dtype = dtype_of(cos);
   args.half_tables = cos.size(-1) != args.rotary_dim;
