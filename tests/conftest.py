@@ -1,11 +1,12 @@
-"""Fixtures of every test: seeds, a clean environment, and one run of an op test an instruction set."""
+"""Fixtures of every test: seeds, environment, poisoned memory, one run of an op test an instruction set."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ def pytest_configure() -> None:
     # Tensors of tests are tiny, and on a busy machine threads mostly wait for each other; tests about
     # threads set their number themselves.
     torch.set_num_threads(1)
+    _poison_memory()
     native_status()  # Test modules look their ops up when they are imported.
 
 
@@ -72,19 +74,21 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``torch.empty`` and its kin return NaN, so that reading what was never written shows."""
-    for name in ("empty", "empty_like", "empty_strided"):
-        monkeypatch.setattr(torch, name, _poisoning(getattr(torch, name)))
-    for name in ("new_empty", "new_empty_strided"):
-        monkeypatch.setattr(torch.Tensor, name, _poisoning(getattr(torch.Tensor, name)))
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> None:
+    """Fill memory that was never written with NaN, in every test; see `_poison_memory`."""
+    _poison_memory()  # Again, for a test may have changed it.
 
 
-def _poisoning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @functools.wraps(make)
-    def poisoned(*args, **kwargs) -> torch.Tensor:
-        tensor = make(*args, **kwargs)
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() and not tensor.is_meta else tensor
+def _poison_memory() -> None:
+    """Make reading what was never written show.
 
-    return poisoned
+    torch fills what ``torch.empty`` and its kin return, in Python and in C++ (the kernels' own results
+    included), with NaN or the largest integer in its deterministic mode. What kernels take from malloc
+    itself, glibc fills with the complement of a byte: 3.4e38 in fp32 and bf16, NaN in fp16.
+    """
+    torch.set_deterministic_debug_mode("warn")
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(-6, 0x80)  # M_PERTURB in malloc.h
