@@ -57,7 +57,6 @@ LB_INLINE VPairs read_pairs(const bf16* p) {
 }
 LB_INLINE VPairs read_pairs(const bf16* p, int n) {
 #if defined(__AVX512BW__)
-  watch(p, 2 * n);
   return (VPairs)_mm512_maskz_loadu_epi16((1u << n) - 1u, p);
 #else
   bf16 lanes[2 * kLanes] = {};

@@ -1,0 +1,1 @@
+"""Cases of every op, one module a family."""

@@ -1,0 +1,36 @@
+"""linear."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from fuzz import tensors
+from fuzz.bounds import FP32, TINY, UNIT, assert_within, double, exact
+from fuzz.table import Case, fuzzes
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+from torch import Tensor
+
+
+@fuzzes("linear")
+def linear(draw: DrawFn) -> Case:
+    dtype, width = draw(tensors.DTYPES), draw(tensors.WIDTHS)
+    outputs = draw(st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 70, 129])))
+    # Few rows are the case the kernel is made for; around 32 and 64 it changes its ways.
+    rows = draw(st.sampled_from([None, None, 1, 4, 5, 31, 32, 33, 64, 65]))
+    size = tensors.shape(draw, width=width) if rows is None else (rows, width)
+    x = tensors.tensor(draw, size, dtype, draw(tensors.SCALES))
+    weight = tensors.tensor(draw, (outputs, width), dtype)
+    bias = tensors.maybe(draw, (outputs,), dtype)
+    arguments = {"x": x, "weight": weight, "bias": bias}
+
+    def check(results: list[Tensor]) -> None:
+        (want,) = exact("linear", arguments)
+        assert results[0].dtype == dtype
+        products = F.linear(
+            double(x).abs(), double(weight).abs(), None if bias is None else double(bias).abs()
+        )
+        # The longest chain of additions is a lane of four's; each step rounds a product and a sum.
+        bound = 1.01 * UNIT[dtype] * want.abs() + (16 + width / 2) * FP32 * products + TINY[dtype]
+        assert_within(results[0], want, bound)
+
+    return Case(arguments, check)
