@@ -171,17 +171,21 @@ class Runtime:
 
     def models(self) -> list[torch.nn.Module]:
         """Bound models that are still alive."""
-        return list(self._bindings)
+        with self.lock:
+            return list(self._bindings)
 
     def state(self) -> State:
         """What `return_to` needs."""
-        return State(self.active, dict(self._bindings), set(self._left_alone))
+        with self.lock:
+            return State(self.active, dict(self._bindings), set(self._left_alone))
 
     def return_to(self, state: State) -> None:
         """Bind and prepare what was bound and prepared when ``state`` was taken, and nothing else."""
         with self.lock:
             for model in self.models():
-                if state.bindings.get(model) != self._bindings[model]:
+                # None: it was a part of one unbound here before it.
+                now = self._bindings.get(model)
+                if now is not None and state.bindings.get(model) != now:
                     self.unbind(model)
             for model, (_, settings) in state.bindings.items():
                 if model not in self._bindings:

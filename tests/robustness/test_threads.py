@@ -132,3 +132,12 @@ def test_threads_that_apply_the_same_model_at_once(level: int) -> None:
     with calls.served() as served:
         work.check()
     assert not served.kinds
+
+
+def test_a_model_and_a_part_of_it_bound_inside_patched() -> None:
+    work = Work("llama")
+    with liteboost_adaptor.patched(work.model):
+        # As it happens where another thread uses the inner model between two bindings of the whole.
+        liteboost_adaptor.apply(work.model.model)
+    assert liteboost_adaptor.status().models == []
+    work.check()
