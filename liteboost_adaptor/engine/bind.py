@@ -20,6 +20,7 @@ from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, report
 from . import expressions, source, swap
 from . import rewrite as rewriting
 from .catalogue import Rule
+from .fingerprint import callables
 from .fit import Fit, Fits, works_in_place
 
 #: Plans kept. A model has about ten kinds of modules; a plan that was dropped is made again.
@@ -155,9 +156,10 @@ class Binder:
                 del self._plans[next(iter(self._plans))]
         return self._plans[key]
 
-    def _children(self, module: torch.nn.Module) -> tuple[tuple[str, type, bool], ...]:
+    def _children(self, module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
+        # What a child holds and calls is part of what it computes; the class of a bound one says it.
         return tuple(
-            (name, type(child), works_in_place(child))
+            (name, type(child), works_in_place(child), () if swap.mark_of(child) else callables(child))
             for name, child in module._modules.items()
             if child is not None
         )

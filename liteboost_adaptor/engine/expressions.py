@@ -51,6 +51,22 @@ def _takes_one(node: ast.AST) -> bool:
     return plain and not isinstance(node.args[0], ast.Starred)
 
 
+def writes_in_place(node: ast.AST) -> bool:
+    """Whether something in ``node`` changes a tensor, by torch's names: ``x.mul_(2)``, ``f(a, out=x)``."""
+    return any(
+        isinstance(part, ast.Call)
+        and (
+            (isinstance(part.func, ast.Attribute) and _ends_in_one_underscore(part.func.attr))
+            or any(keyword.arg == "out" for keyword in part.keywords)
+        )
+        for part in ast.walk(node)
+    )
+
+
+def _ends_in_one_underscore(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
 def position(node: ast.AST) -> tuple[int, int, int | None, int | None]:
     """Where a node stands in the text, which a copy of the tree keeps."""
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset

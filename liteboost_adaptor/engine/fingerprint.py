@@ -58,10 +58,10 @@ def fingerprint(function: Any, owner: type | None = None, instance: Any = None) 
     # Before the cache: a wrapt proxy has the hash of what it wraps, and equals it.
     if hasattr(function, "__wrapped__"):
         raise Opaque("is wrapped by another function")
-    return _fingerprint(function, owner, (), _callables(instance))
+    return _fingerprint(function, owner, (), callables(instance))
 
 
-def _callables(instance: Any) -> tuple[tuple[str, str], ...]:
+def callables(instance: Any) -> tuple[tuple[str, str], ...]:
     """(attribute, meaning) of what ``instance`` holds and can call; sizes and flags are no part of it."""
     if instance is None:
         return ()

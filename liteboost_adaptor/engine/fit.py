@@ -14,7 +14,7 @@ from ..errors import CatalogueError
 from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, Tally, report
 from . import swap
 from .catalogue import Rule, resolve
-from .fingerprint import Fingerprint, Opaque, _callables, fingerprint
+from .fingerprint import Fingerprint, Opaque, callables, fingerprint
 from .probe import probe
 
 
@@ -55,7 +55,7 @@ class Fits:
         """What of an instance, beyond its class, can change a verdict."""
         reads = {name for rule in self._methods for name in rule.reads}
         shapes = tuple((name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None)
-        return _callables(module), tuple(sorted(n for n in reads if hasattr(module, n))), shapes[:2]
+        return callables(module), tuple(sorted(n for n in reads if hasattr(module, n))), shapes[:2]
 
     def method(self, module: torch.nn.Module, attribute: str) -> Fit | None:
         """Fit of a method of ``module``; ``None`` when it neither fits nor was expected to."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import source
-from .expressions import callee, child_called, delayed_calls, position
+from .expressions import callee, child_called, delayed_calls, position, writes_in_place
 from .source import SourceUnavailable
 
 PATTERNS = ("call", "product", "factor", "residual", "function")
@@ -233,7 +233,8 @@ class _Editor(ast.NodeTransformer):
         return self._function(node) if is_global and node.id in self.routes.function else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        if isinstance(node.op, ast.Mult):
+        # Made in one, the product reads the activation's argument after the other factor was computed.
+        if isinstance(node.op, ast.Mult) and not writes_in_place(node):
             for called, other in ((node.left, node.right), (node.right, node.left)):
                 product = self._product(node, called, other)
                 if product is not None:

@@ -194,6 +194,8 @@ def _run(
     states = _product(module, "down_proj", states, index)
     if _flag(module, "has_post_expert_norm"):
         states = module.post_expert_norm(states.flatten(0, 1)).unflatten(0, index.shape)
+    if scores.dtype != states.dtype:  # a norm with fp32 weights widens 16-bit states
+        scores = scores.float()
     return ops.experts_combine(states, scores).to(hidden_states.dtype)
 
 

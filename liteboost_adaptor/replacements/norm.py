@@ -17,12 +17,20 @@ from .guards import PROBE, class_as_written, observed, unserved
 
 ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
+_SHAPE_ERROR = "a weight of another shape than a row"
 HALVES = (torch.bfloat16, torch.float16)
 
 
 def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
-    """Why an op cannot scale ``x`` by ``weight``: a dtype that is neither that of ``x`` nor fp32."""
-    if weight is not None and weight.dtype not in (x.dtype, torch.float32):
+    """Why an op cannot scale ``x`` by ``weight``: another shape than a row's, or a dtype that is not served.
+
+    Served are the dtype of ``x`` and fp32. The originals broadcast whatever can be.
+    """
+    if weight is None:
+        return ""
+    if weight.shape != x.shape[-1:]:
+        return _SHAPE_ERROR
+    if weight.dtype not in (x.dtype, torch.float32):
         return f"{_WEIGHT_ERROR} {str(weight.dtype).removeprefix('torch.')}"
     return ""
 
@@ -68,7 +76,12 @@ class RmsForm:
     def unserved(self, x: torch.Tensor, scale: torch.Tensor | None, *others: torch.Tensor) -> str:
         """Why the ops do not serve rows ``x`` (and ``others`` beside them), or an empty string."""
         reason = unserved(x, scale, *others)
-        if reason or scale is None or scale.dtype == x.dtype:
+        if reason or scale is None:
+            return reason
+        shape = scale.shape
+        if shape != x.shape[-1:] and (len(shape) != 2 or shape != x.shape[-2:]):
+            return _SHAPE_ERROR
+        if scale.dtype == x.dtype:
             return reason
         # Where a sum is rounded to the weight's dtype, the weight has to keep it.
         keeps = self.weight_dtype_counts or (self.offset and not self.late)
@@ -157,9 +170,9 @@ def layer_norm(
         shift = getattr(self, bias) if bias else None
         reason = (
             unserved(hidden_states, scale, shift)
+            or normalized_shape_unserved(self, hidden_states)
             or weight_unserved(hidden_states, scale)
             or weight_unserved(hidden_states, shift)
-            or normalized_shape_unserved(self, hidden_states)
         )
         if not reason and offset and torch.is_autocast_enabled():
             reason = "autocast"  # Nemotron casts its arguments where CUDA's is on, whatever their device
@@ -232,7 +245,7 @@ def gate_unserved(x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tens
         return reason
     if gate.shape != x.shape or not (gate.dtype == x.dtype or widens(x, gate)):
         return "a gate of another shape or dtype"
-    return "" if widens(x, weight) else weight_unserved(x, weight)
+    return weight_unserved(x, widened(x, weight))
 
 
 def norm_cases(

@@ -22,7 +22,7 @@ def torch_rms_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., 
 
     def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         reason = (
-            unserved(x, self.weight) or weight_unserved(x, self.weight) or normalized_shape_unserved(self, x)
+            unserved(x, self.weight) or normalized_shape_unserved(self, x) or weight_unserved(x, self.weight)
         )
         if not reason and x.dtype != torch.float32 and not rounds_once:
             reason = "another rounding order in this torch"
@@ -60,9 +60,10 @@ def grouped_rms_norm(
 
     def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         weight, size = self.weight, getattr(self, group_size)
-        reason = unserved(x, weight) or weight_unserved(x, weight)
-        if not reason and size is not None and x.shape[-1] != weight.shape[0]:
+        reason = unserved(x, weight)
+        if not reason and size is not None and x.shape[-1:] != weight.shape:
             reason = "rows of another size"
+        reason = reason or weight_unserved(x, weight)
         if reason:
             tally.fell_back(reason)
             return original(self, x)
@@ -223,17 +224,14 @@ def channel_layer_norm(original: Callable[..., Any], tally: Tally) -> Callable[.
 
     def forward(self: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
         rows, is_first = features, self.data_format == "channels_first"
-        reason = (
-            unserved(features, self.weight, self.bias)
-            or weight_unserved(features, self.weight)
-            or weight_unserved(features, self.bias)
-        )
+        reason = unserved(features, self.weight, self.bias)
         if not reason and torch.nn.LayerNorm.forward is not _LAYER_NORM_FORWARD:
             reason = "nn.LayerNorm was patched"
         if not reason and is_first:
             reason = "" if features.ndim == 4 else "no images"
             rows = features if reason else features.permute(0, 2, 3, 1)
         reason = reason or normalized_shape_unserved(self, rows)
+        reason = reason or weight_unserved(rows, self.weight) or weight_unserved(rows, self.bias)
         if reason:
             tally.fell_back(reason)
             return original(self, features)

@@ -164,6 +164,8 @@ def _call_unserved(call: _Call | None, table: str, wants_k: bool) -> str:
         return "no tables"
     if table == "complex" and not cos.is_complex():
         return "a table that is not complex"
+    if table == "complex" and q.ndim != 4:
+        return "a rank that is not served"  # the originals flatten dimension 3
     return ""
 
 

@@ -11,6 +11,7 @@ import torch
 from support import calls, numbers, state, tiny_models
 from torch.nn.utils import parametrize
 from transformers.integrations import moe
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import liteboost_adaptor
@@ -153,8 +154,8 @@ def post_normed() -> torch.nn.Module:
         def __init__(self, config: Any) -> None:
             super().__init__()
             self.num_experts = config.num_local_experts
-            self.gate_up_proj = torch.nn.Parameter(torch.randn(self.num_experts, 24, 16))
-            self.down_proj = torch.nn.Parameter(torch.randn(self.num_experts, 16, 12))
+            self.gate_up_proj = torch.nn.Parameter(torch.randn(self.num_experts, 32, 16))
+            self.down_proj = torch.nn.Parameter(torch.randn(self.num_experts, 16, 16))
             self.act_fn = torch.nn.SiLU()
             self.post_expert_norm = torch.nn.RMSNorm(16)
 
@@ -182,6 +183,20 @@ def test_a_norm_behind_the_experts() -> None:
         with calls.served() as served:
             found = part(*args)
     torch.testing.assert_close(found, expected)
+    assert served.rules["experts.grouped_mm"] == 1
+
+
+def test_a_norm_behind_the_experts_that_returns_another_dtype() -> None:
+    part = post_normed().bfloat16()
+    part.post_expert_norm = LlamaRMSNorm(16)  # fp32 weights: bf16 states become fp32
+    states, index, scores = routed(part)
+    args = states.bfloat16(), index, scores.bfloat16()
+    with torch.no_grad():
+        expected = part(*args)
+        liteboost_adaptor.apply(part)
+        with calls.served() as served:
+            found = part(*args)
+    assert found.dtype == expected.dtype and numbers.relative(found, expected) <= 0.01
     assert served.rules["experts.grouped_mm"] == 1
 
 
