@@ -20,7 +20,7 @@ from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, report
 from . import expressions, source, swap
 from . import rewrite as rewriting
 from .catalogue import Rule
-from .fingerprint import callables
+from .fingerprint import callables, forget
 from .fit import Fit, Fits, works_in_place
 
 #: Plans kept. A model has about ten kinds of modules; a plan that was dropped is made again.
@@ -112,6 +112,7 @@ class Binder:
         """Serve every module of ``model`` that a rule fits. A fault becomes a *failed* outcome."""
         binding = Binding(weakref.ref(model))
         with self._lock:
+            forget()
             # Children first: a parent's routes depend on what its children became.
             for module in reversed(list(model.modules())):
                 if swap.mark_of(module) is None:
@@ -139,8 +140,9 @@ class Binder:
         if cls.__module__.split(".")[0] == "torch" and not self.fits.names_class(_target(cls)):
             return Plan(None, ())
         reached = _reached(cls, self.fits.registries)
-        # What the methods are and what they name can be exchanged by others between two bindings.
-        names = tuple(value for method in reached.values() for value in _named_functions(method))
+        # What the methods are, what they name and what that names can be exchanged between two bindings.
+        named = [value for method in reached.values() for value in _named_functions(method)]
+        names = (*named, *(value for function in named for value in _named_functions(function)))
         key = (
             cls,
             swap.hides_forward(module),

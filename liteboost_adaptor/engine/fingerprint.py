@@ -61,6 +61,11 @@ def fingerprint(function: Any, owner: type | None = None, instance: Any = None) 
     return _fingerprint(function, owner, (), callables(instance))
 
 
+def forget() -> None:
+    """Read everything again: what a function names may have been exchanged since."""
+    _fingerprint.cache_clear()
+
+
 def callables(instance: Any) -> tuple[tuple[str, str], ...]:
     """(attribute, meaning) of what ``instance`` holds and can call; sizes and flags are no part of it."""
     if instance is None:

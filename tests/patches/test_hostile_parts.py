@@ -112,3 +112,24 @@ def test_a_factor_that_changes_the_other_factors_argument() -> None:
     expected = model(x)
     liteboost_adaptor.apply(model)
     torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "helper"),
+    [
+        ("llama", "rotate_half", lambda x: x.flip(-1)),
+        ("gemma", "GemmaRMSNorm._norm", lambda self, x: x * 0.5),
+    ],
+)
+def test_a_helper_exchanged_between_two_models(
+    family: str, name: str, helper: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tiny_models.build(family), tiny_models.build(family)
+    inputs = tiny_models.example_inputs(second)
+    liteboost_adaptor.apply(first)
+    monkeypatch.setattr(f"transformers.models.{family}.modeling_{family}.{name}", helper)
+    with torch.no_grad():
+        liteboost_adaptor.undo(second)
+        expected = second(**inputs).logits
+        liteboost_adaptor.apply(second)
+        assert numbers.relative(second(**inputs).logits, expected) <= 2e-5
