@@ -62,6 +62,13 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def no_grad() -> Iterator[None]:
+    """Run the test without grad mode, in which nothing is served."""
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def native_only() -> None:
     """Skip where there are no native kernels, with the reason."""
     if not native_status().loaded:

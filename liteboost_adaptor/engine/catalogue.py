@@ -254,12 +254,17 @@ def _rule(entry: Any, source: str) -> Rule:
     return Rule(**values, source=source)
 
 
+@functools.cache
+def _installed_version(name: str) -> str:
+    return importlib.metadata.version(name)  # reads a file
+
+
 def version_conflict(rule: Rule) -> str:
     """Why an installed package does not meet ``rule.requires``, or an empty string."""
     for text in rule.requires:
         requirement = Requirement(text)
         try:
-            found = importlib.metadata.version(requirement.name)
+            found = _installed_version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             return f"requires {text}, which is not installed"
         if not requirement.specifier.contains(found, prereleases=True):

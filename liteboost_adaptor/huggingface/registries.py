@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from ..engine.catalogue import Rule
@@ -35,4 +36,5 @@ def is_foreign(rule: Rule) -> bool:
 
 def _mapping(rule: Rule) -> dict[str, Any]:
     module_name, _, class_name = rule.registry.partition(":")
-    return getattr(importlib.import_module(module_name), class_name)._global_mapping
+    # Interned, for Python's table of attribute look-ups keeps a name it is asked for.
+    return getattr(importlib.import_module(sys.intern(module_name)), sys.intern(class_name))._global_mapping

@@ -251,8 +251,6 @@ def _mask_unserved(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | 
         return "a mask that is no tensor of two to four dimensions"
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         return f"mask dtype {str(mask.dtype).removeprefix('torch.')}"
-    if mask.requires_grad and torch.is_grad_enabled():
-        return "gradients wanted"
     batch, heads, rows, columns = _four_dimensional(mask).shape
     if batch not in (1, query.shape[0]) or heads not in (1, query.shape[1]):
         return "a mask of another batch or head count"

@@ -12,7 +12,10 @@ PROBE = {"device": "cpu", "dtype": torch.float32}
 
 
 def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
-    """Why our ops do not serve a call with these tensors: gradients, dtype, device, tensor subclass.
+    """Why our ops do not serve a call with these tensors: grad mode, dtype, device, tensor subclass.
+
+    In grad mode nothing is served, whether or not these tensors want gradients: a frozen model beside the
+    same model with an adapter, or before it was frozen, would else differ by rounding.
 
     Runs several hundred times a token: written for few attribute look-ups.
     """
@@ -22,9 +25,8 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
         return "a function transform (vmap, jvp)"
     if torch.jit.is_tracing():
         return "torch.jit tracing"
-    is_grad = torch.is_grad_enabled()
-    if is_grad and x.requires_grad:
-        return "gradients wanted"
+    if torch.is_grad_enabled():
+        return "grad mode"
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     if not x.is_cpu:
@@ -36,8 +38,6 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
             continue
         if not _is_plain_type(type(other)):
             return f"tensor subclass {type(other).__name__}"
-        if is_grad and other.requires_grad:
-            return "gradients wanted"
         if not other.is_cpu:
             return "a weight on another device (offloaded)"
         if other.layout is not torch.strided:

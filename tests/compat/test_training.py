@@ -42,7 +42,7 @@ def test_a_step_gives_the_very_gradients_of_the_original(family: str, is_trainin
     with calls.served() as served:
         found = gradients(model, inputs)
     assert_equal(found, expected)
-    assert {why for _, why in served.fallbacks} == {"gradients wanted"}
+    assert {why for _, why in served.fallbacks} == {"grad mode"}
     # Rotary tables and masks need no gradient, but everything that carries hidden states does.
     assert served.rules == {}
 
@@ -86,7 +86,7 @@ def test_frozen_parameters_and_inputs_with_gradients() -> None:
 
 
 def test_only_one_weight_wants_gradients() -> None:
-    """What lies below it is served, what lies above it is not, and the gradient is the original's."""
+    """Nothing is served in grad mode, also below that weight: the gradient is the original's to the bit."""
     model = tiny_models.build("llama")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layers.1.mlp.up_proj" in name)
@@ -95,8 +95,20 @@ def test_only_one_weight_wants_gradients() -> None:
     liteboost_adaptor.apply(model)
     with calls.served() as served:
         found = gradients(model, inputs)
-    assert served.rules["attention.sdpa"] == 2 and served.fallbacks
-    assert_close(found, expected)
+    assert served.rules == {} and served.fallbacks
+    assert_equal(found, expected)
+
+
+def test_freezing_changes_no_bit_in_grad_mode() -> None:
+    model = tiny_models.build("llama")
+    inputs = tiny_models.example_inputs(model)
+    liteboost_adaptor.apply(model)
+    expected = model(**inputs).logits
+    model.requires_grad_(False)
+    with calls.served() as served:
+        found = model(**inputs).logits
+    assert torch.equal(found, expected)
+    assert served.rules == {} and {why for _, why in served.fallbacks} == {"grad mode"}
 
 
 def test_an_optimiser_step_changes_what_is_served() -> None:

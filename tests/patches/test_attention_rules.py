@@ -23,6 +23,8 @@ from liteboost_adaptor.huggingface.runtime import load_catalogue
 from liteboost_adaptor.replacements import attention
 from liteboost_adaptor.report import Tally
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 24
 #: Everything else, so that what differs comes from attention.
 OTHERS = "norm.*,rope.*,mlp.*,experts.*,linear.*"

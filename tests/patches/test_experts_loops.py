@@ -118,7 +118,7 @@ def test_what_is_not_served_is_the_originals(family: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return part(*args)
 
-    for call, reason in ((wanting_gradients, "gradients wanted"), (under_autocast, "autocast")):
+    for call, reason in ((wanting_gradients, "grad mode"), (under_autocast, "autocast")):
         expected = call()
         liteboost_adaptor.apply(model)
         with calls.served() as served:

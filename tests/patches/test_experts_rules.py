@@ -222,7 +222,7 @@ def check_handed_back(
 
 def test_gradients_take_the_original() -> None:
     _, part = layer()
-    check_handed_back(part, routed(part), "gradients wanted")
+    check_handed_back(part, routed(part), "grad mode")
     part(*routed(part)).sum().backward()
     assert part.gate_up_proj.grad.abs().sum() > 0
 
@@ -234,7 +234,7 @@ def test_routing_that_wants_gradients_takes_the_original() -> None:
     x, index, scores = routed(part)
     scores.requires_grad_()
     with torch.enable_grad():
-        check_handed_back(part, (x, index, scores), "gradients wanted")
+        check_handed_back(part, (x, index, scores), "grad mode")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from torch import nn
 import liteboost_adaptor
 from liteboost_adaptor.replacements.norm import hard_inputs
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 SIZE = 64
 
 

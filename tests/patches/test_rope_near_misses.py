@@ -11,6 +11,8 @@ from support.rotary_forms import FORMS, arguments_of, calling, check_served, out
 
 import liteboost_adaptor
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 PAIR = "rotate_half apply_rotary_pos_emb"
 #: What differs -> family, functions, old text, new text. Names and signatures stay.
 MISSES: dict[str, tuple[str, str, str, str]] = {

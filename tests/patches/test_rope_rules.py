@@ -25,6 +25,8 @@ from torch import nn
 
 import liteboost_adaptor
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -69,7 +69,7 @@ def test_training_steps(family: str, level: int) -> None:
     model = tiny_models.build(family).train()
     runs = compare(model, level, lambda: [gradients(model), steps(model)])
     assert_equal(runs.found, runs.expected)
-    assert runs.reasons == {"gradients wanted"}
+    assert runs.reasons == {"grad mode"}
 
 
 @pytest.mark.parametrize("uses_reentrant", [False, True], ids=["not reentrant", "reentrant"])
