@@ -107,3 +107,17 @@ def test_a_wrapper_that_reads_attention_weights_gets_them() -> None:
     with torch.no_grad(), calls.served() as served:
         model(**inputs)
     assert served.kinds["attention"] == model.config.num_hidden_layers and served.fallbacks == {}
+
+
+def test_a_number_in_place_of_a_norms_weight_is_handed_back() -> None:
+    """Gemma 3n's norm without scale up to transformers 5.0, whose body is that of the one with a weight."""
+    model = tiny_models.build("llama")
+    norm, x = model.model.norm, torch.randn(2, 5, 64)
+    del norm.weight
+    norm.register_buffer("weight", torch.tensor(1.5))
+    with torch.no_grad():
+        expected = norm(x)
+        liteboost_adaptor.apply(norm)
+        with calls.served() as served:
+            assert torch.equal(norm(x), expected)
+    assert served.rules == {} and {why for _, why in served.fallbacks} == {"a weight of 0 dimensions"}
