@@ -20,7 +20,7 @@ READY := .venv/ready-$(SETUP_KEY)
 
 CPP_FILES = $$(find kernels tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup demo test test-full lint format clean
+.PHONY: help setup demo test test-full asan lint format clean
 
 help:
 	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-full  the second tier: what the first leaves out"
 	@echo "make coverage   measure every family of models and write docs/coverage.md"
 	@echo "make foreign    run other projects' tests and write docs/foreign_tests.md"
+	@echo "make asan       fuzzed ops under the address and undefined behaviour sanitizers (GCC; 15 minutes)"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make clean      remove .venv and everything built"
 
@@ -63,6 +64,10 @@ coverage: $(READY)
 foreign: $(READY)
 	@$(PIP_INSTALL) --requirement tests/foreign/requirements.txt
 	@PYTHONPATH=tests $(VENV_PYTHON) -m foreign --write docs/foreign_tests.md $(FOREIGN_ARGS)
+
+# ASAN_ARGS: --cases 100000 runs more of them.
+asan: $(READY)
+	@$(VENV_PYTHON) tests/fuzz/sanitized.py $(ASAN_ARGS)
 
 lint: $(READY)
 	@$(VENV_PYTHON) -m ruff check .

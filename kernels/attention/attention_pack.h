@@ -43,6 +43,7 @@ template <>
 struct RowWords<WordsBf16> {
   static LB_INLINE VF load(const bf16* row, int64_t c, int64_t n) {
     if (n - c >= 2 * kLanes) return (VF)_mm512_loadu_si512(row + c);
+    watch(row + c, 2 * (n - c));
     return (VF)_mm512_maskz_loadu_epi16((1u << (n - c)) - 1u, row + c);
   }
 };
