@@ -120,4 +120,6 @@ def test_a_number_in_place_of_a_norms_weight_is_handed_back() -> None:
         liteboost_adaptor.apply(norm)
         with calls.served() as served:
             assert torch.equal(norm(x), expected)
-    assert served.rules == {} and {why for _, why in served.fallbacks} == {"a weight of 0 dimensions"}
+    assert served.rules == {} and {why for _, why in served.fallbacks} == {
+        "a weight of another shape than a row"
+    }

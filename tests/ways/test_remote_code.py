@@ -66,7 +66,8 @@ CHANGED = {
         f"{planted.NORM_VARIANCE}\n        if hidden_states.abs().max() > 1e4:\n"
         "            hidden_states = hidden_states * 0.5",
     ),
-    "the rotation turns the other way": ("rope", planted.ROTATE_HALF, "return torch.cat((x2, -x1), dim=-1)"),
+    # With both signs exchanged it is NanoChat's rotation, which has a rule of its own.
+    "the rotation is a reflection": ("rope", planted.ROTATE_HALF, "return torch.cat((x2, x1), dim=-1)"),
     "keys turn the other way": (
         "rope",
         "k_embed = (k * cos) + (rotate_half(k) * sin)",
