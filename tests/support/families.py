@@ -75,7 +75,10 @@ def cast(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         wanted = torch.float32 if any(pattern.search(name) for pattern in kept) else dtype
         if tensor.is_floating_point():
-            tensor.data = tensor.data.to(wanted)
+            moved = tensor.data.to(wanted)
+            # Reformer keeps mask values of fp32 in buffers; as fp16 they would be infinite, and stay so.
+            if moved.isfinite().all() or not tensor.isfinite().all():
+                tensor.data = moved
     model.config.dtype = dtype
     return model
 
