@@ -12,6 +12,8 @@ from torch import nn
 
 import liteboost_adaptor
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 
 class LlamaRMSNorm(nn.Module):
     """The common body, which broadcasts a weight of any shape."""
