@@ -17,6 +17,20 @@ from . import calls, numbers
 TOLERANCE = 2e-5
 
 
+#: One family of each kind: of norm, rotation, attention, experts and mixer.
+FAMILIES = (
+    "llama",
+    "gpt2",
+    "gemma2",
+    "mixtral",
+    "gpt_neox",
+    "gpt_oss",
+    "qwen3_next",
+    "deepseek_v3",
+    "mamba2",
+)
+
+
 def families(*names: str, later: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     """Run a test on each family; those in ``later`` in the second tier, where the way is slow."""
     return pytest.mark.parametrize(

@@ -12,22 +12,10 @@ import accelerate
 import pytest
 import torch
 from support import calls, numbers, tiny_models
-from support.ways import compare, families
+from support.ways import FAMILIES, compare, families
 from torch import nn
 
 import liteboost_adaptor
-
-FAMILIES = (
-    "llama",
-    "gpt2",
-    "gemma2",
-    "mixtral",
-    "gpt_neox",
-    "gpt_oss",
-    "qwen3_next",
-    "deepseek_v3",
-    "mamba2",
-)
 
 
 @torch.no_grad()

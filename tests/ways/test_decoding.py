@@ -8,19 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support import numbers, tiny_models
-from support.ways import compare, families
+from support.ways import FAMILIES, compare, families
 
-FAMILIES = (
-    "llama",
-    "gpt2",
-    "gemma2",
-    "mixtral",
-    "gpt_neox",
-    "gpt_oss",
-    "qwen3_next",
-    "deepseek_v3",
-    "mamba2",
-)
 #: Families whose cache can be rolled back, which assistants and prompt lookup need.
 ROLLED_BACK = ("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "deepseek_v3")
 CONTRASTIVE = Path(__file__).parent / "contrastive_search"

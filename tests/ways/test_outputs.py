@@ -6,21 +6,10 @@ from typing import Any
 
 import torch
 from support import calls, numbers, tiny_models
-from support.ways import compare, families
+from support.ways import FAMILIES, compare, families
 
 import liteboost_adaptor
 
-FAMILIES = (
-    "llama",
-    "gpt2",
-    "gemma2",
-    "mixtral",
-    "gpt_neox",
-    "gpt_oss",
-    "qwen3_next",
-    "deepseek_v3",
-    "mamba2",
-)
 #: Families whose unasked attention is sdpa, which cannot return weights, and that have an eager one.
 SDPA = ("llama", "gpt2", "qwen3", "mixtral", "gpt_neox", "phi3", "deepseek_v3", "gemma3_text")
 

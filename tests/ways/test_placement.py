@@ -10,22 +10,10 @@ import accelerate
 import pytest
 import torch
 from support import calls, numbers, tiny_models
-from support.ways import compare, families
+from support.ways import FAMILIES, compare, families
 from torch import nn
 
 import liteboost_adaptor
-
-FAMILIES = (
-    "llama",
-    "gpt2",
-    "gemma2",
-    "mixtral",
-    "gpt_neox",
-    "gpt_oss",
-    "qwen3_next",
-    "deepseek_v3",
-    "mamba2",
-)
 
 #: What a parent would do in the place of a child stays with the child, whose hook brings the weights.
 OFFLOADED = {"the instance has a forward of its own", "a weight on another device (offloaded)"}
