@@ -1,0 +1,48 @@
+"""``python -m cann_sim build`` and ``python -m cann_sim run PROGRAM [ARGUMENTS]``; ``PYTHONPATH=tests``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+
+from .build import build
+from .environment import environment
+from .releases import RELEASES, SOCS
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cann_sim", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("build", help="compile what changed")
+    run = commands.add_parser(
+        "run", help="run a .py file, -m MODULE or an executable on the simulator"
+    )
+    run.add_argument("--release", choices=RELEASES, help="CANN release (8.5.0)")
+    run.add_argument("--soc", choices=SOCS, help="generation (910B)")
+    run.add_argument("--without", default="", metavar="aclnnX,aclnnY", help="operators to leave out")
+    run.add_argument("--broken", action="store_true", help="a libopapi.so that cannot be loaded")
+    run.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    if options.command == "build":
+        sys.stdout.write(f"{build()}\n")
+        return 0
+    if not options.program:
+        run.error("a program to run is needed")
+    without = [name for name in options.without.split(",") if name]
+    variables = environment(options.release, options.soc, without, options.broken)
+    first = options.program[0]
+    python = first.startswith("-") or first.endswith(".py")
+    command = [sys.executable, *options.program] if python else options.program
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    found = shutil.which(command[0], path=path)
+        command[0], path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    )
+    if not found:
+        run.error(f"{command[0]} not found")
+    os.execve(found, command, variables)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+// OP defines an operator, LIMITS what the hardware rejects of its arguments.
+//
+//   OP(aclnnFoo, T, x, double, eps, O, out) { put(out, ...); }
+//   LIMITS(aclnnFoo, T, x, double, eps, O, out) { require(x->size(-1) % 16 == 0, "last axis a multiple of 16"); }
+//
+// OP exports both phases, aclnnFooGetWorkspaceSize and aclnnFoo, with the arguments in this order. Bytes, FLOPs, the
+// trace, faults and the choice of release and SoC belong to the framework, never to an operator.
+#pragma once
+#include <sstream>
+
+#include "arguments.h"
+#include "registry.h"
+
+namespace sim {
+
+/// What a document says the hardware rejects; becomes error 161002 of phase 1 (ACLNN_ERR_PARAM_INVALID).
+struct LimitError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+/// A required argument that is null; error 161001 (ACLNN_ERR_PARAM_NULLPTR).
+struct NullError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <class... Message>
+std::string text_of(const Message&... message) {
+  std::ostringstream o;
+  (o << ... << message);
+  return o.str();
+}
+/// In LIMITS: what must hold, and what the document says when it does not.
+template <class... Message>
+void require(bool holds, const Message&... message) {
+  if (!holds) throw LimitError(text_of(message...));
+}
+/// In LIMITS: an argument that must be there.
+template <class Handle>
+void require_given(const Handle& argument, const char* name) {
+  if (!argument) throw NullError(std::string(name) + " is null");
+}
+
+/// The generation simulated (SIMCANN_SOC): limits and symbols depend on it.
+enum class Soc { ascend910b, ascend910c, ascend310p };
+Soc soc();
+/// Whether the CANN release simulated (SIMCANN_VERSION) is this one or newer, e.g. release_is("8.5.0").
+bool release_is(const char* at_least);
+/// Throws when the SoC simulated does not run the operator (availability.inc).
+void require_soc(const char* name);
+
+/// Copies a result into an output argument; shapes must agree (or the result be one number). Null outputs are skipped.
+void put(const at::Tensor& out, const at::Tensor& result);
+inline void put(const TensorHandle& out, const at::Tensor& result) {
+  if (out) put(*out, result);
+}
+
+std::string describe(const aclTensor* t);
+bool tracing();
+/// Records an error (aclGetRecentErrMsg) and returns its code.
+int fail(const char* name, const char* what, int code);
+int run(aclOpExecutor* executor, aclrtStream stream);
+
+template <class A>
+void show(std::ostream& o, const A& a) {
+  if constexpr (std::is_base_of_v<TensorHandle, A>) {
+    o << describe(a.p);
+  } else if constexpr (std::is_base_of_v<TensorListHandle, A>) {
+    o << "[";
+    for (size_t k = 0; k < a.size(); k++) o << (k ? " " : "") << describe(a.p->v[k]);
+    o << "]";
+  } else if constexpr (std::is_same_v<A, S>) {
+    if (a.p) {
+      o << "s:" << a.p->s;
+    } else {
+      o << "-";
+    }
+  } else if constexpr (std::is_same_v<A, IA>) {
+    if (!a.p) {
+      o << "-";
+    } else {
+      o << "(";
+      for (size_t k = 0; k < a.p->v.size(); k++) o << (k ? "," : "") << a.p->v[k];
+      o << ")";
+    }
+  } else if constexpr (std::is_same_v<A, DT>) {
+    o << dtype_name(a);
+  } else if constexpr (std::is_same_v<A, CP>) {
+    o << '"' << (a ? a : "") << '"';
+  } else if constexpr (std::is_arithmetic_v<A>) {
+    o << +a;
+  } else {
+    o << kind_name<A>();
+  }
+}
+
+/// Runs `body`, turning what it throws into an error code of phase 1.
+int guarded(const char* name, const std::function<void()>& body);
+
+/// Phase 1: checks the arguments, and keeps copies of them in an executor.
+template <class... A>
+int prepare(const char* name, uint64_t* workspace_size, aclOpExecutor** executor, void (*compute)(A...),
+            A... a) {
+  return guarded(name, [&] {
+    require_soc(name);
+    auto owned = std::make_shared<std::tuple<Owned<A>...>>(Owned<A>(a)...);
+    if (auto* limits = limits_of(name)) {
+      auto check = reinterpret_cast<void (*)(A...)>(limits);
+      std::apply([&](auto&... o) { check(o.get()...); }, *owned);
+    }
+    auto made = std::make_unique<aclOpExecutor>();
+    made->name = name;
+    if (tracing()) {
+      std::ostringstream o;
+      int k = 0;
+      (((k++ ? (void)(o << ", ") : (void)0), show(o, a)), ...);
+      made->arguments = o.str();
+    }
+    made->compute = [compute, owned] { std::apply([&](auto&... o) { compute(o.get()...); }, *owned); };
+    *workspace_size = 0;
+    *executor = made.release();
+    born(*executor, Kind::executor);
+  });
+}
+
+}  // namespace sim
+
+#define SIM_EXPORT extern "C" __attribute__((visibility("default")))
+#define SIM_PARENS ()
+#define SIM_E(...) SIM_E4(SIM_E4(SIM_E4(SIM_E4(__VA_ARGS__))))
+#define SIM_E4(...) SIM_E3(SIM_E3(SIM_E3(SIM_E3(__VA_ARGS__))))
+#define SIM_E3(...) SIM_E2(SIM_E2(SIM_E2(SIM_E2(__VA_ARGS__))))
+#define SIM_E2(...) __VA_ARGS__
+#define SIM_DECLARE(...) SIM_E(SIM_D(__VA_ARGS__))
+#define SIM_D(t, n, ...) [[maybe_unused]] t n __VA_OPT__(, SIM_DA SIM_PARENS(__VA_ARGS__))
+#define SIM_DA() SIM_D
+#define SIM_NAMES(...) SIM_E(SIM_N(__VA_ARGS__))
+#define SIM_N(t, n, ...) n __VA_OPT__(, SIM_NA SIM_PARENS(__VA_ARGS__))
+#define SIM_NA() SIM_N
+
+#define OP(name, ...)                                                                   \
+  static void name##_compute(SIM_DECLARE(__VA_ARGS__));                                 \
+  static const sim::RegisterOperator name##_registered(#name, name##_compute);          \
+  SIM_EXPORT int name##GetWorkspaceSize(SIM_DECLARE(__VA_ARGS__), uint64_t* ws_,        \
+                                        aclOpExecutor** executor_) {                    \
+    return sim::prepare(#name, ws_, executor_, name##_compute, SIM_NAMES(__VA_ARGS__)); \
+  }                                                                                     \
+  SIM_EXPORT int name(void*, uint64_t, aclOpExecutor* executor_, aclrtStream stream_) { \
+    return sim::run(executor_, stream_);                                                \
+  }                                                                                     \
+  static void name##_compute(SIM_DECLARE(__VA_ARGS__))
+
+#define LIMITS(name, ...)                                                \
+  static void name##_limits(SIM_DECLARE(__VA_ARGS__));                   \
+  static const sim::RegisterLimits name##_limited(#name, name##_limits); \
+  static void name##_limits(SIM_DECLARE(__VA_ARGS__))

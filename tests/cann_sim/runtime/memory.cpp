@@ -1,0 +1,150 @@
+// Device and pinned host memory, and copies.
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "state.h"
+
+using namespace sim;
+
+extern "C" {
+bool simcann_capture(aclrtStream, std::function<void()>*);
+
+static aclError dev_malloc(void** p, size_t n, bool host) {
+  int d = current_device();
+  if (!host) {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    if (state().used[d] + n > device_memory()) {
+      last_error = "simcann: out of device memory";
+      return ACL_ERROR_RT_MEMORY_ALLOCATION;
+    }
+  }
+  size_t sz = (n + 4095) & ~(size_t)4095;
+  if (!sz) sz = 4096;
+  std::unique_lock<std::mutex> lock(state().mutex);
+  void* q = host || !strict() ? nullptr : take_addresses(sz);
+  if (!host && strict() && !q) return ACL_ERROR_RT_MEMORY_ALLOCATION;
+  void* m = mmap(q ? alias(q) : nullptr, sz, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (q ? MAP_FIXED : 0), -1, 0);
+  if (m == MAP_FAILED) return ACL_ERROR_RT_MEMORY_ALLOCATION;
+  if (!q) q = m;
+  state().allocations[(uintptr_t)q] = {sz, d, host};
+  if (!host) state().used[d] += sz;
+  *p = q;
+  return ACL_SUCCESS;
+}
+static aclError dev_free(void* p) {
+  if (!p) return ACL_SUCCESS;
+  std::lock_guard<std::mutex> lock(state().mutex);
+  auto it = state().allocations.find((uintptr_t)p);
+  if (it == state().allocations.end()) return ACL_ERROR_INVALID_PARAM;
+  if (alias(p) != p)
+    mmap(alias(p), it->second.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+         0);
+  else
+    munmap(p, it->second.size);
+  if (!it->second.host) state().used[it->second.device] -= it->second.size;
+  state().allocations.erase(it);
+  return ACL_SUCCESS;
+}
+aclError aclrtMalloc(void** p, size_t n, aclrtMemMallocPolicy) { return dev_malloc(p, n, false); }
+aclError aclrtMallocAlign32(void** p, size_t n, aclrtMemMallocPolicy) { return dev_malloc(p, n, false); }
+aclError aclrtMallocCached(void** p, size_t n, aclrtMemMallocPolicy) { return dev_malloc(p, n, false); }
+aclError aclrtMallocWithCfg(void** p, size_t n, aclrtMemMallocPolicy, aclrtMallocConfig*) {
+  return dev_malloc(p, n, false);
+}
+aclError aclrtFree(void* p) { return dev_free(p); }
+aclError aclrtMallocHost(void** p, size_t n) { return dev_malloc(p, n, true); }
+aclError aclrtMallocHostWithCfg(void** p, uint64_t n, aclrtMallocConfig*) { return dev_malloc(p, n, true); }
+aclError aclrtFreeHost(void* p) { return dev_free(p); }
+aclError aclrtGetMemInfo(aclrtMemAttr, size_t* f, size_t* t) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  *t = device_memory();
+  *f = device_memory() - state().used[current_device()];
+  return ACL_SUCCESS;
+}
+aclError aclrtGetMemUsageInfo(int32_t, aclrtMemUsageInfo*, size_t, size_t* n) {
+  *n = 0;
+  return ACL_SUCCESS;
+}
+aclError aclrtMemcpy(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind) {
+  if (n > dm) {
+    last_error = "simcann: memcpy overflow";
+    return ACL_ERROR_INVALID_PARAM;
+  }
+  memmove(alias(d), alias(s), n);
+  return ACL_SUCCESS;
+}
+aclError aclrtMemcpyAsync(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k, aclrtStream st) {
+  std::function<void()> f = [=] { aclrtMemcpy(d, dm, s, n, k); };
+  if (simcann_capture(st, &f)) return ACL_SUCCESS;
+  return aclrtMemcpy(d, dm, s, n, k);
+}
+aclError aclrtMemcpyAsyncWithCondition(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k,
+                                       aclrtStream) {
+  return aclrtMemcpy(d, dm, s, n, k);
+}
+aclError aclrtMemcpy2d(void* d, size_t dp, const void* s, size_t sp, size_t w, size_t h, aclrtMemcpyKind) {
+  for (size_t i = 0; i < h; i++) memmove((char*)alias(d) + i * dp, (const char*)alias(s) + i * sp, w);
+  return ACL_SUCCESS;
+}
+aclError aclrtMemcpy2dAsync(void* d, size_t dp, const void* s, size_t sp, size_t w, size_t h,
+                            aclrtMemcpyKind k, aclrtStream) {
+  return aclrtMemcpy2d(d, dp, s, sp, w, h, k);
+}
+aclError aclrtMemcpyBatch(void** d, size_t* dm, void** s, size_t* n, size_t b, aclrtMemcpyBatchAttr*, size_t*,
+                          size_t, size_t* fail) {
+  for (size_t i = 0; i < b; i++)
+    if (aclrtMemcpy(d[i], dm[i], s[i], n[i], ACL_MEMCPY_DEFAULT)) {
+      if (fail) *fail = i;
+      return ACL_ERROR_INVALID_PARAM;
+    }
+  return ACL_SUCCESS;
+}
+aclError aclrtMemcpyBatchAsync(void** d, size_t* dm, void** s, size_t* n, size_t b, aclrtMemcpyBatchAttr* a,
+                               size_t* ai, size_t na, size_t* fail, aclrtStream) {
+  return aclrtMemcpyBatch(d, dm, s, n, b, a, ai, na, fail);
+}
+aclError aclrtMemset(void* p, size_t mx, int32_t v, size_t n) {
+  if (n > mx) return ACL_ERROR_INVALID_PARAM;
+  memset(alias(p), v, n);
+  return ACL_SUCCESS;
+}
+aclError aclrtMemsetAsync(void* p, size_t mx, int32_t v, size_t n, aclrtStream st) {
+  std::function<void()> f = [=] { aclrtMemset(p, mx, v, n); };
+  if (simcann_capture(st, &f)) return ACL_SUCCESS;
+  return aclrtMemset(p, mx, v, n);
+}
+aclError aclrtCmoAsync(void*, size_t, aclrtCmoType, aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtPointerGetAttributes(const void* p, aclrtPtrAttributes* a) {
+  memset(a, 0, sizeof *a);
+  a->pageSize = 4096;
+  a->location.type = ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+  std::lock_guard<std::mutex> lock(state().mutex);
+  auto it = state().allocations.upper_bound((uintptr_t)p);
+  if (it != state().allocations.begin()) {
+    --it;
+    if ((uintptr_t)p < it->first + it->second.size) {
+      a->location.id = it->second.device;
+      a->location.type = it->second.host ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_DEVICE;
+    }
+  }
+  return ACL_SUCCESS;
+}
+aclError aclrtHostRegister(void* p, uint64_t n, aclrtHostRegisterType, void** d) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  state().allocations[(uintptr_t)p] = {n, current_device(), true};
+  if (d) *d = p;
+  return ACL_SUCCESS;
+}
+aclError aclrtHostRegisterV2(void* p, uint64_t n, uint32_t) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  state().allocations[(uintptr_t)p] = {n, current_device(), true};
+  return ACL_SUCCESS;
+}
+aclError aclrtHostUnregister(void* p) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  state().allocations.erase((uintptr_t)p);
+  return ACL_SUCCESS;
+}
+}

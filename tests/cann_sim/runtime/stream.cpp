@@ -1,0 +1,121 @@
+// Streams and events. Everything is synchronous: work runs when it is issued.
+#include <unistd.h>
+
+#include <atomic>
+
+#include "state.h"
+
+using namespace sim;
+
+namespace {
+std::atomic<int> next_stream{1};
+}
+
+extern "C" {
+aclError aclrtCreateStream(aclrtStream* s) {
+  auto* x = new Stream{next_stream++, current_device()};
+  {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    state().streams.insert(x);
+  }
+  *s = x;
+  return ACL_SUCCESS;
+}
+aclError aclrtCreateStreamWithConfig(aclrtStream* s, uint32_t, uint32_t) { return aclrtCreateStream(s); }
+aclError aclrtDestroyStream(aclrtStream s) {
+  {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    state().streams.erase((Stream*)s);
+  }
+  delete (Stream*)s;
+  return ACL_SUCCESS;
+}
+aclError aclrtDestroyStreamForce(aclrtStream s) { return aclrtDestroyStream(s); }
+aclError aclrtSynchronizeStream(aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return ACL_SUCCESS; }
+aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* st) {
+  *st = ACL_STREAM_STATUS_COMPLETE;
+  return ACL_SUCCESS;
+}
+aclError aclrtStreamGetId(aclrtStream s, int32_t* id) {
+  *id = s ? ((Stream*)s)->id : 0;
+  return ACL_SUCCESS;
+}
+aclError aclrtSetStreamFailureMode(aclrtStream s, uint64_t m) {
+  if (s) ((Stream*)s)->failure_mode = m;
+  return ACL_SUCCESS;
+}
+aclError aclrtSetStreamOverflowSwitch(aclrtStream s, uint32_t f) {
+  if (s) ((Stream*)s)->overflow = f;
+  return ACL_SUCCESS;
+}
+aclError aclrtGetStreamOverflowSwitch(aclrtStream s, uint32_t* f) {
+  *f = s ? ((Stream*)s)->overflow : 0;
+  return ACL_SUCCESS;
+}
+aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return ACL_SUCCESS; }
+aclError aclrtCreateEvent(aclrtEvent* e) {
+  *e = new Event;
+  return ACL_SUCCESS;
+}
+aclError aclrtCreateEventWithFlag(aclrtEvent* e, uint32_t f) {
+  auto* x = new Event;
+  x->flag = f;
+  *e = x;
+  return ACL_SUCCESS;
+}
+aclError aclrtCreateEventExWithFlag(aclrtEvent* e, uint32_t f) { return aclrtCreateEventWithFlag(e, f); }
+aclError aclrtDestroyEvent(aclrtEvent e) {
+  delete (Event*)e;
+  return ACL_SUCCESS;
+}
+aclError aclrtRecordEvent(aclrtEvent e, aclrtStream s) {
+  ((Event*)e)->capturing = s ? ((Stream*)s)->capturing : nullptr;
+  ((Event*)e)->ns = now_ns();
+  return ACL_SUCCESS;
+}
+aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtStreamWaitEvent(aclrtStream s, aclrtEvent e) {
+  if (s && ((Event*)e)->capturing) ((Stream*)s)->capturing = ((Event*)e)->capturing;
+  return ACL_SUCCESS;
+}
+aclError aclrtSynchronizeEvent(aclrtEvent) { return ACL_SUCCESS; }
+aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* s) {
+  *s = ACL_EVENT_RECORDED_STATUS_COMPLETE;
+  return ACL_SUCCESS;
+}
+aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* s) {
+  *s = ACL_EVENT_WAIT_STATUS_COMPLETE;
+  return ACL_SUCCESS;
+}
+aclError aclrtEventElapsedTime(float* ms, aclrtEvent a, aclrtEvent b) {
+  *ms = (float)((double)(((Event*)b)->ns - ((Event*)a)->ns) / 1e6);
+  return ACL_SUCCESS;
+}
+aclError aclrtEventGetTimestamp(aclrtEvent e, uint64_t* t) {
+  *t = ((Event*)e)->ns / 1000;
+  return ACL_SUCCESS;
+}
+aclError aclrtProcessReport(int32_t) {
+  usleep(1000);
+  return ACL_SUCCESS;
+}
+aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtLaunchCallback(aclrtCallback fn, void* u, aclrtCallbackBlockType, aclrtStream) {
+  fn(u);
+  return ACL_SUCCESS;
+}
+aclError aclrtLaunchHostFunc(aclrtStream, aclrtHostFunc fn, void* a) {
+  fn(a);
+  return ACL_SUCCESS;
+}
+aclError aclrtValueWrite(void* p, uint64_t v, uint32_t, aclrtStream) {
+  __atomic_store_n((uint64_t*)alias(p), v, __ATOMIC_SEQ_CST);
+  return ACL_SUCCESS;
+}
+aclError aclrtValueWait(void* p, uint64_t v, uint32_t, aclrtStream) {
+  while (__atomic_load_n((uint64_t*)alias(p), __ATOMIC_SEQ_CST) < v) usleep(50);
+  return ACL_SUCCESS;
+}
+}
