@@ -16,9 +16,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cann_sim", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="compile what changed")
-    run = commands.add_parser(
-        "run", help="run a .py file, -m MODULE or an executable on the simulator"
-    )
+    run = commands.add_parser("run", help="run a .py file, -m MODULE or an executable on the simulator")
     run.add_argument("--release", choices=RELEASES, help="CANN release (8.5.0)")
     run.add_argument("--soc", choices=SOCS, help="generation (910B)")
     run.add_argument("--without", default="", metavar="aclnnX,aclnnY", help="operators to leave out")
@@ -37,8 +35,6 @@ def main(arguments: list[str]) -> int:
     command = [sys.executable, *options.program] if python else options.program
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     found = shutil.which(command[0], path=path)
-        command[0], path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    )
     if not found:
         run.error(f"{command[0]} not found")
     os.execve(found, command, variables)

@@ -43,10 +43,9 @@ def libraries(
 ) -> Path:
     """The folder of libraries of a CANN release.
 
-    ``libopapi.so`` exports no operator that came after ``release``, and none of ``without``. ``soc`` chooses no
-    symbols (on hardware too an operator that a SoC does not run is there, and refuses); it is accepted so that
-    the same arguments serve `environment`. ``broken``: ``libopapi.so`` ends in the middle, as after an
-    interrupted copy.
+    ``libopapi.so`` exports no operator that came after ``release``, and none of ``without``. ``soc`` changes
+    nothing here: on hardware too an operator that a SoC does not run is there, and refuses. ``broken``:
+    ``libopapi.so`` ends in the middle, as after an interrupted copy.
     """
     del soc
     cmake_folder = build()
