@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> int:
     run.add_argument("--soc", choices=SOCS, help="generation (910B)")
     run.add_argument("--without", default="", metavar="aclnnX,aclnnY", help="operators to leave out")
     run.add_argument("--broken", action="store_true", help="a libopapi.so that cannot be loaded")
-    run.add_argument("program", nargs=argparse.REMAINDER)
-    options = parser.parse_args(arguments)
+    run.add_argument("program", nargs="*")
+    options = parser.parse_args(_program_marked(arguments))
     if options.command == "build":
         sys.stdout.write(f"{build()}\n")
         return 0
@@ -38,6 +38,14 @@ def main(arguments: list[str]) -> int:
     if not found:
         run.error(f"{command[0]} not found")
     os.execve(found, command, variables)
+
+
+def _program_marked(arguments: list[str]) -> list[str]:
+    """``arguments`` with ``--`` before the program, whose own options are not ours."""
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("--"):
+        at += 1 if arguments[at] in ("--broken", "--help") or "=" in arguments[at] else 2
+    return [*arguments[:at], "--", *arguments[at:]] if arguments[:1] == ["run"] else arguments
 
 
 if __name__ == "__main__":
