@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,14 +108,17 @@ class Binder:
         self._plans: dict[Any, Plan] = {}
         self._lock = threading.RLock()
 
-    def bind(self, model: torch.nn.Module) -> Binding:
-        """Serve every module of ``model`` that a rule fits. A fault becomes a *failed* outcome."""
+    def bind(self, model: torch.nn.Module, parts: Collection[torch.nn.Module] | None = None) -> Binding:
+        """Serve every module of ``model``, or those in ``parts``, that a rule fits.
+
+        A fault becomes a *failed* outcome.
+        """
         binding = Binding(weakref.ref(model))
         with self._lock:
             forget()
             # Children first: a parent's routes depend on what its children became.
             for module in reversed(list(model.modules())):
-                if swap.mark_of(module) is None:
+                if swap.mark_of(module) is None and (parts is None or module in parts):
                     swap.shed_leftover(module)
                     self._bind_module(module, binding)
         return binding

@@ -17,6 +17,27 @@ def child_called(node: ast.AST, self_name: str) -> str:
     return node.func.attr if isinstance(owner, ast.Name) and owner.id == self_name else ""
 
 
+def child_handed_extras(node: ast.AST, function: ast.FunctionDef, self_name: str) -> tuple[str, list[str]]:
+    """``("child", ["args", "kwargs"])``, if ``node`` is ``self.child(x, *args, **kwargs)``; else both empty.
+
+    ``x`` is a plain name, the others are what ``function`` was called with, and one of them may be missing.
+    """
+    nothing = "", []
+    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Name):
+        return nothing
+    starred = [part.value for part in node.args[1:] if isinstance(part, ast.Starred)]
+    doubled = [part.value for part in node.keywords if part.arg is None]
+    if not len(starred) + len(doubled) == len(node.args) - 1 + len(node.keywords) > 0:
+        return nothing
+    known = (function.args.vararg, starred), (function.args.kwarg, doubled)
+    extras = [parameter.arg for parameter, used in known if parameter and used]
+    is_as_given = all(_occurs(function, name)[0] == 1 for name in extras)
+    if [getattr(part, "id", "") for part in (*starred, *doubled)] != extras or not is_as_given:
+        return nothing
+    plain = ast.Call(func=node.func, args=node.args[:1], keywords=[])
+    return child_called(plain, self_name), extras
+
+
 def callee(node: ast.AST, local_names: Collection[str]) -> str:
     """``F.silu``, if ``node`` is ``F.silu(one positional argument)`` and ``F`` a global name; else empty."""
     if not _takes_one(node):

@@ -3,7 +3,8 @@
 Whole attention, MLP and decoder-layer bodies come in hundreds of forms, but what is worth replacing in
 them comes in five, each sound by itself whatever surrounds it:
 
-- *call*: ``self.child(x)`` becomes ``r(self.child, x)``;
+- *call*: ``self.child(x)`` becomes ``r(self.child, x)``, and ``self.child(x, *args, **kwargs)`` too, for as
+  long as nothing more than ``x`` has come in;
 - *product*: ``self.child(a) * b`` becomes ``r(self.child, a, b)``, also where ``t = self.child(a)`` stands
   in a statement before and ``t`` serves nothing else;
 - *factor*: ``f(a) * b`` for a function ``f`` becomes ``r(f, a, b)``;
@@ -24,7 +25,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import source
-from .expressions import callee, child_called, delayed_calls, position, writes_in_place
+from .expressions import (
+    callee,
+    child_called,
+    child_handed_extras,
+    delayed_calls,
+    position,
+    writes_in_place,
+)
 from .source import SourceUnavailable
 
 PATTERNS = ("call", "product", "factor", "residual", "function")
@@ -210,6 +218,7 @@ class _Editor(ast.NodeTransformer):
 
     def __init__(self, routes: Routes, parsed: source.Source) -> None:
         self.routes = routes
+        self.definition = parsed.node
         self.self_name = parsed.node.args.args[0].arg
         self.local_names = frozenset(parsed.function.__code__.co_varnames)
         self.delayed = delayed_calls(parsed.node, self.self_name, routes.product, routes.call)
@@ -267,7 +276,18 @@ class _Editor(ast.NodeTransformer):
         if name:
             arguments = [node.func, self.visit(node.args[0])]
             return self._replace(node, "call", name, self.routes.call[name], arguments)
+        name, extras = child_handed_extras(node, self.definition, self.self_name)
+        if name in self.routes.call:
+            return self._call_without_extras(node, name, extras)
         return self.generic_visit(node)
+
+    def _call_without_extras(self, node: ast.Call, name: str, extras: list[str]) -> ast.AST:
+        """``self.child(x, *args, **kwargs) if args or kwargs else r(self.child, x)``."""
+        arguments = [node.func, self.visit(node.args[0])]
+        ours = self._replace(node, "call", name, self.routes.call[name], arguments)
+        given = [_load(extra) for extra in extras]
+        test = ast.BoolOp(op=ast.Or(), values=given) if len(given) > 1 else given[0]
+        return ast.copy_location(ast.IfExp(test=test, body=node, orelse=ours), node)
 
     def _child(self, node: ast.AST, table: Mapping[str, Any]) -> str:
         """The name, if ``node`` is ``self.name(one positional argument)`` and ``table`` has it."""

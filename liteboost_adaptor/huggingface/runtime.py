@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,10 +21,9 @@ from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import registries
+from . import adapters, registries
 
 _MODELING = "transformers.modeling_utils"
-_ADAPTERS = "peft.peft_model"
 
 
 @dataclass(frozen=True)
@@ -68,22 +67,19 @@ class Runtime:
             self.serve_adapted()
 
     def serve_adapted(self) -> None:
-        """Prepare adapted models when their PEFT model is called, if PEFT is there.
-
-        It calls the forward of the model that it adapts, and never the model.
-        """
+        """Serve what PEFT calls and injects, if it is there; again when it comes after us."""
         with self.lock:
-            adapted = getattr(sys.modules.get(_ADAPTERS), "PeftModel", None)
-            if adapted is None or self.active is None or self.active.level == 0:
-                return
-            if not hasattr(adapted.__call__, swap.MARKER):
-                self.hooks.set_attribute(_ADAPTERS, "PeftModel.__call__", self._wrap_adapted_call)
+            if self.active is not None and self.active.level:
+                adapters.hook_calls(self.hooks, self.prepare)
+            if len(self.entries):  # only bound models can be injected into
+                adapters.hook_injection(self.entries, self.adopt)
 
-    def _install_registries(self, settings: Settings) -> None:
-        """Load the ops and set the registry entries, when the first model needs them."""
+    def _install_entries(self, settings: Settings) -> None:
+        """Load the ops and set what bound models need outside of them, when the first one needs it."""
         native.load()
         if not len(self.entries) and settings.level:
             registries.install(active_rules(settings), self.entries)
+            adapters.hook_injection(self.entries, self.adopt)
 
     def deactivate(self) -> list[str]:
         """Leave later models alone; what is bound stays bound."""
@@ -92,7 +88,7 @@ class Runtime:
             return self.hooks.undo_all() + self.settle()
 
     def settle(self) -> list[str]:
-        """Take our registry entries back once nobody needs them."""
+        """Take our registry entries and the hook on injection back once nobody needs them."""
         with self.lock:
             return [] if self.active or self._bindings else self.entries.undo_all()
 
@@ -104,15 +100,35 @@ class Runtime:
         """
         if swap.mark_of(model) is not None or self.active is None or self.active.level == 0:
             return
-        try:
+        with _recorded(model):
             if model not in self._left_alone:
                 self.bind(model, self.active)
-        except LiteBoostError:
-            raise
-        except Exception as fault:  # noqa: BLE001 - recorded; the user's call goes on with the original
-            report.add(
-                Outcome("engine", FAILED, type(model).__qualname__, f"{type(fault).__name__}: {fault}")
-            )
+
+    def adopt(self, injected: set[torch.nn.Module]) -> None:
+        """Bind ``injected``, which PEFT has put into bound models, as the models they are in are bound.
+
+        Raises:
+            StrictError: ``strict`` was set for such a model and a rule was refused or failed.
+        """
+        with self.lock:
+            # The last first: a part that was bound by itself came after the model it is in.
+            for model in reversed(self.models()):
+                parts = set(model.modules())
+                left = {part for root in parts & set(self._left_alone) for part in root.modules()}
+                found = injected & (parts - left)
+                injected = injected - found
+                if found:
+                    with _recorded(model):
+                        self._bind_more(model, found)
+
+    def _bind_more(self, model: torch.nn.Module, parts: set[torch.nn.Module]) -> None:
+        binding, settings = self._bindings[model]
+        added = _binder(settings, _foreign_registries(settings)).bind(model, parts)
+        self._marked.update(part for part in parts if swap.mark_of(part) is not None)
+        binding.modules += added.modules
+        binding.refusals += added.refusals
+        if settings.strict:
+            self._raise_refusals(model, added, settings)
 
     def leave_alone(self, model: torch.nn.Module) -> list[str]:
         """Unbind ``model`` and do not prepare it again when it is used."""
@@ -130,7 +146,7 @@ class Runtime:
             self._left_alone -= set(model.modules())
             if not settings.level:
                 self._leave(model)
-            self._install_registries(settings)
+            self._install_entries(settings)
             binding = self._bind(model, settings) if settings.level else Binding(weakref.ref(model))
             self._bindings[model] = binding, settings
             self._marked.update(m for m in model.modules() if swap.mark_of(m) is not None)
@@ -139,9 +155,7 @@ class Runtime:
             return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
-        foreign = tuple(
-            r for r in active_rules(settings) if r.kind == "registry" and registries.is_foreign(r)
-        )
+        foreign = _foreign_registries(settings)
         binding = _binder(settings, foreign).bind(model)
         for rule in foreign:
             outcome = Outcome(
@@ -244,17 +258,16 @@ class Runtime:
 
         return __call__
 
-    def _wrap_adapted_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        prepare = self.prepare
 
-        @functools.wraps(original)
-        def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and not torch.jit.is_tracing():
-                prepare(self.get_base_model())
-            return original(self, *args, **kwargs)
-
-        setattr(__call__, swap.MARKER, True)
-        return __call__
+@contextlib.contextmanager
+def _recorded(model: torch.nn.Module) -> Iterator[None]:
+    """Make a fault of ours an outcome: the user's call goes on with the original."""
+    try:
+        yield
+    except LiteBoostError:
+        raise
+    except Exception as fault:  # noqa: BLE001 - recorded
+        report.add(Outcome("engine", FAILED, type(model).__qualname__, f"{type(fault).__name__}: {fault}"))
 
 
 def _note_compiled(_: Any) -> None:
@@ -290,6 +303,11 @@ def why_inactive(rule: catalogue.Rule, settings: Settings) -> str:
 def active_rules(settings: Settings) -> tuple[catalogue.Rule, ...]:
     """The rules that ``settings`` lets act."""
     return tuple(rule for rule in load_catalogue(settings.patch_path)[0] if not why_inactive(rule, settings))
+
+
+def _foreign_registries(settings: Settings) -> tuple[catalogue.Rule, ...]:
+    """Active rules whose registry entry somebody else has registered."""
+    return tuple(r for r in active_rules(settings) if r.kind == "registry" and registries.is_foreign(r))
 
 
 @functools.cache

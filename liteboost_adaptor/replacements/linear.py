@@ -18,7 +18,7 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
 
     def call(child: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         if type(child) is not torch.nn.Linear:
-            reason = f"the layer is a {type(child).__name__}"
+            reason = f"the layer is a {type(child).__module__}.{type(child).__qualname__}"
         elif torch.nn.Linear.forward is not _FORWARD:
             reason = "nn.Linear.forward was patched by someone else"
         else:

@@ -172,3 +172,42 @@ def test_names_are_resolved_through_modules_only() -> None:
 )
 def test_what_is_no_factor(text: str) -> None:
     assert not expressions.callees_in_products(definition(f"return {text}"), {"self", "x", "y"})
+
+
+HANDED_ON = {
+    "self.act(x, *args, **kwargs)": ["args", "kwargs"],
+    "self.act(x, *args)": ["args"],
+    "self.act(x, **kwargs)": ["kwargs"],
+}
+NOT_HANDED_ON = (
+    "self.act(x)",
+    "self.act(x, args)",
+    "self.act(x, *kwargs)",
+    "self.act(x, **args)",
+    "self.act(x, *args, y, **kwargs)",
+    "self.act(x, *args, y=y, **kwargs)",
+    "self.act(x, *args, *args)",
+    "self.act(x, *other)",
+    "self.act(*args, **kwargs)",
+    "self.act(x + y, *args, **kwargs)",
+    "self.part.act(x, *args, **kwargs)",
+    "act(x, *args, **kwargs)",
+    "(lambda *args: self.act(x, *args))(y)",
+    "[kwargs := {'y': y}, self.act(x, **kwargs)][1]",
+)
+
+
+def handed_on(text: str) -> list[tuple[str, list[str]]]:
+    function = ast.parse(f"def forward(self, x, y=None, *args, **kwargs):\n    return {text}").body[0]
+    found = [expressions.child_handed_extras(node, function, "self") for node in ast.walk(function)]
+    return [(name, extras) for name, extras in found if name]
+
+
+@pytest.mark.parametrize("text", HANDED_ON)
+def test_what_came_in_is_handed_on_to_a_child(text: str) -> None:
+    assert handed_on(text) == [("act", HANDED_ON[text])]
+
+
+@pytest.mark.parametrize("text", NOT_HANDED_ON)
+def test_anything_else_beside_the_argument_is_not(text: str) -> None:
+    assert handed_on(text) == []

@@ -158,6 +158,33 @@ def test_residual_shapes_that_do_not(name):
     assert rewrite(getattr(Shapes, name), Routes(residual={"norm": print})) is None
 
 
+class HandsOn(nn.Module):
+    """As adapters call the layer they wrap: with whatever else came in."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, *args, **kwargs):
+        kwargs.pop("ours", None)
+        return self.layer(x, *args, **kwargs)
+
+
+def test_a_call_is_rerouted_only_while_nothing_else_is_handed_on():
+    counts = {}
+    routes = Routes(call={"layer": counting(counts, "layer", lambda m, x: m(x))})
+    rewritten = rewrite(HandsOn.forward, routes)
+    assert rewritten.met == {"call": {"layer"}}
+    module, x = HandsOn(), torch.randn(1, 2)
+    for extras in ({}, {"ours": 1}):
+        assert torch.equal(rewritten.function(module, x, **extras), module(x, **extras))
+    assert counts == {"layer": 2}
+    for args, kwargs in (((1,), {}), ((), {"theirs": 1})):
+        with pytest.raises(TypeError, match="forward"):
+            rewritten.function(module, x, *args, **kwargs)
+    assert counts == {"layer": 2}, "what takes one argument was called with more"
+
+
 def decorated(function):
     @functools.wraps(function)
     def wrapper(self, *args, **kwargs):
