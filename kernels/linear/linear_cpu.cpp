@@ -56,7 +56,11 @@ at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
   // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   at::AutoDispatchBelowADInplaceOrView no_autograd;
-  return at::linear(x, weight, bias).contiguous();
+  c10::DimVector sizes(x.sizes());
+  sizes.back() = weight.size(0);
+  // As a matrix: with more dims that are no matrix in memory, at::linear rounds the product of 16-bit values
+  // before it adds the bias.
+  return at::linear(x.reshape({-1, weight.size(1)}), weight, bias).reshape(sizes).contiguous();
 }
 
 namespace {

@@ -35,7 +35,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ``torch.nn.functional.linear``; the layout is that of ``nn.Linear``.
     """
     _check_linear(x, weight, bias)
-    return F.linear(x, weight, bias).contiguous()
+    # As a matrix: where x is permuted, F.linear rounds the product of 16-bit values before it adds the bias.
+    rows = x.flatten(0, -2) if x.dim() > 2 else x
+    return F.linear(rows, weight, bias).reshape(*x.shape[:-1], weight.shape[0]).contiguous()
 
 
 def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

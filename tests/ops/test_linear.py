@@ -150,11 +150,31 @@ def test_nan_and_infinity_stay_in_their_row_and_column(
     assert torch.equal(result[:, others], clean[:, others])
 
 
-def test_the_bias_is_added_before_the_rounding(isa: str, native_only: None) -> None:
-    # 256 + 1 has no bf16 between 256 and 258; rounded first, the sum would be 256 - 255 = 1 rather than 2.
-    x = torch.tensor([[256.0, 1.0]], dtype=torch.bfloat16)
-    weight = torch.ones(1, 2, dtype=torch.bfloat16)
-    assert linear(x, weight, torch.tensor([-255.0], dtype=torch.bfloat16)).item() == 2.0
+# 256 + 1 has no bf16 between 256 and 258, nor 2048 + 1 an fp16; rounded first, the sums below would be 1.
+@pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 256.0), (torch.float16, 2048.0)], ids=str)
+@pytest.mark.parametrize("rows", [1, 6, 200])
+@pytest.mark.parametrize("weight", ["as stored", "transposed"])
+@pytest.mark.parametrize("x", ["one row after the other", "columns first", "batch second", "vector"])
+def test_the_bias_is_added_before_the_rounding(
+    isa: str, x: str, weight: str, rows: int, dtype: torch.dtype, large: float
+) -> None:
+    k, n = 64, 40
+    values = torch.zeros(rows, k, dtype=dtype)
+    values[:, 0], values[:, 1] = large, 1.0
+    matrix = torch.ones(n, k, dtype=dtype)
+    if weight == "transposed":
+        matrix = matrix.t().contiguous().t()
+    if x == "columns first":
+        values = values.t().contiguous().t()
+    elif x == "batch second":
+        values = torch.stack([values, values]).transpose(0, 1)
+    elif x == "vector":
+        values = values[0]
+    bias = torch.full((n,), 1.0 - large, dtype=dtype)
+    for run in (linear, reference):
+        result = run(values, matrix, bias)
+        assert result.shape == (*values.shape[:-1], n)
+        assert (result == 2.0).all()
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16])
