@@ -1,6 +1,6 @@
 """Fast inference for Hugging Face models on Ascend NPUs and CPUs, by one line.
 
-``import liteboost_adaptor`` reads the settings and registers two import hooks; models are then served
+``import liteboost_adaptor`` reads the settings and registers import hooks; models are then served
 as they are loaded or first used. It imports neither torch nor transformers by itself.
 """
 
@@ -30,8 +30,16 @@ def _serve_adapted(_: Any) -> None:
     runtime.serve_adapted()
 
 
+def _fix(_: Any) -> None:
+    from .environment.npu import fixes
+
+    fixes.imported(_settings)
+
+
 after_import("transformers.modeling_utils", _activate)
 after_import("peft.peft_model", _serve_adapted)
+for _module in environment.FIXED_MODULES:
+    after_import(_module, _fix)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import torch
 from . import __version__, environment, native
 from .config import settings, with_overrides
 from .engine import swap
+from .environment.npu import fixes
 from .huggingface.runtime import listed_rules, runtime
 from .report import Status, report
 
@@ -39,6 +40,7 @@ def apply(
     if model is None:
         runtime.deactivate()
         runtime.activate(wanted)
+        fixes.start(wanted)
     else:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(
@@ -59,8 +61,9 @@ def undo(model: torch.nn.Module | None = None) -> list[str]:
     if model is not None:
         return runtime.leave_alone(model)
     left = runtime.unbind_all()
+    left += runtime.deactivate() + fixes.stop()
     report.forget_models()
-    return left + runtime.deactivate()
+    return left
 
 
 @contextlib.contextmanager
@@ -112,5 +115,5 @@ def status() -> Status:
         native=details,
         environment=notes,
         models=models,
-        rules=report.rows(listed_rules(current), backend),
+        rules=report.rows([*fixes.rows(), *listed_rules(current)], backend),
     )

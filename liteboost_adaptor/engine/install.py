@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, MutableMapping
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import wrapt
@@ -52,6 +53,25 @@ class UndoStack:
                 del mapping[key]
             else:
                 mapping[key] = former
+            return ""
+
+        self._push(undo)
+
+    def add_kernels(self, namespace: str, key: str, kernels: Mapping[str, Callable[..., Any]]) -> None:
+        """Register Python ``kernels`` (by operator, ``op`` or ``op.overload``) for a dispatch key.
+
+        Undo takes them out of the dispatcher again; a kernel that one of them stood before serves again.
+        """
+        import torch
+
+        library = torch.library.Library(namespace, "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+            for operator, kernel in kernels.items():
+                library.impl(operator, kernel, key)
+
+        def undo() -> str:
+            library._destroy()
             return ""
 
         self._push(undo)

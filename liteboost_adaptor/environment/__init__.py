@@ -2,4 +2,11 @@
 
 from .backend_autoload import notes, prepare, release
 
-__all__ = ["notes", "prepare", "release"]
+#: Modules after whose import there may be something to put right on an NPU; see `npu`.
+FIXED_MODULES = (
+    "torch_npu",
+    "transformers.integrations.sdpa_attention",
+    "transformers.distributed.utils",
+)
+
+__all__ = ["FIXED_MODULES", "notes", "prepare", "release"]

@@ -6,9 +6,11 @@ of the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -84,6 +86,25 @@ def cann_fault() -> str | None:
         except OSError as fault:
             return str(fault)
     return None
+
+
+def missing_operators(names: Iterable[str]) -> list[str]:
+    """Those of the aclnn operators ``names`` that this CANN lacks, by their symbols, not its version."""
+    libraries = _operator_libraries()
+    return [name for name in names if not any(hasattr(lib, f"{name}GetWorkspaceSize") for lib in libraries)]
+
+
+@functools.cache
+def _operator_libraries() -> tuple[ctypes.CDLL, ...]:
+    """Libraries with aclnn operators: one until CANN 8.5, from then on one for each family of operators."""
+    parts = [
+        part for folder in config.ascend_folders() for part in Path(folder, "lib64").glob("libopapi_*.so")
+    ]
+    found = []
+    for library in ("libopapi.so", *map(str, sorted(parts))):
+        with contextlib.suppress(OSError):
+            found.append(ctypes.CDLL(library))
+    return tuple(found)
 
 
 def cann_folder() -> str | None:

@@ -34,9 +34,10 @@ LAYERS = (
     ("__main__",),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
-#: Beside the order above: the engine knows no model and no op, and only those who bind models know it.
+#: Beside the order above: the engine knows no model and no op, and only those who bind models, or set
+#: something on its undo stack, know it.
 ENGINE_IMPORTS = {"config", "errors", "report"}
-ENGINE_IMPORTERS = {"huggingface", "api", "bench", "audit", "cli", "", "engine"}
+ENGINE_IMPORTERS = {"huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
 
 
 def part_of(file: Path) -> str:

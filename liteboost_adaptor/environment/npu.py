@@ -1,0 +1,203 @@
+"""Level 0 on an NPU: what torch_npu and transformers leave undone so that a program runs, as undoable fixes.
+
+A fix acts once the module it changes is imported, there is an NPU, and the user has not turned it off. Every
+fix is a row of the status.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..config import Settings
+from ..engine.install import UndoStack
+from ..report import APPLIED, DISABLED, FAILED, IDLE, Outcome, report
+from . import cuda_names, npu_masks
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One thing that is put right on an NPU.
+
+    Attributes:
+        id: As `LITEBOOST_DISABLE` names it.
+        title: What it is good for.
+        module: The module after whose import it can act.
+        install: Puts it in force until the stack is undone.
+        unfit: Why it is not needed or cannot be had here, or None.
+    """
+
+    id: str
+    title: str
+    module: str
+    install: Callable[[UndoStack], Any]
+    unfit: Callable[[], str | None] = lambda: None
+
+
+def _hccl(stack: UndoStack) -> None:
+    mapping = sys.modules["transformers.distributed.utils"].DISTRIBUTED_BACKEND_MAP
+    stack.set_item(mapping, "npu", "hccl", "DISTRIBUTED_BACKEND_MAP['npu']")
+
+
+def _hccl_unfit() -> str | None:
+    mapping = getattr(sys.modules["transformers.distributed.utils"], "DISTRIBUTED_BACKEND_MAP", None)
+    if mapping is None:
+        return "this transformers has no map of backends"
+    return "transformers knows npu" if "npu" in mapping else None
+
+
+def _biases(stack: UndoStack) -> None:
+    stack.set_attribute(
+        "transformers.integrations.sdpa_attention", "_is_torch_npu_available", lambda original: False
+    )
+
+
+def _biases_unfit() -> str | None:
+    module = sys.modules["transformers.integrations.sdpa_attention"]
+    known = getattr(module, "_is_torch_npu_available", False)
+    return None if known else "this transformers does not convert masks"
+
+
+def _masks(stack: UndoStack) -> None:
+    stack.set_attribute("torch.nn.functional", "scaled_dot_product_attention", npu_masks.rewriting)
+
+
+def _gelu(stack: UndoStack) -> None:
+    # aten::gelu of torch_npu calls aclnnGelu, which has no argument for the approximation.
+    def gelu(self: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+        return torch.ops.npu.npu_gelu(self, approximate=approximate)
+
+    def gelu_backward(
+        grad_output: torch.Tensor, self: torch.Tensor, *, approximate: str = "none"
+    ) -> torch.Tensor:
+        return torch.ops.npu.npu_gelu_backward(grad_output, self, approximate=approximate)
+
+    stack.add_kernels("aten", "PrivateUse1", {"gelu": gelu, "gelu_backward": gelu_backward})
+
+
+def _gelu_unfit() -> str | None:
+    from . import ascend
+
+    missing = ascend.missing_operators(("aclnnGeluV2", "aclnnGeluBackwardV2"))
+    return f"CANN has no {', '.join(missing)}" if missing else None
+
+
+def _cuda_unfit() -> str | None:
+    return "there is a CUDA device" if torch.cuda.is_available() else None
+
+
+FIXES = (
+    Fix("npu.cuda", "cuda in a script leads to the NPU", "torch_npu", cuda_names.install, _cuda_unfit),
+    Fix("npu.masks", "boolean masks in the shapes that NPU attention takes", "torch_npu", _masks),
+    Fix("npu.gelu", "gelu(approximate='tanh') is the tanh form", "torch_npu", _gelu, _gelu_unfit),
+    Fix(
+        "npu.biases",
+        "additive attention biases are added, not turned into a boolean mask",
+        "transformers.integrations.sdpa_attention",
+        _biases,
+        _biases_unfit,
+    ),
+    Fix(
+        "npu.hccl",
+        "torch.distributed's hccl for transformers' parallel models",
+        "transformers.distributed.utils",
+        _hccl,
+        _hccl_unfit,
+    ),
+)
+
+
+class Fixes:
+    """Which fixes are in force. One instance, `fixes`, serves the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._settings: Settings | None = None
+        self._is_dismissed = False
+        self._stacks: dict[str, UndoStack] = {}
+        self._outcomes: dict[str, Outcome] = {}
+
+    def imported(self, settings: Settings) -> None:
+        """What the import hooks do: put in force what can be, unless the user has said `undo`."""
+        if not self._is_dismissed:
+            self.start(self._settings or settings)
+
+    def start(self, settings: Settings) -> None:
+        """Put every fix in force that can be, and take back those that ``settings`` turn off."""
+        with self._lock:
+            self._settings, self._is_dismissed = settings, False
+            if not is_npu_there():
+                return
+            for fix in FIXES:
+                is_off = _turned_off(fix, settings)
+                if is_off and self._stacks.get(fix.id):
+                    self._take_back(fix.id)
+                if fix.id not in self._stacks and fix.module in sys.modules:
+                    self._consider(fix, is_off)
+
+    def stop(self) -> list[str]:
+        """Take everything back. Returns a sentence for each thing that someone else has changed since."""
+        with self._lock:
+            self._is_dismissed = True
+            return [sentence for name in reversed(list(self._outcomes)) for sentence in self._take_back(name)]
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """(id, title, state when nothing came of it) of every fix, where torch_npu is in use."""
+        if "torch_npu" in sys.modules:
+            for fix in FIXES:
+                is_off = self._settings is not None and _turned_off(fix, self._settings)
+                yield fix.id, fix.title, DISABLED if is_off else IDLE
+
+    def _consider(self, fix: Fix, is_off: str) -> None:
+        reason = "" if is_off else fix.unfit()
+        if is_off:
+            self._note(Outcome(fix.id, DISABLED, fix.module, is_off))
+        elif reason:
+            self._note(Outcome(fix.id, IDLE, fix.module, reason))
+        else:
+            self._install(fix)
+
+    def _install(self, fix: Fix) -> None:
+        stack = UndoStack()
+        try:
+            fix.install(stack)
+        except Exception as fault:  # noqa: BLE001 - recorded; the program goes on as without us
+            stack.undo_all()
+            self._note(Outcome(fix.id, FAILED, fix.module, f"{type(fault).__name__}: {fault}"))
+            return
+        self._stacks[fix.id] = stack
+        self._note(Outcome(fix.id, APPLIED, fix.module))
+
+    def _note(self, outcome: Outcome) -> None:
+        former = self._outcomes.pop(outcome.rule, None)
+        if former:
+            report.remove(former)
+        self._outcomes[outcome.rule] = outcome
+        report.add(outcome)
+
+    def _take_back(self, name: str) -> list[str]:
+        report.remove(self._outcomes.pop(name))
+        return self._stacks.pop(name, UndoStack()).undo_all()
+
+
+def _turned_off(fix: Fix, settings: Settings) -> str:
+    for glob in settings.disable:
+        if fnmatch.fnmatchcase(fix.id, glob):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    return ""
+
+
+@functools.cache
+def is_npu_there() -> bool:
+    """Whether torch_npu is in use and finds an NPU."""
+    return "torch_npu" in sys.modules and hasattr(torch, "npu") and torch.npu.is_available()
+
+
+fixes = Fixes()
