@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from .. import native
+from .. import native, native_npu
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
+from ..replacements import guards
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
 from . import adapters, registries
 
@@ -77,6 +78,8 @@ class Runtime:
     def _install_entries(self, settings: Settings) -> None:
         """Load the ops and set what bound models need outside of them, when the first one needs it."""
         native.load()
+        if native_npu.load() is not None:
+            guards.DEVICES.add("npu")
         if not len(self.entries) and settings.level:
             registries.install(active_rules(settings), self.entries)
             adapters.hook_injection(self.entries, self.adopt)

@@ -7,6 +7,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: Kinds of device our ops serve; ``npu`` is added where there is one (`huggingface.runtime`).
+DEVICES = {"cpu"}
 #: Where and in what probe inputs are made, whatever torch's default device and dtype are.
 PROBE = {"device": "cpu", "dtype": torch.float32}
 
@@ -29,7 +31,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
         return "grad mode"
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
-    if not x.is_cpu:
+    if not x.is_cpu and x.device.type not in DEVICES:
         return f"device {x.device.type}"
     if x.layout is not torch.strided:
         return "a sparse layout"
@@ -38,7 +40,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
             continue
         if not _is_plain_type(type(other)):
             return f"tensor subclass {type(other).__name__}"
-        if not other.is_cpu:
+        if not (other.is_cpu and x.is_cpu) and other.device != x.device:
             return "a weight on another device (offloaded)"
         if other.layout is not torch.strided:
             return "a sparse layout"

@@ -1,0 +1,44 @@
+#include "npu/aclnn.h"
+
+#include <acl/acl.h>
+
+namespace liteboost::npu {
+namespace {
+
+std::vector<const AnyOperator*>& registered() {
+  static std::vector<const AnyOperator*> operators;
+  return operators;
+}
+
+// Calls CANN's function that gives an object back; null needs none.
+template <class T>
+void destroy(const char* function, T* object) {
+  if (object == nullptr) return;
+  if (void* found = GetOpApiFuncAddr(function)) reinterpret_cast<int (*)(const T*)>(found)(object);
+}
+
+}  // namespace
+
+void release(aclTensor* tensor) { destroy("aclDestroyTensor", tensor); }
+void release(aclIntArray* integers) { destroy("aclDestroyIntArray", integers); }
+void release(aclTensorList* tensors) { destroy("aclDestroyTensorList", tensors); }
+
+AnyOperator::AnyOperator(const char* name, std::string signature)
+    : name_(name), signature_(std::move(signature)) {
+  launch_ = GetOpApiFuncAddr(name);
+  prepare_ = GetOpApiFuncAddr((std::string(name) + "GetWorkspaceSize").c_str());
+  registered().push_back(this);
+}
+
+bool AnyOperator::available() const { return launch_ != nullptr && prepare_ != nullptr; }
+
+const std::vector<const AnyOperator*>& AnyOperator::all() { return registered(); }
+
+void AnyOperator::raise(int status) const {
+  const char* words = aclGetRecentErrMsg();
+  TORCH_CHECK(false, "liteboost: ", name_, " refuses its arguments with status ", status, ": ",
+              words != nullptr && *words != '\0' ? words : "CANN gives no message",
+              ". Set LITEBOOST_DISABLE to the rule that called it, and report this with the message above");
+}
+
+}  // namespace liteboost::npu

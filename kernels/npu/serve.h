@@ -1,0 +1,50 @@
+// Whether an op runs as an aclnn operator, and what runs where it does not.
+//
+// An op of ours on an NPU asks `refusal` (its own, then `unverified`): an empty answer means that the aclnn
+// operator serves the call. Otherwise `fall_back` counts the reason and gives the op's reference in plain
+// PyTorch, registered from Python under the same name and schema in namespace liteboost_reference.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+
+namespace liteboost::npu {
+
+// Why an operator does not serve a call; empty when it does. Always a literal: it is a key of the counts.
+using Refusal = const char*;
+constexpr Refusal kServed = nullptr;
+
+// Why `op` may not run on tensors of this kind; kServed when it was compared with the reference on this device
+// (now, if it has not been before). The kind is what may choose another kernel of the vendor's: dtype and
+// layout class, such as "bf16 decode". Nothing is compared while a graph is captured.
+Refusal unverified(const char* op, const std::string& kind);
+
+// Lets `unverified` pass everything on this thread: what is compared must run.
+class Verifying {
+ public:
+  Verifying();
+  ~Verifying();
+};
+
+// Counts.
+void count_served(const char* op);
+void count_fallback(const char* op, Refusal reason);
+
+// The reference of `op`, counted.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> fall_back(const char* op, Refusal reason) {
+  count_fallback(op, reason);
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow((std::string("liteboost_reference::") + op).c_str(), "")
+      .typed<Signature>();
+}
+
+// The SoC's family, from its name: 910B, 910C, 310P, or other.
+enum class Soc { a910b, a910c, a310p, other };
+Soc soc();
+
+const char* dtype_name(at::ScalarType dtype);
+
+}  // namespace liteboost::npu
