@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import __version__, environment, native
+from . import __version__, environment, native, native_npu
 from .config import settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
@@ -109,6 +109,8 @@ def status() -> Status:
         "reason": library.reason,
         "isa": library.isa,
     }
+    if npu := native_npu.status():
+        details["npu"] = npu.to_dict()
     return Status(
         version=__version__,
         level=current.level,

@@ -229,9 +229,9 @@ def embedded_build_info(path: Path) -> Mapping[str, Any]:
         return _NO_INFO
 
 
-_lock = threading.RLock()
+lock = threading.RLock()
 # Held through a fork: one that another thread holds at that moment would never be released in the child.
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 _done: list[NativeStatus] = []  # empty, then the one status of this process
 
 
@@ -244,7 +244,7 @@ def load() -> NativeStatus:
         NativeLibraryError: ``LITEBOOST_REQUIRE_NATIVE=1`` and the compiled kernels cannot be used.
         ImportError: torch is not installed, or its own import fails.
     """
-    with _lock:
+    with lock:
         if not _done:
             _done.append(_load())
             if not _done[0].loaded and not config.settings().require_native:

@@ -55,7 +55,11 @@ class NpuStatus:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The status as plain JSON types, with the operators found and the calls counted so far."""
+        """The status as plain JSON types, with what was found, refused and counted so far.
+
+        ``operators`` and ``calls`` are those of this module, ``refused`` its `verdicts` with a reason, and
+        ``lines`` all of it in words.
+        """
         return {
             "backend": self.backend,
             "path": str(self.path) if self.path else None,
@@ -63,11 +67,23 @@ class NpuStatus:
             "build_info": dict(self.build_info),
             "references": list(self.references),
             "operators": operators(),
+            "refused": [list(each) for each in verdicts() if each[2]],
             "calls": [list(each) for each in calls()],
+            "lines": self.lines(),
         }
 
+    def lines(self) -> list[str]:
+        """What the kernels served so far and what they did not, with the reasons: a sentence each."""
+        served = sum(count for _, reason, count in calls() if not reason)
+        lines = [f"NPU: {self.backend} ops, {served} calls served by aclnn operators"]
+        if self.reason:
+            lines.append(f"  {self.reason}")
+        lines += [f"  {op} refused: {reason}" for op, _, reason in verdicts() if reason]
+        lines += [f"  {op}: {count} calls of the reference: {why}" for op, why, count in calls() if why]
+        return lines
 
-_done: list[NpuStatus] = []
+
+_done: list[NpuStatus] = []  # empty, then the one status of this process
 
 
 def present() -> bool:
@@ -86,13 +102,14 @@ def load() -> NpuStatus | None:
     Raises:
         NativeLibraryError: ``LITEBOOST_REQUIRE_NATIVE=1`` and the kernels cannot be used.
     """
-    if not _done:
-        if not present():
-            return None
-        native.load()
-        _done.append(_load())
-        if not _done[0].loaded and not config.settings().require_native:
-            warnings.warn(_done[0].sentence, RuntimeWarning, stacklevel=2)
+    with native.lock:
+        if not _done:
+            if not present():
+                return None
+            native.load()
+            _done.append(_load())
+            if not _done[0].loaded and not config.settings().require_native:
+                warnings.warn(_done[0].sentence, RuntimeWarning, stacklevel=2)
     if not _done[0].loaded and config.settings().require_native:
         raise NativeLibraryError(
             f"LITEBOOST_REQUIRE_NATIVE=1 asks for the compiled kernels; {_done[0].reason}. "
@@ -101,17 +118,29 @@ def load() -> NpuStatus | None:
     return _done[0]
 
 
-def operators() -> dict[str, Any]:
-    """The aclnn operators the kernels use: signature, and whether this CANN has them; empty if not loaded."""
-    loaded = bool(_done) and _done[0].loaded
-    return json.loads(sys.modules["torch"].ops.liteboost._npu_operators()) if loaded else {}
+def operators() -> dict[str, dict[str, Any]]:
+    """The aclnn operators the kernels use, by name; empty if not loaded.
+
+    ``signature``; ``available``: whether this CANN has it; ``library``: the file it was found in.
+    """
+    return _asked("_npu_operators", {})
+
+
+def verdicts() -> list[tuple[str, str, str]]:
+    """(op, kind, reason or ``""``) of all that was compared with a reference, or known to have been."""
+    return [tuple(each) for each in _asked("_npu_verdicts", [])]
 
 
 def calls() -> list[tuple[str, str, int]]:
     """(op, reason of a fallback or ``""`` for served, calls) so far."""
+    return [tuple(each) for each in _asked("_npu_counts", [])]
+
+
+def _asked(name: str, otherwise: Any) -> Any:
+    """What a function of the library answers in JSON."""
     if not _done or not _done[0].loaded:
-        return []
-    return [tuple(each) for each in json.loads(sys.modules["torch"].ops.liteboost._npu_counts())]
+        return otherwise
+    return json.loads(getattr(sys.modules["torch"].ops.liteboost, name)())
 
 
 def _load() -> NpuStatus:
@@ -141,6 +170,8 @@ def _usable() -> tuple[Path | None, Mapping[str, Any], str | None]:
     path = found[0]
     try:
         info = json.loads((path.parent / BUILD_INFO).read_text(encoding="utf-8"))
+        if not isinstance(info, dict):
+            raise ValueError("not a JSON object")
     except (OSError, ValueError) as fault:
         return path, {}, f"{path} cannot be trusted: no readable {BUILD_INFO} beside it ({fault})"
     for name in ("torch", "torch_npu"):

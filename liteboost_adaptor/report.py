@@ -101,6 +101,7 @@ class Status:
             f"liteboost_adaptor {self.version}, level {self.level}, backend {self.native.get('backend')}"
         ]
         lines += self.environment
+        lines += self.native.get("npu", {}).get("lines", [])
         for row in self.rules:
             detail = f": {row.reason}" if row.reason else ""
             lines.append(f"  {row.id:<24} {row.state:<19} {row.targets:>5} targets  {row.served}{detail}")

@@ -1,6 +1,7 @@
 #include "npu/aclnn.h"
 
 #include <acl/acl.h>
+#include <dlfcn.h>
 
 namespace liteboost::npu {
 namespace {
@@ -31,6 +32,11 @@ AnyOperator::AnyOperator(const char* name, std::string signature)
 }
 
 bool AnyOperator::available() const { return launch_ != nullptr && prepare_ != nullptr; }
+
+std::string AnyOperator::library() const {
+  Dl_info found;
+  return launch_ != nullptr && dladdr(launch_, &found) != 0 && found.dli_fname ? found.dli_fname : "";
+}
 
 const std::vector<const AnyOperator*>& AnyOperator::all() { return registered(); }
 

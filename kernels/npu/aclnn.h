@@ -92,6 +92,8 @@ class AnyOperator {
   const std::string& signature() const { return signature_; }
   // Whether this CANN has both phases of it. Looked up once.
   bool available() const;
+  // The file it was found in; empty where it is not available.
+  std::string library() const;
 
   // Every operator of this library, in no particular order.
   static const std::vector<const AnyOperator*>& all();

@@ -18,7 +18,7 @@ namespace {
 
 thread_local int verifying = 0;
 
-// The answers of this process, by "op kind". The text is kept for ever: a Refusal points to it.
+// The answers of this process, by op and a blank and kind. The text is kept for ever: a Refusal points to it.
 struct Verdicts {
   std::shared_mutex mutex;
   std::unordered_map<std::string, std::string> by_kind;
@@ -62,6 +62,11 @@ void count(const std::string& op, const std::string& reason) {
   ++all.by_reason[{op, reason}];
 }
 
+std::string soc_name() {
+  const char* text = aclrtGetSocName();
+  return text != nullptr ? text : "unknown";
+}
+
 }  // namespace
 
 Verifying::Verifying() { ++verifying; }
@@ -90,8 +95,7 @@ void count_fallback(const char* op, Refusal reason) { count(op, reason); }
 
 Soc soc() {
   static const Soc found = [] {
-    const char* text = aclrtGetSocName();
-    const std::string name = text != nullptr ? text : "";
+    const std::string name = soc_name();
     if (name.rfind("Ascend910B", 0) == 0) return Soc::a910b;
     if (name.rfind("Ascend910_93", 0) == 0) return Soc::a910c;
     if (name.rfind("Ascend310P", 0) == 0) return Soc::a310p;
@@ -114,18 +118,19 @@ std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
-    out += c == '\n' ? ' ' : c;
+    out += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
   }
   return out;
 }
 
-// JSON: {"aclnnX": {"signature": "...", "available": true}, ...}
+// JSON: {"aclnnX": {"signature": "...", "available": true, "library": "..."}, ...}
 std::string operators() {
   std::ostringstream out;
   const char* separator = "{";
   for (const AnyOperator* each : AnyOperator::all()) {
     out << separator << '"' << each->name() << "\": {\"signature\": \"" << each->signature()
-        << "\", \"available\": " << (each->available() ? "true" : "false") << '}';
+        << "\", \"available\": " << (each->available() ? "true" : "false") << ", \"library\": \""
+        << escaped(each->library()) << "\"}";
     separator = ", ";
   }
   out << '}';
@@ -144,6 +149,22 @@ std::string counts_as_json() {
     separator = ", ";
   }
   out << (all.by_reason.empty() ? "[]" : "]");
+  return out.str();
+}
+
+// JSON: [["op", "kind", "reason, or empty for verified"], ...]
+std::string verdicts_as_json() {
+  Verdicts& all = verdicts();
+  const std::shared_lock lock(all.mutex);
+  std::ostringstream out;
+  const char* separator = "[";
+  for (const auto& [key, reason] : std::map(all.by_kind.begin(), all.by_kind.end())) {
+    const size_t blank = key.find(' ');
+    out << separator << "[\"" << key.substr(0, blank) << "\", \"" << escaped(key.substr(blank + 1))
+        << "\", \"" << escaped(reason) << "\"]";
+    separator = ", ";
+  }
+  out << (all.by_kind.empty() ? "[]" : "]");
   return out.str();
 }
 
@@ -169,7 +190,9 @@ void set_verifying(bool on) { verifying += on ? 1 : -1; }
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_npu_build_info() -> str", &liteboost::npu::build_info);
+  m.def("_npu_soc() -> str", &liteboost::npu::soc_name);
   m.def("_npu_operators() -> str", &liteboost::npu::operators);
+  m.def("_npu_verdicts() -> str", &liteboost::npu::verdicts_as_json);
   m.def("_npu_counts() -> str", &liteboost::npu::counts_as_json);
   m.def("_npu_count_fallback(str op, str reason) -> ()", &liteboost::npu::count_fallback_of);
   m.def("_npu_forget_counts() -> ()", &liteboost::npu::forget_counts);

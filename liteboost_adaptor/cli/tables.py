@@ -63,6 +63,8 @@ def _headline(status: Mapping[str, Any]) -> Text:
     )
     if native.get("reason"):
         line.append(f"\n{native['reason']}", "yellow")
+    for number, sentence in enumerate(native.get("npu", {}).get("lines", ())):
+        line.append(f"\n{sentence}", "yellow" if number else "")
     return line
 
 

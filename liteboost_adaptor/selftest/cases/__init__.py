@@ -1,0 +1,9 @@
+"""Cases of every op, one module a family; importing this package fills the table in `selftest.case`.
+
+Every argument must matter: an eps of the size of the mean square, an offset, not as many heads as positions.
+What is wrong about an operator then shows, whatever it is.
+"""
+
+from . import activation, attention, experts, linear, norm, rope
+
+__all__ = ["activation", "attention", "experts", "linear", "norm", "rope"]

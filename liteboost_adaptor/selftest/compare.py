@@ -1,0 +1,145 @@
+"""Run an op on a device and hold it against its reference in float64 on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import ops
+from . import cases as _  # noqa: F401  (fills the table of cases)
+from .case import Case, cases_of
+
+#: How far from float64 a result may be, over the largest value of its row: four roundings to the dtype, which
+#: is what a kernel that rounds between its steps needs; in fp32, room for sums in another order.
+ALLOWED = {torch.float32: 2e-5, torch.bfloat16: 4 * 2.0**-8, torch.float16: 4 * 2.0**-11}
+#: An op may also be so many times as far as the same calculation in plain PyTorch on the CPU.
+OWN_FACTOR = 2.0
+#: Each shape comes twice, with other values: what a kernel keeps of a call must serve the next one.
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One case, compared.
+
+    Attributes:
+        case: Its label.
+        error: Largest distance from float64, over the largest value of the row; infinite where a result is
+            not finite, or there is a fault.
+        allowed: What `error` may be.
+        fault: What else is wrong, empty if nothing: a shape, or the op's own words when it raised.
+    """
+
+    case: str
+    error: float
+    allowed: float
+    fault: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the op may be used, as far as this case goes."""
+        return not self.fault and self.error <= self.allowed
+
+    @property
+    def words(self) -> str:
+        """The case and its figures."""
+        return f"{self.case}: {self.fault or f'error {self.error:.2e}, allowed {self.allowed:.2e}'}"
+
+
+def compare(op: str, kind: str, device: str) -> list[Figure]:
+    """Every case of an op and kind, in rounds with other values.
+
+    Args:
+        op: Name without namespace.
+        kind: As in `selftest.case.cases_of`.
+        device: Where the op runs: ``"cpu"``, ``"npu"``, ``"npu:1"``.
+
+    Returns:
+        A figure for each case and round; none where there are no cases.
+
+    Raises:
+        torch.OutOfMemoryError: The device has no memory left; nothing is said about the op.
+    """
+    rounds = [cases_of(op, kind, seed) for seed in range(ROUNDS)]
+    with torch.no_grad(), _served(device):
+        return [_figure(op, case, device) for cases in rounds for case in cases]
+
+
+def place(tensor: Tensor, device: str) -> Tensor:
+    """A copy of ``tensor`` on ``device`` with the same strides, in memory laid out like its own."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    memory = tensor.as_strided((elements,), (1,), 0).to(device, copy=True)
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+@contextlib.contextmanager
+def _served(device: str) -> Iterator[None]:
+    """Let the kernels of an NPU run on this thread though nothing has compared them yet."""
+    verifying = getattr(torch.ops.liteboost, "_npu_set_verifying", None)
+    if verifying is None or device == "cpu":
+        yield
+        return
+    verifying(True)
+    try:
+        yield
+    finally:
+        verifying(False)
+
+
+def _figure(op: str, case: Case, device: str) -> Figure:
+    reference = ops()[op].reference
+    exact = _listed(reference(**{name: _double(value) for name, value in case.arguments.items()}))
+    own = _listed(reference(**case.arguments))
+    arguments = {
+        name: place(value, device) if isinstance(value, Tensor) else value
+        for name, value in case.arguments.items()
+    }
+    try:
+        results = _listed(getattr(torch.ops.liteboost, op)(**arguments))
+        found = [result.cpu() for result in results]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as fault:  # noqa: BLE001  (whatever an operator raises speaks against it, and is kept)
+        words = " ".join(str(fault).split()) or type(fault).__name__
+        return Figure(case.label, math.inf, 0.0, f"{type(fault).__name__}: {words}")
+    return _worst(case.label, found, own, exact)
+
+
+def _worst(label: str, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:
+    worst = Figure(label, 0.0, math.inf)
+    for number, (result, plain, true) in enumerate(zip(found, own, exact, strict=True)):
+        if result.shape != true.shape or result.dtype != plain.dtype:
+            what = f"result {number} is {_described(result)} instead of {_described(plain)}"
+            return Figure(label, math.inf, 0.0, what)
+        allowed = max(ALLOWED[plain.dtype], OWN_FACTOR * _error(plain, true))
+        figure = Figure(label, _error(result, true), allowed)
+        if worst.allowed == math.inf or figure.error * worst.allowed > worst.error * figure.allowed:
+            worst = figure
+    return worst
+
+
+def _error(result: Tensor, exact: Tensor) -> float:
+    """Largest difference over the largest exact value of its row; infinite where one is no number."""
+    if not exact.numel():
+        return 0.0
+    scale = exact.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    error = ((result.double() - exact).abs() / scale).max().item()
+    return error if math.isfinite(error) else math.inf
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _listed(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)

@@ -1,0 +1,120 @@
+"""Whether an op may run on this NPU: compared at its first use, remembered in the user's cache directory.
+
+An answer holds for one SoC, CANN, torch_npu and build of ours (`machine.identity`). Processes write files of
+their own and move them into place, so ranks that start together neither wait for each other nor read a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import config
+from . import machine
+from .compare import Figure, compare
+
+FOLDER = "first_use"
+
+
+def verdict(op: str, kind: str) -> str:
+    """Why ``op`` may not run on tensors of this kind on the current NPU; empty when it may.
+
+    Whatever goes wrong is a reason: an op that could not be compared is not used. Only what the comparison
+    itself says is kept for later processes; full memory, for example, is not.
+
+    Args:
+        op: Name without namespace.
+        kind: Dtype and layout class, as `selftest.case.cases_of` takes it.
+    """
+    try:
+        identity = machine.identity()
+        path = _path(identity, op, kind)
+        known = read(path, identity, op, kind)
+        if known is not None:
+            return known
+        reason = judge(kind, _compare_apart(op, kind))
+        write(path, identity, op, kind, reason)
+    except Exception as fault:  # noqa: BLE001  (counted as a fallback and listed in the status)
+        words = " ".join(str(fault).split())
+        return f"could not be compared with its reference ({kind}): {type(fault).__name__}: {words}"
+    return reason
+
+
+def judge(kind: str, figures: list[Figure]) -> str:
+    """The reason against an op that these figures give, or an empty string."""
+    if not figures:
+        return f"nothing is known to compare it by ({kind})"
+    failed = [figure for figure in figures if not figure.passed]
+    if not failed:
+        return ""
+    worst = max(failed, key=lambda figure: figure.error)
+    return f"differs from its reference ({kind}) in {len(failed)} of {len(figures)} cases; {worst.words}"
+
+
+def forget() -> None:
+    """Remove the answers for this machine, so that the next process compares again."""
+    for path in _folder(machine.identity()).glob("*.json"):
+        path.unlink(missing_ok=True)
+
+
+def read(path: Path, identity: dict[str, Any], op: str, kind: str) -> str | None:
+    """The answer kept in ``path``; None where there is none, or what is there cannot be trusted."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        answer = {name: kept[name] for name in ("identity", "op", "kind", "reason")}
+        if kept["checksum"] != _checksum(answer) or not isinstance(answer["reason"], str):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_ours = (answer["identity"], answer["op"], answer["kind"]) == (identity, op, kind)
+    return answer["reason"] if is_ours else None
+
+
+def write(path: Path, identity: dict[str, Any], op: str, kind: str, reason: str) -> None:
+    """Keep an answer. Where nothing can be written, the next process compares again."""
+    answer = {"identity": identity, "op": op, "kind": kind, "reason": reason}
+    text = json.dumps({**answer, "checksum": _checksum(answer)}, indent=1) + "\n"
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def _compare_apart(op: str, kind: str) -> list[Figure]:
+    """Compare in a thread of its own, which has none of the caller's modes.
+
+    Inference mode, autocast, default device, function modes, the current stream and what a dispatcher in the
+    middle of a call excludes all belong to a thread. Random numbers come from a generator of the cases' own.
+    """
+    device = f"npu:{torch.npu.current_device()}"
+
+    def run() -> list[Figure]:
+        torch.npu.set_device(device)
+        return compare(op, kind, device)
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="liteboost-first-use") as pool:
+        return pool.submit(run).result()
+
+
+def _folder(identity: dict[str, Any]) -> Path:
+    return config.user_cache_dir() / FOLDER / _checksum(identity)[:16]
+
+
+def _path(identity: dict[str, Any], op: str, kind: str) -> Path:
+    return _folder(identity) / f"{op} {kind}.json".replace(" ", "-").replace(os.sep, "_")
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

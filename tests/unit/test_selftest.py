@@ -1,0 +1,233 @@
+"""Comparing ops with their references, and remembering the answers; on the CPU. On an NPU: tests/npu."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from liteboost_adaptor import native
+from liteboost_adaptor.ops import ops
+from liteboost_adaptor.selftest import compare, first_use
+from liteboost_adaptor.selftest.case import DTYPES, Kind, cases_of, kinds_of, ops_with_cases
+
+IDENTITY = {"soc": "Ascend910B2", "cann": "8.5.0", "operators": [["/opt/libopapi.so", 10, 20]]}
+
+
+@pytest.fixture(autouse=True)
+def library() -> None:
+    native.load()
+
+
+def test_every_op_has_cases_of_every_dtype() -> None:
+    assert set(ops_with_cases()) == set(ops())
+    for op in ops_with_cases():
+        for kind in kinds_of(op):
+            cases = cases_of(op, kind)
+            assert len({case.label for case in cases}) == len(cases) >= 2
+            tensors = [value for case in cases for value in case.arguments.values() if torch.is_tensor(value)]
+            assert DTYPES[kind.split()[0]] in {tensor.dtype for tensor in tensors}
+
+
+@pytest.mark.parametrize("op", ops_with_cases())
+def test_every_kernel_of_the_cpu_passes(op: str) -> None:
+    for kind in kinds_of(op):
+        figures = compare.compare(op, kind, "cpu")
+        assert first_use.judge(kind, figures) == "" and len(figures) >= 4
+
+
+def test_seed_changes_the_values_and_nothing_else() -> None:
+    first, again, other = (cases_of("rms_norm", "bf16", seed)[1].arguments["x"] for seed in (0, 0, 1))
+    assert torch.equal(first, again) and first.shape == other.shape and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"), [("rms_norm", "fp64"), ("rms_norm", "bf16 upside down"), ("no_such_op", "bf16")]
+)
+def test_what_nobody_wrote_cases_for_is_refused(op: str, kind: str) -> None:
+    assert cases_of(op, kind) == []
+    assert first_use.judge(kind, []) == f"nothing is known to compare it by ({kind})"
+
+
+def test_strides_survive_the_way_to_the_device() -> None:
+    kind = Kind("fp32", torch.float32, "")
+    for tensor in (kind.strided(3, 5, 64), kind.swapped(2, 3, 4, 8), kind.normal(2, 6).chunk(2, -1)[1]):
+        placed = compare.place(tensor, "cpu")
+        assert placed.stride() == tensor.stride() and placed.storage_offset() == tensor.storage_offset()
+        assert torch.equal(placed, tensor) and placed.data_ptr() != tensor.data_ptr()
+
+
+def _wrong(monkeypatch: pytest.MonkeyPatch, op: str, change: Any) -> None:
+    """Let ``torch.ops.liteboost.X`` give what ``change`` makes of its arguments and its true result."""
+    right = getattr(torch.ops.liteboost, op)
+
+    class Namespace:
+        def __getattr__(self, name: str) -> Any:
+            wrong = lambda **arguments: change(right, arguments)  # noqa: E731
+            return wrong if name == op else getattr(torch.ops.liteboost, name)
+
+    monkeypatch.setattr(compare, "torch", _TorchWith(Namespace()))
+
+
+class _TorchWith:
+    def __init__(self, liteboost: Any) -> None:
+        self.ops = type("ops", (), {"liteboost": liteboost})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+#: What could be wrong about an operator, or about how it is called: (op, kind, what is done instead).
+WRONG = {
+    "cos and sin exchanged": (
+        "rope",
+        "bf16 half",
+        lambda op, given: op(**{**given, "cos": given["sin"], "sin": given["cos"]}),
+    ),
+    "the other layout of pairs": (
+        "rope",
+        "bf16 half",
+        lambda op, given: op(**{**given, "layout": "interleaved"}),
+    ),
+    "heads taken for positions": (
+        "attention",
+        "bf16 prefill",
+        lambda op, given: op(
+            **{**given, "query": given["query"].transpose(1, 2).reshape(given["query"].shape)}
+        ),
+    ),
+    "eps lost": ("rms_norm", "bf16", lambda op, given: op(**{**given, "eps": 0.0})),
+    "offset lost": ("rms_norm", "bf16 offset", lambda op, given: op(**{**given, "weight_offset": 0.0})),
+    "sum not returned": (
+        "add_rms_norm",
+        "fp16",
+        lambda op, given: (op(**given)[0], torch.zeros_like(given["x"])),
+    ),
+    "halves exchanged": (
+        "gated_activation",
+        "fp32 silu",
+        lambda op, given: op(**{**given, "gate": given["up"], "up": given["gate"]}),
+    ),
+    "one element lost": ("rms_norm", "fp32", lambda op, given: _with_one_zero(op(**given))),
+    "computed in bf16": ("layer_norm", "fp32", lambda op, given: op(**given).bfloat16().float()),
+    "not a number": ("linear", "bf16", lambda op, given: op(**given) * math.nan),
+    "another shape": ("linear", "bf16", lambda op, given: op(**given).flatten(0, 1)),
+    "another dtype": ("linear", "bf16", lambda op, given: op(**given).float()),
+}
+
+
+def _with_one_zero(result: torch.Tensor) -> torch.Tensor:
+    result.view(-1)[result.abs().argmax()] = 0
+    return result
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_op_is_refused_with_its_figures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    op, kind, change = WRONG[what]
+    _wrong(monkeypatch, op, change)
+    figures = compare.compare(op, kind, "cpu")
+    reason = first_use.judge(kind, figures)
+    assert (
+        reason.startswith(f"differs from its reference ({kind}) in ") and f"of {len(figures)} cases" in reason
+    )
+    assert "error " in reason or " instead of " in reason
+
+
+def test_result_of_the_shape_before_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def stale(op: Any, given: dict[str, Any]) -> torch.Tensor:
+        return kept.setdefault(given["x"].shape, op(**given))
+
+    _wrong(monkeypatch, "rms_norm", stale)
+    figures = compare.compare("rms_norm", "bf16", "cpu")
+    half = len(figures) // compare.ROUNDS
+    assert all(figure.passed for figure in figures[:half]) and not any(f.passed for f in figures[half:])
+
+
+def test_op_that_raises_is_refused_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(op: Any, given: dict[str, Any]) -> torch.Tensor:
+        raise RuntimeError("status 161002:\n  the last axis must be a multiple of 16")
+
+    _wrong(monkeypatch, "linear", raising)
+    reason = first_use.judge("bf16", compare.compare("linear", "bf16", "cpu"))
+    assert "RuntimeError: status 161002: the last axis must be a multiple of 16" in reason
+
+
+def test_full_memory_says_nothing_about_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(op: Any, given: dict[str, Any]) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory left")
+
+    _wrong(monkeypatch, "linear", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        compare.compare("linear", "bf16", "cpu")
+
+
+def test_global_state_is_neither_used_nor_changed() -> None:
+    plain = compare.compare("rope", "bf16 half", "cpu")
+    state = torch.get_rng_state()
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert compare.compare("rope", "bf16 half", "cpu") == plain
+        assert cases_of("attention", "bf16 prefill mask")[1].arguments["mask"].dtype == torch.bool
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_answer_is_kept_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "rms_norm-bf16.json"
+    assert first_use.read(path, IDENTITY, "rms_norm", "bf16") is None
+    for reason in ("", "differs by 3.2"):
+        first_use.write(path, IDENTITY, "rms_norm", "bf16", reason)
+        assert first_use.read(path, IDENTITY, "rms_norm", "bf16") == reason
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("identity", "op", "kind"),
+    [
+        ({**IDENTITY, "cann": "8.1.RC1"}, "rms_norm", "bf16"),
+        ({**IDENTITY, "operators": [["/opt/libopapi.so", 11, 20]]}, "rms_norm", "bf16"),
+        (IDENTITY, "add_rms_norm", "bf16"),
+        (IDENTITY, "rms_norm", "fp16"),
+    ],
+)
+def test_answer_holds_for_its_machine_and_kind_alone(
+    tmp_path: Path, identity: dict[str, Any], op: str, kind: str
+) -> None:
+    first_use.write(tmp_path / "x.json", IDENTITY, "rms_norm", "bf16", "")
+    assert first_use.read(tmp_path / "x.json", identity, op, kind) is None
+
+
+def test_answer_that_cannot_be_trusted_is_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    first_use.write(path, IDENTITY, "rms_norm", "bf16", "differs by 3.2")
+    whole = path.read_text()
+    edited = json.dumps({**json.loads(whole), "reason": ""})
+    for text in ("", whole[: len(whole) // 2], "[]", "null", "\x00" * 100, edited, '{"reason": ""}'):
+        path.write_text(text)
+        assert first_use.read(path, IDENTITY, "rms_norm", "bf16") is None
+    path.write_bytes(b"\xff\xfe\x00")
+    assert first_use.read(path, IDENTITY, "rms_norm", "bf16") is None
+    path.unlink()
+    path.mkdir()
+    assert first_use.read(path, IDENTITY, "rms_norm", "bf16") is None
+    first_use.write(path, IDENTITY, "rms_norm", "bf16", "")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "x.json"
+    first_use.write(path, IDENTITY, "rms_norm", "bf16", "")
+    assert first_use.read(path, IDENTITY, "rms_norm", "bf16") is None
+
+
+def test_verdict_without_an_npu_is_a_reason_and_no_exception() -> None:
+    reason = first_use.verdict("rms_norm", "bf16")
+    assert reason.startswith("could not be compared with its reference (bf16): ")
