@@ -92,6 +92,13 @@ void show(std::ostream& o, const A& a) {
   }
 }
 
+/// An operator that does not take FRACTAL_NZ refuses it.
+void require_known_format(const char* op, const TensorHandle& x);
+template <class A>
+void require_format(const char* op, const A& a) {
+  if constexpr (std::is_base_of_v<TensorHandle, A>) require_known_format(op, a);
+}
+
 /// Runs `body`, turning what it throws into an error code of phase 1.
 int guarded(const char* name, const std::function<void()>& body);
 
@@ -102,6 +109,7 @@ int prepare(const char* name, uint64_t* workspace_size, aclOpExecutor** executor
   return guarded(name, [&] {
     require_soc(name);
     auto owned = std::make_shared<std::tuple<Owned<A>...>>(Owned<A>(a)...);
+    std::apply([&](auto&... o) { (require_format(name, o.get()), ...); }, *owned);
     if (auto* limits = limits_of(name)) {
       auto check = reinterpret_cast<void (*)(A...)>(limits);
       std::apply([&](auto&... o) { check(o.get()...); }, *owned);

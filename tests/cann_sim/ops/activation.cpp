@@ -1,17 +1,72 @@
-// Gated activations.
-#include "common.h"
+// Gated activations: float32 inside, rounded once to the output dtype (swi_glu and ge_glu_v2 kernels of ops-nn).
+#include "fused.h"
 
 using namespace sim;
 
 using at::Tensor;
 
-OP(aclnnSwiGlu, T, x, int64_t, d, O, o) {
-  auto c = fp32(*x).chunk(2, d);
-  put(o, at::silu(c[0]) * c[1]);
+OP(aclnnSwiGlu, T, x, int64_t, dim, O, out) {
+  auto halves = fp32(*x).chunk(2, dim);
+  put(out, at::silu(halves[0]) * halves[1]);
 }
-OP(aclnnSwiGluGrad, T, g, T, x, int64_t, d, O, o) {
-  auto c = fp32(*x).chunk(2, d);
-  auto gf = fp32(*g);
-  put(o, at::cat({at::silu_backward(gf * c[1], c[0]), gf * at::silu(c[0])}, d));
+
+OP(aclnnSwiGluGrad, T, dy, T, x, int64_t, dim, O, dx) {
+  auto halves = fp32(*x).chunk(2, dim);
+  auto dy32 = fp32(*dy);
+  put(dx, at::cat({at::silu_backward(dy32 * halves[1], halves[0]), dy32 * at::silu(halves[0])}, dim));
 }
-OP(aclnnGlu, T, x, int64_t, d, O, o) { put(o, at::glu(*x, d)); }
+
+OP(aclnnGlu, T, x, int64_t, dim, O, out) { put(out, at::glu(*x, dim)); }
+
+namespace {
+
+/// `gelu` keeps the activated half, which a backward pass needs.
+void ge_glu(T x, int64_t dim, int64_t approximate, bool left, O out, O gelu) {
+  auto halves = fp32(*x).chunk(2, dim);
+  auto activated = at::gelu(halves[left ? 0 : 1], approximate == 1 ? "tanh" : "none");
+  put(out, activated * halves[left ? 1 : 0]);
+  put(gelu, activated);
+}
+
+}  // namespace
+
+/// GeGlu: the right half is activated (the default of GeGluV3's attribute).
+OP(aclnnGeGlu, T, x, int64_t, dim, int64_t, approximate, O, out, O, gelu) {
+  ge_glu(x, dim, approximate, false, out, gelu);
+}
+OP(aclnnGeGluV3, T, x, int64_t, dim, int64_t, approximate, bool, left, O, out, O, gelu) {
+  ge_glu(x, dim, approximate, left, out, gelu);
+}
+
+/// The variant of gpt-oss: A = min(A, limit), B = clamp(B, -limit, limit), A * sigmoid(alpha * A) * (B + bias). With
+/// `groups`, only the first sum(groups) rows (of all axes before `dim` as one) are computed; the others keep what they
+/// held.
+OP(aclnnClippedSwiglu, T, x, T, groups, int64_t, dim, double, alpha, double, limit, double, bias, bool,
+   interleaved, O, out) {
+  auto axis = dim < 0 ? dim + x->dim() : dim;
+  auto x32 = fp32(*x);
+  Tensor a, b;
+  if (interleaved) {
+    // Every second element of [cut axis and all axes after it], as documented.
+    auto flat = x32.flatten(axis);
+    auto shape = out->sizes();
+    a = flat.slice(-1, 0, std::nullopt, 2).reshape(shape);
+    b = flat.slice(-1, 1, std::nullopt, 2).reshape(shape);
+  } else {
+    auto halves = x32.chunk(2, axis);
+    a = halves[0];
+    b = halves[1];
+  }
+  a = at::clamp_max(a, limit);
+  b = at::clamp(b, -limit, limit);
+  auto y = (a * at::sigmoid(a * alpha) * (b + bias)).to(out->scalar_type());
+  if (!groups) return put(out, y);
+  auto rows = groups->sum().item<int64_t>();
+  auto leading = at::IntArrayRef(y.sizes()).slice(0, static_cast<size_t>(axis));
+  int64_t all = 1;
+  for (auto n : leading) all *= n;
+  TORCH_CHECK(rows <= all, "groupIndex sums to ", rows, " of ", all, " rows");
+  auto kept = out->contiguous().view({all, -1});
+  kept.slice(0, 0, rows).copy_(y.reshape({all, -1}).slice(0, 0, rows));
+  put(out, kept.view(out->sizes()));
+}

@@ -1,43 +1,67 @@
-// Matrix products and linear algebra.
-#include "common.h"
+// Matrix products of the cube unit: operands of 16 bits, a float32 sum, one rounding to the output dtype.
+#include "format.h"
 
 using namespace sim;
 
-OP(aclnnMm, T, a, T, b, O, o, int8_t, c) { put(o, at::mm(*a, *b)); }
-OP(aclnnMatmul, T, a, T, b, O, o, int8_t, c) { put(o, at::matmul(*a, *b)); }
-OP(aclnnBatchMatMul, T, a, T, b, O, o, int8_t, c) { put(o, at::bmm(*a, *b)); }
-OP(aclnnAddmm, T, x, T, a, T, b, S, beta, S, alpha, O, o, int8_t, c) {
-  put(o, at::addmm(*x, *a, *b, *beta, *alpha));
+using at::Tensor;
+
+namespace {
+
+enum CubeMath : int8_t { keep_dtype = 0, allow_down = 1, use_fp16 = 2, use_hf32 = 3, fp32_add = 4 };
+
+/// HF32: float32 with 11 bits of mantissa, rounded to nearest.
+Tensor hf32(const Tensor& x) {
+  auto bits = x.to(at::kFloat).contiguous().view(at::kInt);
+  return at::bitwise_and(bits + (1 << 11), at::full({}, ~0xfff, at::kInt)).view(at::kFloat);
 }
-OP(aclnnInplaceAddmm, R, x, T, a, T, b, S, beta, S, alpha, int8_t, c) {
-  put(x, at::addmm(*x, *a, *b, *beta, *alpha));
+
+/// An operand as the cube unit takes it; what cubeMathType does to float32 depends on the chip (documents of aclnnMm).
+Tensor operand(const Tensor& x, int8_t math) {
+  if (math == use_fp16) return rounded(x, at::kHalf);
+  if (x.scalar_type() == at::kFloat && math == allow_down && soc() == Soc::ascend310p)
+    return rounded(x, at::kHalf);
+  if (x.scalar_type() == at::kFloat && (math == allow_down || math == use_hf32)) return hf32(x);
+  return fp32(x);
 }
-OP(aclnnBaddbmm, T, x, T, a, T, b, S, beta, S, alpha, O, o, int8_t, c) {
-  put(o, at::baddbmm(*x, *a, *b, *beta, *alpha));
+
+Tensor product(const Tensor& a, const Tensor& b, int8_t math) {
+  if (!at::isFloatingType(a.scalar_type())) return at::matmul(a, b);
+  return at::matmul(operand(a, math), operand(b, math));
 }
-OP(aclnnMv, T, a, T, b, O, o, int8_t, c) { put(o, at::mv(*a, *b)); }
-OP(aclnnDot, T, a, T, b, O, o) { put(o, at::dot(*a, *b)); }
-OP(aclnnAddmv, T, x, T, m, T, v, S, al, S, be, O, o, int8_t, c) { put(o, at::addmv(*x, *m, *v, *be, *al)); }
-OP(aclnnAddr, T, x, T, a, T, b, S, be, S, al, O, o) { put(o, at::addr(*x, *a, *b, *be, *al)); }
-OP(aclnnAddbmm, T, x, T, a, T, b, S, be, S, al, O, o, int8_t, c) { put(o, at::addbmm(*x, *a, *b, *be, *al)); }
-OP(aclnnLinalgCross, T, a, T, b, int64_t, d, O, o) { put(o, at::linalg_cross(*a, *b, d)); }
-OP(aclnnCdist, T, a, T, b, float, p, int64_t, m, O, o) { put(o, at::cdist(*a, *b, p)); }
-OP(aclnnTriangularSolve, T, b, T, a, bool, up, bool, tr, bool, un, O, x, O, m) {
-  auto r = at::triangular_solve(*b, *a, up, tr, un);
-  put(x, std::get<0>(r));
-  put(m, std::get<1>(r));
+
+/// beta * self + alpha * product. A bias [n] or [1, n] with both factors 1 is added in the float32 sum; otherwise the
+/// product is rounded first (documents of aclnnAddmm; cubeMathType 4 keeps float32).
+Tensor added(const Tensor& self, const Tensor& a, const Tensor& b, S beta, S alpha, int8_t math,
+             at::ScalarType dtype) {
+  auto r = product(a, b, math);
+  bool bias = self.dim() == 1 || self.size(0) == 1;
+  bool plain = (*beta).toDouble() == 1.0 && (*alpha).toDouble() == 1.0;
+  if (!at::isFloatingType(dtype)) return self * *beta + r * *alpha;
+  if (!(bias && plain) && math != fp32_add) r = rounded(r, dtype);
+  return fp32(self) * *beta + r * *alpha;
 }
-OP(aclnnSvd, T, a, bool, full, bool, uv, O, s, O, u, O, v) {
-  auto r = at::_linalg_svd(*a, full, uv);
-  put(s, std::get<1>(r));
-  if (uv) {
-    put(u, std::get<0>(r));
-    put(v, std::get<2>(r).transpose(-1, -2));
-  }
+
+}  // namespace
+
+OP(aclnnMm, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
+OP(aclnnMatmul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
+OP(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
+OP(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, values_of(b), math)); }
+
+OP(aclnnAddmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
+  put(out, added(*self, *a, *b, beta, alpha, math, out->scalar_type()));
 }
-OP(aclnnLinalgQr, T, a, int64_t, mode, O, q, O, r_) {
-  static const char* n[] = {"reduced", "complete", "r"};
-  auto r = at::linalg_qr(*a, n[mode]);
-  if (mode != 2) put(q, std::get<0>(r));
-  put(r_, std::get<1>(r));
+OP(aclnnInplaceAddmm, R, self, T, a, T, b, S, beta, S, alpha, int8_t, math) {
+  put(self, added(*self, *a, *b, beta, alpha, math, self->scalar_type()));
+}
+OP(aclnnAddmmWeightNz, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
+  put(out, added(*self, *a, values_of(b), beta, alpha, math, out->scalar_type()));
+}
+OP(aclnnBaddbmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
+  put(out, at::baddbmm(*self, *a, *b, *beta, *alpha));
+}
+
+/// Only the Ascend 950 has it: its limits refuse every chip simulated.
+OP(aclnnFusedMatmul, T, a, T, b, T, bias, T, other, CP, op, int8_t, math, O, out) {
+  TORCH_CHECK(false, "aclnnFusedMatmul is not simulated");
 }

@@ -1,47 +1,160 @@
-// RMS norms and what is fused with them.
-#include "common.h"
+// Norms: root mean square and layer norms, alone and fused with the addition before them.
+//
+// Rounding follows the kernels of ops-nn (norm/*/op_kernel, read at e5c3fa93): everything is computed in float32 and
+// rounded once to the output dtype, except where said.
+#include "fused.h"
 
 using namespace sim;
 
 using at::Tensor;
 
-static std::pair<Tensor, Tensor> rms(const Tensor& x, const Tensor& g, double eps, double gadd = 0) {
-  std::vector<int64_t> d;
-  for (int64_t k = x.dim() - g.dim(); k < x.dim(); k++) d.push_back(k);
-  auto xf = fp32(x);
-  auto r = at::rsqrt(at::mean(xf * xf, d, true) + eps);
-  return {(xf * r) * (fp32(g) + gadd), r};
+OP(aclnnRmsNorm, T, x, T, gamma, double, eps, O, y, O, rstd) {
+  auto x32 = fp32(*x);
+  auto inverse = inverse_rms(x32, gamma->dim(), eps);
+  put(y, x32 * inverse * fp32(*gamma));
+  put(rstd, inverse);
 }
-OP(aclnnRmsNorm, T, x, T, g, double, eps, O, y, O, r) {
-  auto p = rms(*x, *g, eps);
-  put(y, p.first);
-  put(r, p.second);
+
+/// As RmsNorm with 1 + gamma, the sum in float32.
+OP(aclnnGemmaRmsNorm, T, x, T, gamma, double, eps, O, y, O, rstd) {
+  auto x32 = fp32(*x);
+  auto inverse = inverse_rms(x32, gamma->dim(), eps);
+  put(y, x32 * inverse * (fp32(*gamma) + 1.0));
+  put(rstd, inverse);
 }
-OP(aclnnGemmaRmsNorm, T, x, T, g, double, eps, O, y, O, r) {
-  auto p = rms(*x, *g, eps, 1.0);
-  put(y, p.first);
-  put(r, p.second);
+
+namespace {
+
+struct Added {
+  Tensor sum, y, inverse;
+};
+
+/// Sum rounded to its dtype and normed from there; x * rstd rounded to that dtype before gamma. These two roundings
+/// are in the kernels of add_rms_norm, not in its document.
+Added add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, int64_t axes, double eps) {
+  auto dtype = x1.scalar_type();
+  Added r;
+  r.sum = rounded(fp32(x1) + fp32(x2), dtype);
+  r.inverse = inverse_rms(r.sum, axes, eps);
+  r.y = rounded(r.sum * r.inverse, dtype) * fp32(gamma);
+  return r;
 }
-OP(aclnnAddRmsNorm, T, a, T, b, T, g, double, eps, O, y, O, r, O, x) {
-  auto s = *a + *b;
-  auto p = rms(s, *g, eps);
-  put(y, p.first);
-  put(r, p.second);
-  put(x, s);
+
+/// The document: rstd is "invalid" on Atlas inference products (310P); whoever reads it there sees NaN.
+void put_rstd(O rstd, const Tensor& inverse) {
+  put(rstd, soc() == Soc::ascend310p ? at::full_like(inverse, NAN) : inverse);
 }
-OP(aclnnInplaceAddRmsNorm, R, a, R, b, T, g, double, eps, O, r) {
-  auto s = *a + *b;
-  auto p = rms(s, *g, eps);
-  put(a, p.first);
-  put(r, p.second);
-  put(b, s);
+
+}  // namespace
+
+OP(aclnnAddRmsNorm, T, x1, T, x2, T, gamma, double, eps, O, y, O, rstd, O, x) {
+  // gamma [1, H] without rstd is the form that norms the last axis of any x.
+  auto r = add_rms_norm(*x1, *x2, *gamma, rstd ? gamma->dim() : 1, eps);
+  put(y, r.y);
+  put_rstd(rstd, r.inverse);
+  put(x, r.sum);
 }
-OP(aclnnRmsNormGrad, T, dy, T, x, T, r, T, g, O, dx, O, dg) {
-  std::vector<int64_t> d, e;
-  for (int64_t k = 0; k < x->dim(); k++) (k < x->dim() - g->dim() ? e : d).push_back(k);
-  auto xf = fp32(*x), gy = fp32(*dy) * fp32(*g), rs = r->reshape(at::mean(xf, d, true).sizes());
-  auto n = xf * rs;
-  put(dx, rs * (gy - n * at::mean(gy * n, d, true)));
-  auto w = fp32(*dy) * n;
-  put(dg, e.empty() ? w : at::sum(w, e));
+
+OP(aclnnInplaceAddRmsNorm, R, x1, R, x2, T, gamma, double, eps, O, rstd) {
+  auto r = add_rms_norm(*x1, *x2, *gamma, gamma->dim(), eps);
+  put(x1, r.y);
+  put(x2, r.sum);
+  put_rstd(rstd, r.inverse);
+}
+
+/// y2 has the dtype of x, y1 is y2 in float32 (the kernel widens what it rounded). bfloat16 norms the float32 sum and
+/// rounds once, as documented ("x = float(x1) + float(x2)"); float16 adds and multiplies by gamma in float16.
+OP(aclnnAddRmsNormCast, T, x1, T, x2, T, gamma, double, eps, O, y1, O, y2, O, rstd, O, x) {
+  auto dtype = x1->scalar_type();
+  auto sum = fp32(*x1) + fp32(*x2);
+  if (dtype == at::kHalf) sum = rounded(sum, dtype);
+  auto inverse = inverse_rms(sum, gamma->dim(), eps);
+  auto normed = sum * inverse;
+  if (dtype == at::kHalf) normed = rounded(normed, dtype);
+  auto y = (normed * fp32(*gamma)).to(dtype);
+  put(y1, y);
+  put(y2, y);
+  put(rstd, inverse);
+  put(x, sum);
+}
+
+OP(aclnnRmsNormGrad, T, dy, T, x, T, rstd, T, gamma, O, dx, O, dgamma) {
+  auto axes = last_axes(*x, gamma->dim());
+  auto x32 = fp32(*x), scaled = fp32(*dy) * fp32(*gamma);
+  auto normed = x32 * rstd->reshape(at::mean(x32, axes, true).sizes());
+  put(dx, rstd->reshape(at::mean(x32, axes, true).sizes()) *
+              (scaled - normed * at::mean(scaled * normed, axes, true)));
+  auto weights = fp32(*dy) * normed;
+  std::vector<int64_t> rows;
+  for (int64_t k = 0; k < x->dim() - gamma->dim(); k++) rows.push_back(k);
+  put(dgamma, rows.empty() ? weights : at::sum(weights, rows));
+}
+
+// ---- layer norm ---------------------------------------------------------------------------------------------
+namespace {
+
+struct Normed {
+  Tensor y, mean, inverse;  // y without weight and bias
+};
+
+Normed layer_norm(const Tensor& x, int64_t count, double eps) {
+  auto axes = last_axes(x, count);
+  auto mean = at::mean(x, axes, true);
+  auto centred = x - mean;
+  auto inverse = at::rsqrt(at::mean(centred * centred, axes, true) + static_cast<float>(eps));
+  return {centred * inverse, mean, inverse};
+}
+
+void put_layer_norm(T x, IA shape, T weight, T bias, double eps, O out, O mean, O rstd) {
+  auto r = layer_norm(fp32(*x), static_cast<int64_t>((*shape).size()), eps);
+  if (weight) r.y = r.y * fp32(*weight);
+  if (bias) r.y = r.y + fp32(*bias);
+  put(out, r.y);
+  put(mean, r.mean);
+  put(rstd, r.inverse);
+}
+
+}  // namespace
+
+OP(aclnnLayerNorm, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd) {
+  put_layer_norm(x, shape, weight, bias, eps, out, mean, rstd);
+}
+
+/// Modes 0 (precise) and 1 (fast) differ on hardware by an undocumented error; both are precise here. Mode 2 stays in
+/// float16: each step rounds.
+OP(aclnnLayerNormWithImplMode, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd,
+   int32_t, mode) {
+  if (mode != 2) return put_layer_norm(x, shape, weight, bias, eps, out, mean, rstd);
+  auto axes = last_axes(*x, static_cast<int64_t>((*shape).size()));
+  auto centre = at::mean(*x, axes, true);
+  auto centred = *x - centre;
+  auto inverse = at::rsqrt(at::mean(centred * centred, axes, true) + static_cast<float>(eps));
+  auto y = centred * inverse;
+  if (weight) y = y * *weight;
+  if (bias) y = y + *bias;
+  put(out, y);
+  put(mean, centre);
+  put(rstd, inverse);
+}
+
+/// x = x1 + x2 + bias in float32, normed unrounded; xOut only with `additional`.
+OP(aclnnAddLayerNorm, T, x1, T, x2, T, gamma, T, beta, T, bias, double, eps, bool, additional, O, y, O, mean,
+   O, rstd, O, x) {
+  auto sum = fp32(*x1) + fp32(*x2);
+  if (bias) sum = sum + fp32(*bias);
+  auto r = layer_norm(sum, gamma->dim(), eps);
+  put(y, r.y * fp32(*gamma) + fp32(*beta));
+  auto unused = soc() == Soc::ascend310p;  // mean and rstd are "invalid" there, as the rstd of AddRmsNorm
+  put(mean, unused ? at::full_like(r.mean, NAN) : r.mean);
+  put(rstd, unused ? at::full_like(r.inverse, NAN) : r.inverse);
+  if (additional) put(x, sum);
+}
+
+OP(aclnnLayerNormBackward, T, dy, T, x, IA, shape, T, mean, T, rstd, T, weight, T, bias, BA, mask, O, dx, O,
+   dweight, O, dbias) {
+  auto r = at::native_layer_norm_backward(*dy, *x, *shape, *mean, *rstd, weight.opt(), bias.opt(),
+                                          {mask[0], mask[1], mask[2]});
+  if (mask[0]) put(dx, std::get<0>(r));
+  if (mask[1]) put(dweight, std::get<1>(r));
+  if (mask[2]) put(dbias, std::get<2>(r));
 }

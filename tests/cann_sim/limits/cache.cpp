@@ -1,0 +1,246 @@
+// What hardware rejects of cache operators: documents of ops-transformer (scatter_pa_kv_cache, gather_pa_kv_cache,
+// kv_rms_norm_rope_cache, qkv_rms_norm_rope_cache) and ops-nn (index/scatter, index/scatter_nd_update).
+#include "checks.h"
+
+using namespace sim;
+
+namespace {
+
+std::string text(CP x, const char* otherwise) { return x ? x : otherwise; }
+
+/// [blocks, size, heads, dim], or in FRACTAL_NZ order [blocks, heads * dim / width, size, width].
+void check_cache(const TensorHandle& cache, const char* name, const TensorHandle& rows, bool nz) {
+  require_axes(cache, name, 4, 4);
+  require_contiguous(cache, name);
+  require_same_dtype(cache, name, rows, "key or value");
+  auto heads = rows->size(1), dim = rows->size(2), width = 32 / static_cast<int64_t>(rows->element_size());
+  if (nz) {
+    require((heads * dim) % width == 0, "N * D is ", heads * dim, ", PA_NZ needs a multiple of ", width);
+    require(cache->size(1) == heads * dim / width && cache->size(3) == width, name, " has shape ",
+            cache->sizes(), ", PA_NZ is [blocks, ", heads * dim / width, ", block size, ", width, "]");
+  } else {
+    require(cache->size(2) == heads && cache->size(3) == dim, name, " has shape ", cache->sizes(),
+            ", it must be [blocks, block size, ", heads, ", ", dim, "]");
+  }
+}
+
+}  // namespace
+
+LIMITS(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value_cache, T, compress_lens, T,
+       compress_offsets, T, seq_lens, CP, cache_mode, CP, scatter_mode, IA, strides, IA, offsets) {
+  require_all_given({{key, "key"},
+                     {key_cache, "keyCacheRef"},
+                     {slots, "slotMapping"},
+                     {value, "value"},
+                     {value_cache, "valueCacheRef"}});
+  require_dtype(key, "key", {at::kHalf, at::kBFloat16, at::kChar});
+  require_same_dtype(value, "value", key, "key");
+  require_dtype(slots, "slotMapping", {at::kInt, at::kLong});
+  auto mode = text(cache_mode, "Norm"), scatter = text(scatter_mode, "None");
+  require(mode == "Norm" || mode == "PA_NZ", "cacheMode is \"", mode, "\": Norm or PA_NZ");
+  require(scatter == "None" && !compress_lens && !compress_offsets && !seq_lens, "scatterMode \"", scatter,
+          "\" and compression are not simulated");
+  require_axes(key, "key", 3, 3);
+  require_contiguous(slots, "slotMapping");
+  require_shape(slots, "slotMapping", {key->size(0)});
+  check_cache(key_cache, "keyCacheRef", key, mode == "PA_NZ");
+  if (!value->dim()) return;  // only keys
+  require_axes(value, "value", 3, 3);
+  require(value->sizes().slice(0, 2) == key->sizes().slice(0, 2), "key has shape ", key->sizes(), ", value ",
+          value->sizes());
+  check_cache(value_cache, "valueCacheRef", value, mode == "PA_NZ");
+}
+
+LIMITS(aclnnGatherPaKvCache, T, key_cache, T, value_cache, T, tables, T, seq_lens, R, key, R, value, T,
+       seq_offset, CP, cache_mode, bool, cumulative) {
+  Tensors all{{key_cache, "keyCache"}, {value_cache, "valueCache"},
+              {tables, "blockTables"}, {seq_lens, "seqLens"},
+              {key, "keyRef"},         {value, "valueRef"}};
+  require_all_given(all);
+  for (auto& [tensor, name] : all) {
+    require_contiguous(tensor, name);
+    require_not_empty(tensor, name);
+  }
+  auto mode = text(cache_mode, "Norm");
+  require(mode == "Norm" || mode == "PA_NZ", "cacheMode is \"", mode, "\": Norm or PA_NZ");
+  require_dtype(key_cache, "keyCache", {at::kHalf, at::kBFloat16, at::kChar});
+  require_same_dtype(value_cache, "valueCache", key_cache, "keyCache");
+  require_same_dtype(key, "keyRef", key_cache, "keyCache");
+  require_same_dtype(value, "valueRef", key_cache, "keyCache");
+  for (auto& [tensor, name] :
+       Tensors{{tables, "blockTables"}, {seq_lens, "seqLens"}, {seq_offset, "seqOffset"}}) {
+    require_dtype(tensor, name, {at::kInt});
+  }
+  require_axes(key_cache, "keyCache", 4, 4);
+  require_axes(value_cache, "valueCache", 4, 4);
+  require_axes(tables, "blockTables", 2, 2);
+  require_shape(seq_lens, "seqLens", {tables->size(0) + (cumulative ? 1 : 0)});
+  require_shape(seq_offset, "seqOffset", {tables->size(0)});
+  int64_t axes = mode == "Norm" ? 3 : 2;
+  require_axes(key, "keyRef", axes, axes);
+  require_axes(value, "valueRef", axes, axes);
+}
+
+namespace {
+
+void check_block_size(const TensorHandle& cache, int64_t size) {
+  auto step = 32 / static_cast<int64_t>(cache->element_size());
+  require(size % step == 0, "the block size of the cache is ", size, ", it must be a multiple of ", step);
+}
+
+}  // namespace
+
+LIMITS(aclnnKvRmsNormRopeCache, T, kv, T, gamma, T, cos, T, sin, T, index, R, k_cache, R, ckv_cache, T,
+       k_scale, T, ckv_scale, T, k_offset, T, ckv_offset, double, eps, CP, mode, bool, output_kv, O, k_out, O,
+       ckv_out) {
+  require_all_given({{kv, "kv"},
+                     {gamma, "gamma"},
+                     {cos, "cos"},
+                     {sin, "sin"},
+                     {index, "index"},
+                     {k_cache, "kCacheRef"},
+                     {ckv_cache, "ckvCacheRef"}});
+  if (output_kv) require_all_given({{k_out, "kRopeOut"}, {ckv_out, "cKvOut"}});
+  require(!k_scale && !ckv_scale && !k_offset && !ckv_offset, "quantised caches are not simulated");
+  require_dtype(kv, "kv", {at::kHalf, at::kBFloat16});
+  for (auto& [tensor, name] : Tensors{{gamma, "gamma"},
+                                      {cos, "cos"},
+                                      {sin, "sin"},
+                                      {k_cache, "kCacheRef"},
+                                      {ckv_cache, "ckvCacheRef"}}) {
+    require_same_dtype(tensor, name, kv, "kv");
+  }
+  require_dtype(index, "index", {at::kLong});
+  require_axes(kv, "kv", 4, 4);
+  require_axes(gamma, "gamma", 1, 1);
+  auto batch = kv->size(0), tokens = kv->size(2), values = gamma->size(0), keys = kv->size(3) - values;
+  require(kv->size(1) == 1, "kv has ", kv->size(1), " heads, only one is supported");
+  require(keys > 0 && keys % 2 == 0, "the rotated part of kv is ", keys, ", it must be even and positive");
+  require(cos->sizes() == at::IntArrayRef({batch, 1, tokens, keys}) ||
+              cos->sizes() == at::IntArrayRef({batch, 1, 1, keys}),
+          "cos has shape ", cos->sizes(), ", it must be [", batch, ", 1, ", tokens, " or 1, ", keys, "]");
+  require_shape(sin, "sin", cos->sizes());
+  auto name = text(mode, "Norm");
+  require_axes(k_cache, "kCacheRef", 4, 4);
+  require_axes(ckv_cache, "ckvCacheRef", 4, 4);
+  require(k_cache->size(3) == keys && ckv_cache->size(3) == values, "the caches end with ", k_cache->size(3),
+          " and ", ckv_cache->size(3), ", they must with ", keys, " and ", values);
+  if (name == "Norm") {
+    require_shape(index, "index", {batch, tokens});
+    require(k_cache->size(1) == 1 && ckv_cache->size(1) == 1, "a cache has ", k_cache->size(1),
+            " heads, kv has one");
+    return;
+  }
+  require(name == "PA" || name == "PA_BNSD" || name == "PA_NZ", "cacheMode \"", name,
+          "\": Norm, PA, PA_BNSD and PA_NZ are simulated");
+  require_shape(index, "index", {batch * tokens});
+  check_block_size(k_cache, k_cache->size(1));
+  if (name == "PA_NZ")
+    require(keys % 16 == 0 && values % 16 == 0, "PA_NZ needs Dk and Dv in multiples of 16, they are ", keys,
+            " and ", values);
+}
+
+LIMITS(aclnnQkvRmsNormRopeCache, T, qkv, T, q_gamma, T, k_gamma, T, cos, T, sin, T, index, R, q_out, R,
+       k_cache, R, v_cache, T, k_scale, T, v_scale, T, k_offset, T, v_offset, IA, qkv_size, IA, head_counts,
+       double, eps, CP, mode, O, q_before, O, k_before, O, v_before) {
+  require_all_given({{qkv, "qkv"},
+                     {q_gamma, "qGamma"},
+                     {k_gamma, "kGamma"},
+                     {cos, "cos"},
+                     {sin, "sin"},
+                     {index, "index"},
+                     {q_out, "qOut"},
+                     {k_cache, "kCache"},
+                     {v_cache, "vCache"}});
+  require_given(qkv_size, "qkvSize");
+  require_given(head_counts, "headNums");
+  require(!k_scale && !v_scale && !k_offset && !v_offset, "quantised caches are not simulated");
+  require_dtype(qkv, "qkv", {at::kHalf, at::kBFloat16});
+  for (auto& [tensor, name] : Tensors{{q_gamma, "qGamma"},
+                                      {k_gamma, "kGamma"},
+                                      {cos, "cos"},
+                                      {sin, "sin"},
+                                      {q_out, "qOut"},
+                                      {k_cache, "kCache"},
+                                      {v_cache, "vCache"}}) {
+    require_same_dtype(tensor, name, qkv, "qkv");
+  }
+  require_dtype(index, "index", {at::kLong});
+  auto size = *qkv_size, heads = *head_counts;
+  require(size.size() == 4 && heads.size() == 3, "qkvSize is [B, S, N, D] and headNums [Nq, Nk, Nv]");
+  auto tokens = size[0] * size[1], d = size[3];
+  require(heads[1] == heads[2] && size[2] == heads[0] + heads[1] + heads[2], "headNums ", heads,
+          " do not make up N = ", size[2]);
+  require(d == 128, "D is ", d, ", only 128 is supported");
+  require(text(mode, "PA_NZ") == "PA_NZ", "cacheMode is \"", text(mode, ""), "\", only PA_NZ is supported");
+  require_shape(qkv, "qkv", {tokens, size[2] * d});
+  require_shape(q_gamma, "qGamma", {d});
+  require_shape(k_gamma, "kGamma", {d});
+  require_shape(cos, "cos", {tokens, d});
+  require_shape(sin, "sin", {tokens, d});
+  require_shape(index, "index", {tokens});
+  require_shape(q_out, "qOut", {tokens, heads[0] * d});
+  for (auto& [cache, name] : Tensors{{k_cache, "kCache"}, {v_cache, "vCache"}}) {
+    require_axes(cache, name, 4, 4);
+    require(cache->size(1) == heads[1] * d / 16 && cache->size(3) == 16, name, " has shape ", cache->sizes(),
+            ", it must be [blocks, ", heads[1] * d / 16, ", block size, 16]");
+    check_block_size(cache, cache->size(2));
+    auto needed = (size[1] + cache->size(2) - 1) / cache->size(2) * size[0];
+    require(cache->size(0) >= needed, name, " has ", cache->size(0), " blocks, the sequences have ", needed);
+  }
+}
+
+LIMITS(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {
+  require_all_given({{data, "data"}, {indices, "indices"}, {updates, "updates"}});
+  require_dtype(data, "data", {at::kChar, at::kByte, at::kHalf, at::kFloat, at::kInt, at::kBFloat16});
+  require_same_dtype(updates, "updates", data, "data");
+  require_dtype(indices, "indices", {at::kInt, at::kLong});
+  for (auto& [tensor, name] : Tensors{{data, "data"}, {indices, "indices"}, {updates, "updates"}}) {
+    require_not_empty(tensor, name);
+  }
+  require_axes(data, "data", 2, 8);
+  require_axes(updates, "updates", data->dim(), data->dim());
+  require_axes(indices, "indices", 0, 2);
+  require(axis > -data->dim() && axis < data->dim() && axis != 0, "axis is ", axis, " of ", data->dim(),
+          " axes; it must not be 0");
+  auto along = axis < 0 ? axis + data->dim() : axis;
+  require(along != 0, "axis ", axis, " is the first");
+  require(updates->size(0) == (indices->dim() ? indices->size(0) : 1) && updates->size(0) <= data->size(0),
+          "updates has ", updates->size(0), " rows, indices ", indices->numel(), ", data ", data->size(0));
+  require(indices->dim() < 2 || indices->size(1) == 2,
+          "indices of two axes must have shape (rows, 2), it has ", indices->sizes());
+  for (int64_t k = 1; k < data->dim(); k++) {
+    require(k == along || updates->size(k) == data->size(k), "updates has shape ", updates->sizes(),
+            ", data ", data->sizes(), ": they may differ in the first axis and in axis ", axis);
+  }
+  auto memory = indices->numel() * static_cast<int64_t>(indices->element_size()) + 224;
+  require(memory <= 192 * 1024, "indices need ", memory, " bytes of the vector core's ", 192 * 1024);
+}
+
+LIMITS(aclnnScatterNdUpdate, R, data, T, indices, T, updates) {
+  require_all_given({{data, "varRef"}, {indices, "indices"}, {updates, "updates"}});
+  require_dtype(data, "varRef", {at::kHalf, at::kBFloat16, at::kFloat, at::kLong, at::kBool, at::kChar});
+  require_same_dtype(updates, "updates", data, "varRef");
+  require_dtype(indices, "indices", {at::kInt, at::kLong});
+  require_axes(data, "varRef", 1, 8);
+  require(indices->dim() >= 2, "indices has ", indices->dim(), " axes, at least 2 are needed");
+  auto depth = indices->size(-1);
+  require(depth >= 1 && depth <= 7 && depth <= data->dim(), "the last axis of indices is ", depth,
+          ", varRef has ", data->dim(), " axes");
+  auto shape = indices->sizes().slice(0, static_cast<size_t>(indices->dim() - 1)).vec();
+  auto rest = data->sizes().slice(static_cast<size_t>(depth));
+  shape.insert(shape.end(), rest.begin(), rest.end());
+  require_shape(updates, "updates", shape);
+}
+
+LIMITS(aclnnIndexPutImpl, R, data, TL, indices, T, values, bool, accumulate, bool, unsafe) {
+  require_all_given({{data, "selfRef"}, {values, "values"}});
+  if (!indices) throw NullError("indices is null");
+  require_same_dtype(values, "values", data, "selfRef");
+  require_axes(data, "selfRef", 1, 8);
+  for (auto* t : indices.p->v) {
+    if (t && t->i->t.numel()) require_dtype(T{{t}}, "an index", {at::kInt, at::kLong, at::kBool, at::kByte});
+  }
+  require(static_cast<int64_t>(indices.size()) <= data->dim(), indices.size(), " indices for selfRef of ",
+          data->dim(), " axes");
+}

@@ -1,0 +1,90 @@
+// What hardware rejects of matrix products: documents of ops-nn, matmul/mat_mul_v3/docs.
+#include "../ops/format.h"
+#include "checks.h"
+
+using namespace sim;
+
+namespace {
+
+/// cubeMathType against the dtype of the operands.
+void check_math(const TensorHandle& a, int8_t math) {
+  auto dtype = a->scalar_type();
+  int type = math;
+  require(type >= 0 && type <= 4, "cubeMathType is ", type, ": 0 to 4");
+  require(type != 2 || dtype != at::kBFloat16, "cubeMathType 2 (float16) does not go with bfloat16");
+  if (is_310p()) {
+    require(type != 0 || dtype != at::kFloat, "310P takes float32 with cubeMathType 1 or 2 only");
+    require(type != 3, "310P has no cubeMathType 3 (HF32)");
+  } else {
+    require(type != 3 || dtype == at::kFloat, "cubeMathType 3 (HF32) is for float32, not ", dtype);
+  }
+}
+
+void check_operands(T a, const char* a_name, T b, const char* b_name, const TensorHandle& out, int8_t math) {
+  require_all_given({{a, a_name}, {b, b_name}, {out, "out"}});
+  require_float(a, a_name);
+  require_float(b, b_name);
+  require(a->scalar_type() == b->scalar_type() ||
+              (a->scalar_type() != at::kBFloat16 && b->scalar_type() != at::kBFloat16),
+          a_name, " is ", a->scalar_type(), ", ", b_name, " ", b->scalar_type(), ": no common dtype");
+  require_float(out, "out");
+  check_math(a, math);
+}
+
+/// (m, k) x (k, n) -> (m, n).
+void check_matrices(T a, const char* a_name, T b, const char* b_name, const TensorHandle& out, int8_t math) {
+  check_operands(a, a_name, b, b_name, out, math);
+  require_axes(a, a_name, 2, 2);
+  require_axes(b, b_name, 2, 2);
+  require(a->size(1) == b->size(0), a_name, " has shape ", a->sizes(), ", ", b_name, " ", b->sizes());
+  require_shape(out, "out", {a->size(0), b->size(1)});
+}
+
+void check_nz_weight(T b, const char* name) {
+  require(is_nz(b), name, " must be in FRACTAL_NZ, it has format ", static_cast<int>(b.format()));
+  require(b->size(0) != 1 && b->size(1) != 1, name, " has shape ", b->sizes(),
+          ": k and n must not be 1 in FRACTAL_NZ");
+}
+
+void check_self(T self, const TensorHandle& out) {
+  require_given(self, "self");
+  require_float(self, "self");
+  auto s = self->sizes(), o = out->sizes();
+  bool fits = s.size() <= 2 && (s.empty() || s.back() == 1 || s.back() == o[1]) &&
+              (s.size() < 2 || s[0] == 1 || s[0] == o[0]);
+  require(fits, "self of shape ", s, " does not broadcast to ", o);
+}
+
+}  // namespace
+
+LIMITS(aclnnMm, T, a, T, b, O, out, int8_t, math) { check_matrices(a, "self", b, "mat2", out, math); }
+
+LIMITS(aclnnMatmul, T, a, T, b, O, out, int8_t, math) { check_operands(a, "self", b, "mat2", out, math); }
+
+LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
+  check_operands(a, "self", b, "mat2", out, math);
+  require_axes(a, "self", 3, 3);
+  require_axes(b, "mat2", 3, 3);
+  require(a->size(2) == b->size(1), "self has shape ", a->sizes(), ", mat2 ", b->sizes());
+}
+
+LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {
+  check_matrices(a, "self", b, "mat2", out, math);
+  check_nz_weight(b, "mat2");
+}
+
+LIMITS(aclnnAddmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
+  check_matrices(a, "mat1", b, "mat2", out, math);
+  check_self(self, out);
+  require_given(beta, "beta");
+  require_given(alpha, "alpha");
+}
+LIMITS(aclnnAddmmWeightNz, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
+  check_matrices(a, "mat1", b, "mat2", out, math);
+  check_self(self, out);
+  require_dtype(a, "mat1", {at::kHalf, at::kBFloat16});
+  require_same_dtype(b, "mat2", a, "mat1");
+  check_nz_weight(b, "mat2");
+  require_given(beta, "beta");
+  require_given(alpha, "alpha");
+}

@@ -1,0 +1,84 @@
+// Writes to and reads from key and value caches.
+#include "cache.h"
+
+using namespace sim;
+
+using at::Tensor;
+
+namespace {
+
+bool is_nz(CP mode) { return mode && std::string(mode) == "PA_NZ"; }
+
+}  // namespace
+
+/// Norm: cache [blocks, block size, heads, dim]; PA_NZ: [blocks, heads * dim / 16, block size, 16] (32 for int8).
+OP(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value_cache, T, compress_lens, T,
+   compress_offsets, T, seq_lens, CP, cache_mode, CP, scatter_mode, IA, strides, IA, offsets) {
+  auto nz = is_nz(cache_mode);
+  auto places = checked_slots(*slots, key_cache->size(0) * key_cache->size(nz ? 2 : 1), false);
+  auto write = nz ? scatter_rows_nz : scatter_rows;
+  write(*key_cache, *key, places);
+  if (value->dim()) write(*value_cache, *value, places);
+}
+
+/// Only the Ascend 950 has it: its limits refuse every chip simulated.
+OP(aclnnScatterPaCache, T, key, R, key_cache, T, slots, T, compress_lens, T, compress_offsets, T, seq_lens,
+   CP, cache_mode) {
+  scatter_rows(*key_cache, *key, checked_slots(*slots, key_cache->size(0) * key_cache->size(1), false));
+}
+
+/// The inverse: the tokens of each sequence one after another.
+OP(aclnnGatherPaKvCache, T, key_cache, T, value_cache, T, tables, T, seq_lens, R, key, R, value, T,
+   seq_offset, CP, cache_mode, bool, cumulative) {
+  auto nz = is_nz(cache_mode);
+  auto size = key_cache->size(nz ? 2 : 1);
+  auto lens = seq_lens->to(at::kLong);
+  if (cumulative) lens = lens.diff();
+  std::vector<Tensor> blocks, places;
+  for (int64_t b = 0; b < tables->size(0); b++) {
+    auto first = seq_offset ? (*seq_offset)[b].item<int64_t>() / size : 0;
+    auto token = at::arange(lens[b].item<int64_t>());
+    auto column = at::floor_divide(token, size) + first;
+    TORCH_CHECK(!column.numel() || column.max().item<int64_t>() < tables->size(1), "sequence ", b,
+                " needs more blocks than its row of the block table has");
+    blocks.push_back((*tables)[b].to(at::kLong).index_select(0, column));
+    places.push_back(at::remainder(token, size));
+  }
+  auto block = at::cat(blocks), place = at::cat(places);
+  TORCH_CHECK(!block.numel() ||
+                  (block.min().item<int64_t>() >= 0 && block.max().item<int64_t>() < key_cache->size(0)),
+              "a block id is not in the cache");
+  auto read = [&](T cache) { return (nz ? cache->transpose(1, 2) : *cache).index({block, place}); };
+  put(key, read(key_cache).reshape(key->sizes()));
+  put(value, read(value_cache).reshape(value->sizes()));
+}
+
+/// data[i, ..., indices[i] + l, ...] = updates[i, ..., l, ...] along `axis`; two columns of indices are (row, offset).
+OP(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {
+  auto along = axis < 0 ? axis + data->dim() : axis;
+  auto pairs = indices->to(at::kLong).reshape({updates->size(0), -1});
+  auto count = updates->size(along);
+  for (int64_t i = 0; i < updates->size(0); i++) {
+    auto row = pairs.size(1) == 2 ? pairs[i][0].item<int64_t>() : i;
+    auto begin = pairs[i][pairs.size(1) - 1].item<int64_t>();
+    TORCH_CHECK(row >= 0 && row < data->size(0) && begin >= 0 && begin + count <= data->size(along), "index ",
+                begin, " of row ", row, " with ", count, " values is not in data of shape ", data->sizes());
+    data->select(0, row).narrow(along - 1, begin, count).copy_((*updates)[i]);
+  }
+}
+
+OP(aclnnScatterNdUpdate, R, data, T, indices, T, updates) {
+  auto depth = indices->size(-1);
+  auto flat = indices->to(at::kLong).reshape({-1, depth});
+  c10::List<std::optional<Tensor>> at_;
+  for (int64_t k = 0; k < depth; k++) {
+    auto column = flat.select(1, k);
+    TORCH_CHECK(!column.numel() ||
+                    (column.min().item<int64_t>() >= 0 && column.max().item<int64_t>() < data->size(k)),
+                "an index is not in axis ", k, " of data of shape ", data->sizes());
+    at_.push_back(column);
+  }
+  std::vector<int64_t> shape = {flat.size(0)};
+  for (int64_t k = depth; k < data->dim(); k++) shape.push_back(data->size(k));
+  data->index_put_(at_, updates->reshape(shape));
+}

@@ -1,0 +1,346 @@
+"""What inference attention refuses, each with its message."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from npu.simulator.calls import refused, run, started, strided
+from npu.simulator.test_attention import BIG, FIXED_MASK, fia
+from torch import Tensor
+
+HALF = torch.float16
+
+
+def zeros(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def call(
+    version: int = 4, rows: int = 4, columns: int = 6, d: int = 64, **options: object
+) -> tuple[str, list[object]]:
+    """A call that is accepted, but for `options`: BNSD, 8 heads, 2 key heads."""
+    q, key = zeros(2, 8, rows, d), zeros(2, 2, columns, d)
+    options = {
+        "heads": 8,
+        "kv_heads": 2,
+        "layout": "BNSD",
+        "q": q,
+        "k": [key],
+        "v": [key],
+        "out": q,
+    } | options
+    tensors = [options.pop(name) for name in ("q", "k", "v", "out")]
+    return fia(version, *tensors, **options)
+
+
+def check(message: str, code: int = 161002, soc: str = "910B", **options: object) -> None:
+    op, arguments = call(**options)
+    refused(op, *arguments, message=message, code=code, soc=soc)
+
+
+def test_the_call_the_others_differ_from_is_accepted() -> None:
+    for version in (1, 2, 3, 4):
+        op, arguments = call(version)
+        run(op, *arguments)
+
+
+def test_availability() -> None:
+    for version in (1, 2, 3, 4):
+        check("not supported on Ascend310P3", soc="310P", version=version)
+    op, arguments = call(1)
+    refused(op, *arguments, message="not supported on Ascend910_9391", soc="910C")
+
+
+def test_tensors() -> None:
+    q, key = zeros(2, 8, 4, 64), zeros(2, 2, 6, 64)
+    check("query is null", code=161001, q=None)
+    check("key or value is null", code=161001, k=None)
+    check("attentionOut is null", code=161001, out=None)
+    check("query is Float; supported here: Half, BFloat16", q=q.float())
+    check("key is BFloat16, query is Half", k=[key.bfloat16()])
+    check("attentionOut is Float, query is Half", out=q.float())
+    check("query is not contiguous", q=strided(q))
+    check("key is not contiguous", k=[strided(key)])
+    check("attenMask is not contiguous", mask=strided(torch.zeros(4, 6, dtype=torch.bool)))
+    check("key has shape [2, 2, 6, 64], value [2, 2, 5, 64]", v=[zeros(2, 2, 5, 64)])
+    check("attentionOut has shape [2, 8, 4, 32]", out=zeros(2, 8, 4, 32))
+    check("key is a list of 3 tensors with B 2", k=[zeros(1, 2, 6, 64)] * 3, v=[zeros(1, 2, 6, 64)] * 3)
+    check("key has batch 2, it must be 1", k=[key, key], v=[key, key])
+
+
+def test_heads() -> None:
+    check("D is 24, it must be a multiple of 16", d=24)
+    check("D is 528, it must be a multiple of 16 and at most 512", d=528)
+    check("numHeads 8 is no multiple of numKeyValueHeads 3", kv_heads=3)
+    check("key has 2 heads, numKeyValueHeads is 4", kv_heads=4)
+    check("query has 8 heads, numHeads is 4", heads=4)
+    wide = zeros(1, 65, 2, 16)
+    check(
+        "numHeads / numKeyValueHeads is 65",
+        q=wide,
+        out=wide,
+        k=[wide[:, :1]],
+        v=[wide[:, :1]],
+        heads=65,
+        kv_heads=1,
+    )
+    check("numHeads is 300", q=zeros(1, 300, 2, 16), heads=300)
+    merged = zeros(2, 4, 100)
+    check("H 100 is no multiple of numHeads 8", q=merged, out=merged, layout="BSH")
+    check(
+        "key has H 100, it must be numKeyValueHeads * D = 128",
+        q=zeros(2, 4, 512),
+        k=[zeros(2, 6, 100)],
+        v=[zeros(2, 6, 100)],
+        layout="BSH",
+    )
+
+
+def test_attributes() -> None:
+    check('inputLayout "SBH" is not supported', layout="SBH")
+    check("innerPrecise is 4", precise=4)
+    check("sparseMode is 5", sparse=5)
+    check("sparseMode 9 (tree) is not simulated", sparse=9)
+    check("actualSeqLengthsKv has 7, it must be 0 to 6", kv_lens=[7])
+    check("actualSeqLengths has 5, it must be 0 to 4", q_lens=[5, 1])
+    narrow = {"d": 32, "rows": 1, "precise": 2}
+    check("one query row with D 32 takes innerPrecise 0 and 1", **narrow)
+
+
+def test_masks() -> None:
+    own = torch.zeros(4, 6, dtype=torch.bool)
+    for sparse in (2, 3, 4):
+        check(f"sparseMode {sparse} needs the fixed mask", sparse=sparse)
+        check("needs a mask of (2048, 2048), it has shape [4, 6]", sparse=sparse, mask=own)
+    check("the band of preTokens -3 and nextTokens 1 is empty", sparse=4, mask=FIXED_MASK, pre=-3, next_=1)
+    check("sparseMode 1 needs the whole mask", sparse=1)
+    check("attenMask is Half; supported here: Bool, Char, Byte", mask=own.half())
+    check("attenMask has shape [3, 6]", mask=own[:3])
+    check("attenMask has shape [4, 5]", mask=own[:, :5].contiguous())
+    check("attenMask has shape [2, 8, 4, 6]", mask=own.expand(2, 8, 4, 6).contiguous())
+    check("attenMask has shape [3, 4, 6]", mask=own.expand(3, 4, 6).contiguous())
+    op, arguments = call(mask=FIXED_MASK.logical_not(), sparse=3)
+    assert "is not that of a 2048 x 2048 strict upper triangle" in started().call(op, *arguments)["message"]
+
+
+def test_mask_of_one_row() -> None:
+    message = "one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B 2"
+    check(message, rows=1, sparse=3, mask=FIXED_MASK)
+    check(message, rows=1, mask=torch.zeros(1, 6, dtype=torch.bool))
+    check(message, rows=1, mask=torch.zeros(2, 8, 1, 6, dtype=torch.bool))
+    check("KV_S at least 6", rows=1, mask=torch.zeros(2, 5, dtype=torch.bool))
+
+
+def test_bias_and_sinks() -> None:
+    check("pseShift has shape [2, 8, 4, 5]", bias=zeros(2, 8, 4, 5))
+    check("pseShift is BFloat16, query is Half", bias=zeros(2, 8, 4, 6, dtype=torch.bfloat16))
+    check("learnableSink is Float", sinks=torch.zeros(8))
+    check("learnableSink has shape [4]", sinks=zeros(4))
+    check("learnableSink needs values of D 64 or 128, it is 32", sinks=zeros(8), d=32)
+    check("learnableSink does not go with pseShift", sinks=zeros(8), bias=zeros(2, 8, 4, 6))
+
+
+def test_outputs() -> None:
+    check("softmaxLse has shape [2, 8, 4]", lse=torch.zeros(2, 8, 4))
+    check("softmaxLse is Half", lse=zeros(2, 8, 4, 1))
+
+
+def paged(cache: tuple[int, ...], message: str, **options: object) -> None:
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    check(
+        message,
+        **{"k": [zeros(*cache)], "v": [zeros(*cache)], "table": table, "kv_lens": [20, 33], "block": 16}
+        | options,
+    )
+
+
+def test_paged_caches() -> None:
+    good = (6, 2, 16, 64)
+    paged(good, "a paged cache needs actualSeqLengthsKv", kv_lens=None)
+    paged(good, "blockSize is 24, it must be a positive multiple of 16", block=24)
+    paged(good, "blockSize is 0", block=0)
+    paged((6, 2, 2048, 64), "blockSize is 2048, at most 1024", block=2048)
+    paged((6, 2, 16, 96), "blockSize is 16 with D 96 and more than one query row: a multiple of 128", d=96)
+    paged(
+        (6, 2, 1024, 96),
+        "blockSize is 1024 with D 96 and one query row: at most 512",
+        d=96,
+        block=1024,
+        rows=1,
+    )
+    paged(
+        good,
+        "blockTable has 2 columns, the longest sequence has 3",
+        table=torch.zeros(2, 2, dtype=torch.int32),
+    )
+    paged(good, "blockTable has 1 rows, B is 2", table=torch.zeros(1, 3, dtype=torch.int32))
+    paged(good, "blockTable is Long", table=torch.zeros(2, 3, dtype=torch.int64))
+    paged((4, 2, 16, 64), "the cache has 4 blocks, the sequences have 5")
+    paged((6, 16, 2, 64), "the cache has shape [6, 16, 2, 64], it must be [6, 2, 16, 64]")
+    paged((6, 2, 4, 16, 8), "in FRACTAL_NZ it is [6, 2, 4, 16, 16]")
+    paged((6, 16, 65536), "N * D of the cache is 65536, at most 65535")
+    paged(good, "a paged cache does not go with left padding", kv_padding=torch.tensor([0]))
+    paged(good, "KV_S at least 48", rows=1, mask=torch.zeros(2, 33, dtype=torch.bool))
+    table = torch.full((2, 3), 7, dtype=torch.int32)
+    op, arguments = call(k=[zeros(*good)], v=[zeros(*good)], table=table, kv_lens=[20, 33], block=16)
+    assert "a block id is not in the cache of 6 blocks" in started().call(op, *arguments)["message"]
+
+
+def packed(
+    message: str, tokens: int = 5, d: int = 64, heads: int = 8, kv_heads: int = 2, **options: object
+) -> None:
+    q, key = zeros(tokens, heads, d), zeros(tokens, kv_heads, d)
+    lens = {"q_lens": [2, 5], "kv_lens": [2, 5]}
+    tensors = {
+        "q": q,
+        "k": [key],
+        "v": [key],
+        "out": q,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "layout": "TND",
+    }
+    check(message, **tensors | lens | options)
+
+
+def test_packed_layouts() -> None:
+    packed("layout TND needs actualSeqLengths and actualSeqLengthsKv", q_lens=None)
+    packed("actualSeqLengths ends with 4, there are 5 tokens", q_lens=[2, 4])
+    packed("actualSeqLengths is [5, 2]", q_lens=[5, 2])
+    packed("actualSeqLengths and actualSeqLengthsKv have 2 and 1 entries", kv_lens=[5])
+    packed("packed layouts take sparseMode 0 without a mask", mask=torch.zeros(5, 5, dtype=torch.bool))
+    packed("packed layouts take sparseMode 0, 3 and 4", sparse=2, mask=FIXED_MASK)
+    packed("packed layouts do not go with pseShift", bias=zeros(1, 8, 5, 5))
+    packed("grouped heads in layout TND need innerPrecise 0, it is 1", precise=1)
+    packed(
+        "layout TND with BFloat16 takes innerPrecise up to 0",
+        precise=1,
+        kv_heads=8,
+        q=zeros(5, 8, 64, dtype=torch.bfloat16),
+        k=[zeros(5, 8, 64, dtype=torch.bfloat16)],
+        v=[zeros(5, 8, 64, dtype=torch.bfloat16)],
+        out=zeros(5, 8, 64, dtype=torch.bfloat16),
+    )
+    packed("layout TND with D 80: 64, 128 or 192", d=80, kv_heads=8)
+    packed("layout TND with D 320", d=320)
+    cache = zeros(2, 256, 128)
+    packed(
+        "packed layouts take at most 128 in a cache [blocks, size, N * D]",
+        k=[cache],
+        v=[cache],
+        block=256,
+        table=torch.zeros(2, 1, dtype=torch.int32),
+        kv_lens=[2, 3],
+    )
+
+
+def test_latent_attention() -> None:
+    rope = zeros(2, 8, 4, 64), zeros(2, 2, 6, 64)
+    check("queryRope and keyRope go together", rope=(rope[0], None), version=3)
+    check("queryRope needs D 512 or 128, it is 64", rope=rope, version=3)
+    check(
+        "queryRope has D 32, it must be 64", rope=(zeros(2, 8, 4, 32), zeros(2, 2, 6, 32)), d=128, version=3
+    )
+
+
+def prompt(message: str, soc: str = "310P", rows: int = 4, columns: int = 6, **options: object) -> None:
+    q, key = zeros(2, 8, rows, 64), zeros(2, 8, columns, 64)
+    names = {
+        "bias": None,
+        "mask": None,
+        "pre": BIG,
+        "next": BIG,
+        "layout": "BNSD",
+        "kv_heads": 0,
+        "sparse": 0,
+        "precise": 0,
+    }
+    o = names | options
+    refused(
+        "aclnnPromptFlashAttentionV3",
+        q,
+        key,
+        key,
+        o["bias"],
+        o["mask"],
+        None,
+        None,
+        *[None] * 5,
+        8,
+        1.0,
+        o["pre"],
+        o["next"],
+        o["layout"],
+        o["kv_heads"],
+        o["sparse"],
+        o["precise"],
+        q,
+        message=message,
+        soc=soc,
+    )
+
+
+def test_prompt_flash_attention() -> None:
+    prompt('inputLayout "TND"', soc="910B", layout="TND")
+    prompt("numKeyValueHeads is 8, 310P takes 0 only", kv_heads=8)
+    prompt("sparseMode is 2, 310P takes 0 only", sparse=2, mask=FIXED_MASK)
+    prompt("310P has no pseShift", bias=zeros(2, 8, 4, 6))
+    prompt("310P takes preTokens 2147483647", pre=5)
+    prompt(
+        "310P takes a mask only with equal Q_S and KV_S, multiples of 128",
+        mask=torch.zeros(4, 6, dtype=torch.bool),
+    )
+    prompt("attenMask is Byte; supported here: Bool", mask=torch.zeros(4, 6, dtype=torch.uint8))
+    q = zeros(1, 1, 4, 64, dtype=torch.bfloat16)
+    refused("aclnnPromptFlashAttentionV3", q, q, q, *[None] * 9, 1, 1.0, BIG, BIG, "BNSD", 0, 0, 0, q,
+            message="query is BFloat16; supported here: Half", soc="310P")  # fmt: skip
+    wide = zeros(1, 1, 128 * 512)
+    refused(
+        "aclnnPromptFlashAttentionV3",
+        wide,
+        wide,
+        wide,
+        *[None] * 9,
+        128,
+        1.0,
+        BIG,
+        BIG,
+        "BSH",
+        0,
+        0,
+        0,
+        wide,
+        message="N * D is 65536, it must be less than 65535 in BSH",
+    )
+
+
+@pytest.mark.parametrize("soc", ["910B", "310P"])
+def test_increment(soc: str) -> None:
+    op = "aclnnIncreFlashAttentionV4"
+    two, one, key = zeros(2, 4, 2, 64), zeros(2, 4, 1, 64), zeros(2, 4, 6, 64)
+    rest = [None] * 10, [4, 1.0, "BNSD", 0, 0]
+    refused(
+        op, two, [key], [key], None, None, *rest[0], *rest[1], 0, two, message="query has 2 rows", soc=soc
+    )
+    refused(
+        op,
+        one,
+        [key],
+        [key],
+        None,
+        None,
+        *rest[0],
+        *rest[1],
+        2,
+        one,
+        message="innerPrecise is 2: 0 or 1",
+        soc=soc,
+    )
+    grouped = [4, 1.0, "BNSD", 2, 0]
+    pair = [zeros(2, 2, 6, 64)]
+    if soc == "310P":
+        refused(
+            op, one, pair, pair, None, None, *rest[0], *grouped, 0, one, message="310P takes 0 only", soc=soc
+        )
+    else:
+        run(op, one, pair, pair, None, None, *rest[0], *grouped, 0, one)

@@ -1,0 +1,262 @@
+"""Cache operators of the simulator against plain indexing and float64, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from npu.simulator.calls import close, randn, refused, run, started
+from npu.simulator.test_rope import rope64
+from torch import Tensor
+
+DTYPES = [torch.float16, torch.bfloat16]
+PLAIN = [None, None, None]  # no compression
+
+
+def nz_rows(cache: Tensor, slots: Tensor) -> Tensor:
+    """Rows [tokens, heads * dim] out of a cache [blocks, heads * dim / 16, size, 16]."""
+    size = cache.shape[2]
+    return torch.stack([cache[s // size, :, s % size, :].flatten() for s in slots.tolist()])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
+def test_scatter_pa_kv_cache(dtype: torch.dtype, slot_dtype: torch.dtype) -> None:
+    key, value = (torch.randint(-9, 9, (5, 2, d)).to(dtype) for d in (64, 32))
+    slots = torch.tensor([0, 17, 31, 4, 16], dtype=slot_dtype)
+    caches = torch.zeros(3, 16, 2, 64, dtype=dtype), torch.zeros(3, 16, 2, 32, dtype=dtype)
+    out = run(
+        "aclnnScatterPaKvCache",
+        key,
+        caches[0],
+        slots,
+        value,
+        caches[1],
+        *PLAIN,
+        "Norm",
+        "None",
+        [1, 1],
+        [0, 0],
+    )
+    for got, rows in ((out[1], key), (out[4], value)):
+        want = torch.zeros_like(got).view(48, 2, -1)
+        want[slots.long()] = rows
+        assert torch.equal(got.view(want.shape), want)
+
+    width = 32 // key.element_size()
+    caches = [torch.zeros(3, 2 * d // width, 16, width, dtype=dtype) for d in (64, 32)]
+    out = run(
+        "aclnnScatterPaKvCache", key, caches[0], slots, value, caches[1], *PLAIN, "PA_NZ", None, None, None
+    )
+    for got, rows in ((out[1], key), (out[4], value)):
+        assert torch.equal(nz_rows(got, slots), rows.flatten(1))
+        assert (got != 0).sum() == (rows != 0).sum()  # nothing else was written
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+@pytest.mark.parametrize("nz", [False, True])
+def test_gather_pa_kv_cache(cumulative: bool, nz: bool) -> None:
+    lens, table = [20, 3], torch.tensor([[2, 0, 1], [3, 2, 1]], dtype=torch.int32)
+    shape = (4, 4, 16, 16) if nz else (4, 16, 2, 32)
+    key, value = randn(*shape, dtype=torch.float16), randn(*shape, dtype=torch.float16)
+    seq = torch.tensor([0, 20, 23] if cumulative else lens, dtype=torch.int32)
+    empty = torch.empty(23, 64 if nz else 2, *([] if nz else [32]), dtype=torch.float16)
+    mode = "PA_NZ" if nz else "Norm"
+    out = run("aclnnGatherPaKvCache", key, value, table, seq, empty, empty.clone(), None, mode, cumulative)
+    slots = torch.cat(
+        [torch.tensor([table[b, t // 16] * 16 + t % 16 for t in range(n)]) for b, n in enumerate(lens)]
+    )
+    for got, cache in ((out[4], key), (out[5], value)):
+        want = nz_rows(cache, slots) if nz else cache.view(64, -1)[slots]
+        assert torch.equal(got.flatten(1), want)
+    skipped = torch.tensor([16, 32], dtype=torch.int32)  # sequences begin one and two blocks later
+    lens = torch.tensor([4, 2], dtype=torch.int32)
+    short = empty[:6].clone()
+    out = run("aclnnGatherPaKvCache", key, value, table, lens, short, short.clone(), skipped, mode, False)[4]
+    slots = torch.tensor([0, 1, 2, 3, 16, 17])
+    assert torch.equal(out.flatten(1), nz_rows(key, slots) if nz else key.view(64, -1)[slots])
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32, torch.int8, torch.int32])
+def test_inplace_scatter_update(dtype: torch.dtype) -> None:
+    data = torch.zeros(4, 2, 9, 3, dtype=dtype)
+    updates = torch.randint(1, 9, (4, 2, 2, 3)).to(dtype)
+    begins = torch.tensor([0, 7, 3, 1])
+    got = run("aclnnInplaceScatterUpdate", data, begins, updates, -2)[0]
+    want = data.clone()
+    for row, begin in enumerate(begins.tolist()):
+        want[row, :, begin : begin + 2] = updates[row]
+    assert torch.equal(got, want)
+    pairs = torch.tensor([[3, 5], [0, 1]], dtype=torch.int32)
+    got = run("aclnnInplaceScatterUpdate", data, pairs, updates[:2], 2)[0]
+    assert torch.equal(got[3, :, 5:7], updates[0]) and torch.equal(got[0, :, 1:3], updates[1])
+    assert not got[1:3].any()
+    transposed = torch.zeros(4, 9, 2, 3, dtype=dtype).transpose(1, 2)  # any strides
+    assert torch.equal(run("aclnnInplaceScatterUpdate", transposed, begins, updates, -2)[0], want)
+
+
+def test_scatter_nd_update_and_index_put() -> None:
+    data, updates = torch.zeros(4, 5, 6), randn(3, 6)
+    at = torch.tensor([[0, 1], [3, 4], [2, 0]])
+    want = data.clone()
+    want[at[:, 0], at[:, 1]] = updates
+    assert torch.equal(run("aclnnScatterNdUpdate", data, at, updates)[0], want)
+    indices = [at[:, 0].contiguous(), at[:, 1].contiguous()]
+    assert torch.equal(run("aclnnIndexPutImpl", data, indices, updates, False, False)[0], want)
+    assert torch.equal(run("aclnnIndexPutImpl", want, indices, updates, True, False)[0], 2 * want)
+
+
+def rms64(x: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gamma.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["Norm", "PA_BNSD", "PA_NZ"])
+def test_kv_rms_norm_rope_cache(dtype: torch.dtype, mode: str) -> None:
+    kv, gamma = randn(2, 1, 3, 96, dtype=dtype), randn(64, dtype=dtype)
+    cos, sin = randn(2, 1, 3, 32, dtype=dtype), randn(2, 1, 3, 32, dtype=dtype)
+    values = rms64(kv[..., :64], gamma, 1e-5)
+    part = kv[..., 64:]
+    keys = rope64(torch.cat((part[..., ::2], part[..., 1::2]), -1), cos, sin)
+    if mode == "Norm":
+        index = torch.tensor([[4, -1, 0], [1, 2, 3]])
+        caches = torch.zeros(2, 1, 5, 32, dtype=dtype), torch.zeros(2, 1, 5, 64, dtype=dtype)
+    else:
+        index = torch.tensor([4, -1, 0, 17, 18, 31])
+        caches = torch.zeros(2, 16, 1, 32, dtype=dtype), torch.zeros(2, 16, 1, 64, dtype=dtype)
+    outputs = torch.empty(2, 1, 3, 32, dtype=dtype), torch.empty(2, 1, 3, 64, dtype=dtype)
+    scales = [None] * 4
+    arguments = kv, gamma, cos, sin, index, *caches, *scales, 1e-5, mode, True, *outputs
+    answer = run("aclnnKvRmsNormRopeCache", *arguments)
+    close(answer[-2], keys)
+    close(answer[-1], values)
+    for cache, rows in ((answer[5], answer[-2]), (answer[6], answer[-1])):
+        flat = rows.flatten(0, 2)
+        kept = index.flatten() >= 0
+        if mode == "Norm":
+            got = torch.cat([cache[b, 0, [i for i in index[b].tolist() if i >= 0]] for b in range(2)])
+        elif mode == "PA_BNSD":
+            got = cache.view(32, -1)[index[kept]]
+        else:
+            got = nz_rows(cache.view(2, -1, 16, 16), index[kept])
+        assert torch.equal(got, flat[kept])
+        assert (cache != 0).sum() == (flat[kept] != 0).sum()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_qkv_rms_norm_rope_cache(dtype: torch.dtype) -> None:
+    tokens, (nq, nk) = 4, (3, 2)
+    qkv = randn(tokens, (nq + 2 * nk) * 128, dtype=dtype)
+    gammas = randn(128, dtype=dtype), randn(128, dtype=dtype)
+    cos, sin = randn(tokens, 128, dtype=dtype), randn(tokens, 128, dtype=dtype)
+    index = torch.tensor([33, 0, -1, 15])
+    caches = [torch.zeros(4, nk * 8, 16, 16, dtype=dtype) for _ in range(2)]
+    before = [torch.empty(tokens, n * 128, dtype=dtype) for n in (nq, nk, nk)]
+    arguments = (
+        qkv,
+        *gammas,
+        cos,
+        sin,
+        index,
+        torch.empty(tokens, nq * 128, dtype=dtype),
+        *caches,
+        *[None] * 4,
+    )
+    answer = started("910B", "9.0.0").run(
+        "aclnnQkvRmsNormRopeCache", *arguments, [2, 2, nq + 2 * nk, 128], [nq, nk, nk], 1e-6, "PA_NZ", *before
+    )
+    q, k, v = qkv.view(tokens, -1, 128).split([nq, nk, nk], 1)
+    wants = [
+        rope64(rms64(x, gamma, 1e-6), cos.unsqueeze(1), sin.unsqueeze(1)).flatten(1)
+        for x, gamma in zip((q, k), gammas, strict=True)
+    ]
+    close(answer[6], wants[0])
+    kept = index >= 0
+    close(nz_rows(answer[7], index[kept]), wants[1][kept])
+    assert torch.equal(nz_rows(answer[8], index[kept]), v.flatten(1)[kept])
+    close(answer[-2], wants[1])
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+def test_scatter_refuses() -> None:
+    op = "aclnnScatterPaKvCache"
+    key, cache, slots = torch.zeros(2, 2, 32).half(), torch.zeros(3, 16, 2, 32).half(), torch.tensor([0, 1])
+    rest = *PLAIN, "Norm", "None", [1, 1], [0, 0]
+
+    def answer(places: list[int]) -> str:
+        return started().call(op, key, cache, torch.tensor(places), key, cache.clone(), *rest)["message"]
+
+    assert "-1 is not documented as padding" in answer([0, -1])
+    assert "a slot is not in 0..47" in answer([0, 48])
+    assert "a slot is written twice" in answer([5, 5])
+    refused(op, key.float(), cache.float(), slots, key.float(), cache.float(), *rest, message="key is Float")
+    refused(op, key, cache.bfloat16(), slots, key, cache, *rest, message="keyCacheRef is BFloat16")
+    refused(op, key, cache.transpose(0, 1), slots, key, cache, *rest, message="keyCacheRef is not contiguous")
+    refused(
+        op, key, cache[:, :, :1].contiguous(), slots, key, cache, *rest, message="[blocks, block size, 2, 32]"
+    )
+    refused(op, key, cache, slots[:1], key, cache, *rest, message="slotMapping has shape [1]")
+    refused(
+        op, key, cache, slots, key, cache, *PLAIN, "Other", None, None, None, message='cacheMode is "Other"'
+    )
+    refused(op, key, cache, slots, None, cache, *rest, message="value is null", code=161001)
+    refused(
+        "aclnnScatterPaCache",
+        key,
+        cache,
+        slots,
+        *PLAIN,
+        "Norm",
+        message="not supported on Ascend910B2, only on 950",
+    )
+
+
+def test_other_refusals() -> None:
+    data, updates, at = torch.zeros(4, 2, 9, 3), torch.zeros(4, 2, 2, 3), torch.tensor([0, 1, 2, 3])
+    op = "aclnnInplaceScatterUpdate"
+    refused(op, data, at, updates.half(), -2, message="updates is Half, data is Float")
+    refused(op, data, at, updates, 0, message="it must not be 0")
+    refused(op, data, at.float(), updates, -2, message="indices is Float")
+    refused(op, data, at, updates[:, :1], -2, message="they may differ in the first axis and in axis -2")
+    refused(op, data, at, updates, -2, message="not supported on Ascend310P3", soc="310P")
+    assert "is not in data" in started().call(op, data, at + 6, updates, -2)["message"]
+    refused("aclnnScatterNdUpdate", data, at.view(2, 2), updates, message="updates has shape [4, 2, 2, 3]")
+    refused(
+        "aclnnIndexPutImpl",
+        data,
+        [at],
+        updates.half(),
+        False,
+        False,
+        message="values is Half, selfRef is Float",
+    )
+    qkv = [torch.ones(2, 3 * 64).half(), *[torch.ones(64).half()] * 2, *[torch.ones(2, 64).half()] * 2]
+    cache = torch.zeros(1, 4, 16, 16).half()
+    arguments = (
+        *qkv,
+        torch.tensor([0, 1]),
+        qkv[0][:, :64],
+        cache,
+        cache,
+        *[None] * 4,
+        [1, 2, 3, 64],
+        [1, 1, 1],
+        1e-6,
+    )
+    newer = started("910B", "9.0.0")
+    newer.refused("aclnnQkvRmsNormRopeCache", *arguments, "PA_NZ", *[None] * 3, message="D is 64, only 128")
+    kv = [torch.ones(1, 2, 3, 96).half(), torch.ones(64).half(), *[torch.ones(1, 1, 3, 32).half()] * 2]
+    caches = torch.zeros(1, 1, 5, 32).half(), torch.zeros(1, 1, 5, 64).half()
+    refused(
+        "aclnnKvRmsNormRopeCache",
+        *kv,
+        torch.tensor([[0, 1, 2]]),
+        *caches,
+        *[None] * 4,
+        1e-5,
+        "Norm",
+        False,
+        None,
+        None,
+        message="kv has 2 heads, only one is supported",
+    )
