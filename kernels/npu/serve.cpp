@@ -17,6 +17,8 @@ namespace liteboost::npu {
 namespace {
 
 thread_local int verifying = 0;
+// Why the last call on this thread was not served, of those made while verifying.
+thread_local std::string last_reason;
 
 // The answers of this process, by op and a blank and kind. The text is kept for ever: a Refusal points to it.
 struct Verdicts {
@@ -56,7 +58,10 @@ Counts& counts() {
 }
 
 void count(const std::string& op, const std::string& reason) {
-  if (verifying > 0) return;
+  if (verifying > 0) {
+    last_reason = reason;
+    return;
+  }
   Counts& all = counts();
   const std::lock_guard lock(all.mutex);
   ++all.by_reason[{op, reason}];
@@ -184,6 +189,7 @@ void count_fallback_of(c10::string_view op, c10::string_view reason) {
 }
 
 void set_verifying(bool on) { verifying += on ? 1 : -1; }
+std::string reason_while_verifying() { return last_reason; }
 
 }  // namespace
 }  // namespace liteboost::npu
@@ -198,4 +204,5 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_npu_forget_counts() -> ()", &liteboost::npu::forget_counts);
   m.def("_npu_forget_verdicts() -> ()", &liteboost::npu::forget_verdicts);
   m.def("_npu_set_verifying(bool on) -> ()", &liteboost::npu::set_verifying);
+  m.def("_npu_reason_while_verifying() -> str", &liteboost::npu::reason_while_verifying);
 }

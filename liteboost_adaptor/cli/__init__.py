@@ -1,4 +1,4 @@
-"""``python -m liteboost_adaptor``: doctor, status, bench, build, fingerprint, audit.
+"""``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, fingerprint, audit.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -17,6 +17,7 @@ from .bench import bench
 from .build import build
 from .doctor import doctor
 from .fingerprint import fingerprint
+from .selftest import selftest
 from .status import status
 
 #: A script's options stand behind its name and are not ours to read.
@@ -36,6 +37,7 @@ def app() -> typer.Typer:
     )
     commands.command("doctor")(doctor)
     commands.command("status", context_settings=_BEHIND_SCRIPT)(status)
+    commands.command("selftest")(selftest)
     commands.command("bench")(bench)
     commands.command("build")(build)
     commands.command("fingerprint")(fingerprint)

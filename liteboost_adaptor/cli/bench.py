@@ -62,7 +62,7 @@ def bench(
     check_outputs(json_file, plot, workdir)
     from ..bench import report, runner
 
-    with _progress() as progress:
+    with progress_bar() as progress:
         summary = report.summarise(runner.run(settings, workdir, progress))
     if plot is not None:
         report.plot(summary, plot)
@@ -96,7 +96,8 @@ def check_outputs(json_file: str | None, plot: Path | None, workdir: Path | None
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress_bar() -> Iterator[Progress]:
+    """A bar on standard error while something runs; yields what moves it."""
     columns = (
         SpinnerColumn(),
         BarColumn(),

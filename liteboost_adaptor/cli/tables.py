@@ -160,6 +160,29 @@ def _difference_row(version: str, difference: Mapping[str, Any]) -> list[Text]:
     ]
 
 
+def selftest_table(facts: Mapping[str, str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """What a selftest found.
+
+    Args:
+        facts: Of the device and the versions.
+        rows: ``selftest.report.row`` of every result.
+
+    Returns:
+        A line for each fact, and a table with a row for each op and kind.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("op", "kind"):
+        table.add_column(name, no_wrap=True)
+    for name in ("served", "error", "allowed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("remark", overflow="fold")
+    for *cells, outcome, remark in rows:
+        style = {"pass": "green", "FAIL": "bold red"}.get(outcome, "yellow")
+        table.add_row(*map(Text, cells), Text(outcome, style), Text(remark))
+    return Group(*(Text(f"{name}: {value}") for name, value in facts.items()), table)
+
+
 def bench_table(summary: Mapping[str, Any]) -> RenderableType:
     """The figures of a benchmark.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,12 +34,14 @@ class Figure:
             not finite, or there is a fault.
         allowed: What `error` may be.
         fault: What else is wrong, empty if nothing: a shape, or the op's own words when it raised.
+        fallback: Why an NPU's kernel left the call to the reference; empty where it served it.
     """
 
     case: str
     error: float
     allowed: float
     fault: str = ""
+    fallback: str = ""
 
     @property
     def passed(self) -> bool:
@@ -52,7 +54,45 @@ class Figure:
         return f"{self.case}: {self.fault or f'error {self.error:.2e}, allowed {self.allowed:.2e}'}"
 
 
-def compare(op: str, kind: str, device: str) -> list[Figure]:
+@dataclass(frozen=True)
+class Result:
+    """The figures of one op and kind."""
+
+    op: str
+    kind: str
+    figures: tuple[Figure, ...]
+
+    @property
+    def served(self) -> tuple[Figure, ...]:
+        """The cases that the kernel served."""
+        return tuple(figure for figure in self.figures if not figure.fallback)
+
+    @property
+    def failed(self) -> tuple[Figure, ...]:
+        """Those of them that speak against it."""
+        return tuple(figure for figure in self.served if not figure.passed)
+
+    @property
+    def worst(self) -> Figure | None:
+        """The case served that is nearest to what is allowed, or furthest beyond it."""
+        return max(self.served, key=lambda figure: figure.error / (figure.allowed or 1.0), default=None)
+
+    @property
+    def reason(self) -> str:
+        """The reason against using the op for this kind, or an empty string."""
+        if not self.figures:
+            return f"nothing is known to compare it by ({self.kind})"
+        if not self.served:
+            return f"none of the cases to compare it by is served ({self.kind}): {self.figures[0].fallback}"
+        if not self.failed or self.worst is None:
+            return ""
+        return (
+            f"differs from its reference ({self.kind}) in {len(self.failed)} of {len(self.served)} cases; "
+            f"{self.worst.words}"
+        )
+
+
+def compare(op: str, kind: str, device: str) -> Result:
     """Every case of an op and kind, in rounds with other values.
 
     Args:
@@ -67,8 +107,9 @@ def compare(op: str, kind: str, device: str) -> list[Figure]:
         torch.OutOfMemoryError: The device has no memory left; nothing is said about the op.
     """
     rounds = [cases_of(op, kind, seed) for seed in range(ROUNDS)]
-    with torch.no_grad(), _served(device):
-        return [_figure(op, case, device) for cases in rounds for case in cases]
+    with torch.no_grad(), _verifying(device) as fallback:
+        figures = [_figure(op, case, device, fallback) for cases in rounds for case in cases]
+    return Result(op, kind, tuple(figures))
 
 
 def place(tensor: Tensor, device: str) -> Tensor:
@@ -79,20 +120,24 @@ def place(tensor: Tensor, device: str) -> Tensor:
 
 
 @contextlib.contextmanager
-def _served(device: str) -> Iterator[None]:
-    """Let the kernels of an NPU run on this thread though nothing has compared them yet."""
-    verifying = getattr(torch.ops.liteboost, "_npu_set_verifying", None)
-    if verifying is None or device == "cpu":
-        yield
+def _verifying(device: str) -> Iterator[Callable[[], str]]:
+    """Let the kernels of an NPU run on this thread though nothing has compared them yet.
+
+    Yields:
+        What tells why the last call was not served, empty where it was.
+    """
+    kernels = torch.ops.liteboost
+    if device == "cpu" or not hasattr(kernels, "_npu_set_verifying"):
+        yield lambda: ""
         return
-    verifying(True)
+    kernels._npu_set_verifying(True)
     try:
-        yield
+        yield kernels._npu_reason_while_verifying
     finally:
-        verifying(False)
+        kernels._npu_set_verifying(False)
 
 
-def _figure(op: str, case: Case, device: str) -> Figure:
+def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Figure:
     reference = ops()[op].reference
     exact = _listed(reference(**{name: _double(value) for name, value in case.arguments.items()}))
     own = _listed(reference(**case.arguments))
@@ -108,7 +153,7 @@ def _figure(op: str, case: Case, device: str) -> Figure:
     except Exception as fault:  # noqa: BLE001  (whatever an operator raises speaks against it, and is kept)
         words = " ".join(str(fault).split()) or type(fault).__name__
         return Figure(case.label, math.inf, 0.0, f"{type(fault).__name__}: {words}")
-    return _worst(case.label, found, own, exact)
+    return replace(_worst(case.label, found, own, exact), fallback=fallback())
 
 
 def _worst(label: str, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:

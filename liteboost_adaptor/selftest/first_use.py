@@ -1,6 +1,6 @@
 """Whether an op may run on this NPU: compared at its first use, remembered in the user's cache directory.
 
-An answer holds for one SoC, CANN, torch_npu and build of ours (`machine.identity`). Processes write files of
+An answer holds for one SoC, CANN, torch_npu and build of ours (`facts.identity`). Processes write files of
 their own and move them into place, so ranks that start together neither wait for each other nor read a part.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from .. import config
-from . import machine
-from .compare import Figure, compare
+from . import facts
+from .compare import Result, compare
 
 FOLDER = "first_use"
 
@@ -35,12 +35,12 @@ def verdict(op: str, kind: str) -> str:
         kind: Dtype and layout class, as `selftest.case.cases_of` takes it.
     """
     try:
-        identity = machine.identity()
+        identity = facts.identity()
         path = _path(identity, op, kind)
         known = read(path, identity, op, kind)
         if known is not None:
             return known
-        reason = judge(kind, _compare_apart(op, kind))
+        reason = _compare_apart(op, kind).reason
         write(path, identity, op, kind, reason)
     except Exception as fault:  # noqa: BLE001  (counted as a fallback and listed in the status)
         words = " ".join(str(fault).split())
@@ -48,21 +48,10 @@ def verdict(op: str, kind: str) -> str:
     return reason
 
 
-def judge(kind: str, figures: list[Figure]) -> str:
-    """The reason against an op that these figures give, or an empty string."""
-    if not figures:
-        return f"nothing is known to compare it by ({kind})"
-    failed = [figure for figure in figures if not figure.passed]
-    if not failed:
-        return ""
-    worst = max(failed, key=lambda figure: figure.error)
-    return f"differs from its reference ({kind}) in {len(failed)} of {len(figures)} cases; {worst.words}"
-
-
-def forget() -> None:
-    """Remove the answers for this machine, so that the next process compares again."""
-    for path in _folder(machine.identity()).glob("*.json"):
-        path.unlink(missing_ok=True)
+def remember(result: Result) -> None:
+    """Keep what a comparison says for later processes on this machine, in place of what was kept before."""
+    identity = facts.identity()
+    write(_path(identity, result.op, result.kind), identity, result.op, result.kind, result.reason)
 
 
 def read(path: Path, identity: dict[str, Any], op: str, kind: str) -> str | None:
@@ -92,7 +81,7 @@ def write(path: Path, identity: dict[str, Any], op: str, kind: str, reason: str)
             unfinished.unlink()
 
 
-def _compare_apart(op: str, kind: str) -> list[Figure]:
+def _compare_apart(op: str, kind: str) -> Result:
     """Compare in a thread of its own, which has none of the caller's modes.
 
     Inference mode, autocast, default device, function modes, the current stream and what a dispatcher in the
@@ -100,7 +89,7 @@ def _compare_apart(op: str, kind: str) -> list[Figure]:
     """
     device = f"npu:{torch.npu.current_device()}"
 
-    def run() -> list[Figure]:
+    def run() -> Result:
         torch.npu.set_device(device)
         return compare(op, kind, device)
 

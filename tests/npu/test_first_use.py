@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from liteboost_adaptor import config, native_npu
 from liteboost_adaptor.ops import norm
-from liteboost_adaptor.selftest import compare, first_use, machine
+from liteboost_adaptor.selftest import compare, facts, first_use
 
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
 if not torch.npu.is_available():
@@ -75,10 +75,10 @@ def test_every_dtype_and_layout_is_compared_by_itself(cache: Path) -> None:
 @torch.no_grad()
 def test_answers_of_another_machine_do_not_count(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run()
-    here = machine.identity()
+    here = facts.identity()
     assert here["soc"].startswith("Ascend") and here["cann"] and here["operators"]
     for fact in ("soc", "cann", "torch_npu", "kernels", "operators"):
-        monkeypatch.setattr(machine, "identity", lambda fact=fact: {**here, fact: "another"})
+        monkeypatch.setattr(facts, "identity", lambda fact=fact: {**here, fact: "another"})
         forget()
         before = len(list(cache.rglob("first_use/*/*.json")))
         run()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from liteboost_adaptor import native
+from liteboost_adaptor import cli, native
 from liteboost_adaptor.ops import ops
 from liteboost_adaptor.selftest import compare, first_use
 from liteboost_adaptor.selftest.case import DTYPES, Kind, cases_of, kinds_of, ops_with_cases
@@ -36,8 +37,8 @@ def test_every_op_has_cases_of_every_dtype() -> None:
 @pytest.mark.parametrize("op", ops_with_cases())
 def test_every_kernel_of_the_cpu_passes(op: str) -> None:
     for kind in kinds_of(op):
-        figures = compare.compare(op, kind, "cpu")
-        assert first_use.judge(kind, figures) == "" and len(figures) >= 4
+        result = compare.compare(op, kind, "cpu")
+        assert result.reason == "" and len(result.served) >= 4
 
 
 def test_seed_changes_the_values_and_nothing_else() -> None:
@@ -50,7 +51,7 @@ def test_seed_changes_the_values_and_nothing_else() -> None:
 )
 def test_what_nobody_wrote_cases_for_is_refused(op: str, kind: str) -> None:
     assert cases_of(op, kind) == []
-    assert first_use.judge(kind, []) == f"nothing is known to compare it by ({kind})"
+    assert compare.compare(op, kind, "cpu").reason == f"nothing is known to compare it by ({kind})"
 
 
 def test_strides_survive_the_way_to_the_device() -> None:
@@ -129,11 +130,10 @@ def _with_one_zero(result: torch.Tensor) -> torch.Tensor:
 def test_wrong_op_is_refused_with_its_figures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     op, kind, change = WRONG[what]
     _wrong(monkeypatch, op, change)
-    figures = compare.compare(op, kind, "cpu")
-    reason = first_use.judge(kind, figures)
-    assert (
-        reason.startswith(f"differs from its reference ({kind}) in ") and f"of {len(figures)} cases" in reason
-    )
+    result = compare.compare(op, kind, "cpu")
+    reason = result.reason
+    assert reason.startswith(f"differs from its reference ({kind}) in ")
+    assert f" of {len(result.figures)} cases; " in reason
     assert "error " in reason or " instead of " in reason
 
 
@@ -144,7 +144,7 @@ def test_result_of_the_shape_before_is_caught(monkeypatch: pytest.MonkeyPatch) -
         return kept.setdefault(given["x"].shape, op(**given))
 
     _wrong(monkeypatch, "rms_norm", stale)
-    figures = compare.compare("rms_norm", "bf16", "cpu")
+    figures = compare.compare("rms_norm", "bf16", "cpu").figures
     half = len(figures) // compare.ROUNDS
     assert all(figure.passed for figure in figures[:half]) and not any(f.passed for f in figures[half:])
 
@@ -154,7 +154,7 @@ def test_op_that_raises_is_refused_in_its_own_words(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("status 161002:\n  the last axis must be a multiple of 16")
 
     _wrong(monkeypatch, "linear", raising)
-    reason = first_use.judge("bf16", compare.compare("linear", "bf16", "cpu"))
+    reason = compare.compare("linear", "bf16", "cpu").reason
     assert "RuntimeError: status 161002: the last axis must be a multiple of 16" in reason
 
 
@@ -231,3 +231,55 @@ def test_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
 def test_verdict_without_an_npu_is_a_reason_and_no_exception() -> None:
     reason = first_use.verdict("rms_norm", "bf16")
     assert reason.startswith("could not be compared with its reference (bf16): ")
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["selftest", *arguments])
+    return code, *capsys.readouterr()
+
+
+def test_command_prints_a_table_and_writes_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = _run(capsys, "--device", "cpu", "--ops", "rms_norm,rope", "--json", "all.json")
+    assert code == 0 and out.count("pass") == len(kinds_of("rms_norm")) + len(kinds_of("rope"))
+    text = (tmp_path / "selftest-cpu.md").read_text()
+    assert text.startswith("# liteboost_adaptor selftest on cpu: passes\n") and torch.__version__ in text
+    assert "| rope | bf16 half | 12 of 12 |" in text
+    figures = json.loads((tmp_path / "all.json").read_text())
+    assert figures["passed"] and {each["op"] for each in figures["results"]} == {"rms_norm", "rope"}
+
+
+def test_command_ends_with_status_1_when_an_op_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _wrong(monkeypatch, "rms_norm", lambda op, given: op(**{**given, "eps": 0.0}))
+    path = tmp_path / "report.md"
+    code, out, err = _run(capsys, "--device", "cpu", "--ops", "rms_norm,linear", "--report", str(path))
+    assert code == 1 and "6 of 9 kinds differ from their reference: rms_norm (fp32)" in err
+    assert out.count("FAIL") == 6 and "allowed" in out
+    assert "**fails**" in path.read_text() and "- [1, 1, 64]: error" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "gpu"), "must be cpu, npu or npu:0"),
+        (("--device", "npu:x"), "must be cpu, npu or npu:0"),
+        (("--device", "npu:1", "--ops", "linear"), "npu:1"),
+        (("--device", "cpu", "--ops", "rms"), "no op is called rms. Ops: activation"),
+        (("--device", "cpu", "--report", "/nowhere/to/be/found.md"), "Make it first"),
+    ],
+)
+def test_command_refuses_what_it_cannot_do(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: Any,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    code, _, err = _run(capsys, *arguments)
+    assert code == 1 and words in err and list(tmp_path.iterdir()) == []
