@@ -9,6 +9,7 @@ import torch
 
 from ..report import Tally
 from .guards import class_as_written, observed, unserved
+from .layout import elementwise
 
 ops = torch.ops.liteboost
 
@@ -30,7 +31,9 @@ def gated_activation(
             tally.fell_back(reason)
             return act(gate) * up
         tally.served()
-        return ops.gated_activation(gate, up, activation, alpha)
+        if gate.is_contiguous():
+            return ops.gated_activation(gate, up, activation, alpha)
+        return elementwise(ops.gated_activation, gate, up, activation, alpha, fixed=0)
 
     return fused
 
@@ -48,7 +51,9 @@ def gated_function(
             tally.fell_back(reason)
             return act(gate) * up
         tally.served()
-        return ops.gated_activation(gate, up, activation)
+        if gate.is_contiguous():
+            return ops.gated_activation(gate, up, activation)
+        return elementwise(ops.gated_activation, gate, up, activation, fixed=0)
 
     return fused
 
@@ -64,7 +69,9 @@ def activation(
             tally.fell_back(reason)
             return original(self, x)
         tally.served()
-        return ops.activation(x, activation, alpha)
+        if x.is_contiguous():
+            return ops.activation(x, activation, alpha)
+        return elementwise(ops.activation, x, activation, alpha, fixed=0)
 
     return forward
 

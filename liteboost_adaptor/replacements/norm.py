@@ -14,6 +14,7 @@ import torch
 
 from ..report import Tally
 from .guards import PROBE, class_as_written, observed, unserved
+from .layout import elementwise
 
 ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
@@ -113,7 +114,11 @@ def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callabl
             tally.fell_back(reason)
             return original(self, hidden_states)
         tally.served()
-        return ops.rms_norm(hidden_states, *form.arguments(self, hidden_states, scale))
+        arguments = form.arguments(self, hidden_states, scale)
+        if hidden_states.is_contiguous():
+            return ops.rms_norm(hidden_states, *arguments)
+        fixed = 1 if scale is None else scale.ndim
+        return elementwise(ops.rms_norm, hidden_states, *arguments, fixed=fixed)
 
     return forward
 
@@ -143,9 +148,17 @@ def add_rms_norm(
             total = a + b
             return norm(total), total
         tally.served()
-        return ops.add_rms_norm(b, a, *form.arguments(norm, a, scale))
+        arguments = form.arguments(norm, a, scale)
+        if a.is_contiguous():
+            return ops.add_rms_norm(b, a, *arguments)
+        fixed = 1 if scale is None else scale.ndim
+        return elementwise(_norm_sum, a, b, *arguments, fixed=fixed)
 
     return fused
+
+
+def _norm_sum(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return ops.add_rms_norm(b, a, *arguments)
 
 
 def layer_norm(
@@ -156,6 +169,7 @@ def layer_norm(
     weight: str = "weight",
     bias: str = "bias",
     offset: float = 0.0,
+    is_elementwise: bool = False,
 ) -> Callable[..., torch.Tensor]:
     """LayerNorm ``forward(self, hidden_states)`` over the last dimension.
 
@@ -163,6 +177,8 @@ def layer_norm(
         eps: Attribute of the module, or the number itself.
         weight, bias: Attributes of the module; empty where there is none.
         offset: Added to the weight, in the weight's dtype (1.0 for Nemotron).
+        is_elementwise: The original is written out, and keeps the layout of its argument (Cohere);
+            ``torch.nn.functional.layer_norm`` returns contiguous tensors.
     """
 
     def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -182,9 +198,10 @@ def layer_norm(
         tally.served()
         if offset:
             scale = scale + offset
-        return ops.layer_norm(
-            hidden_states, scale, shift, getattr(self, eps) if isinstance(eps, str) else eps
-        )
+        arguments = scale, shift, getattr(self, eps) if isinstance(eps, str) else eps
+        if is_elementwise:
+            return elementwise(ops.layer_norm, hidden_states, *arguments, fixed=1)
+        return ops.layer_norm(hidden_states, *arguments)
 
     return forward
 
@@ -229,9 +246,8 @@ def gated_rms_norm(
         tally.served()
         size = getattr(self, group_size) if group_size else 0
         gate, weight = widened(hidden_states, gate), widened(hidden_states, self.weight)
-        return ops.gated_rms_norm(
-            hidden_states, gate, weight, getattr(self, eps), act, gate_first, late, size
-        )
+        arguments = gate, weight, getattr(self, eps), act, gate_first, late, size
+        return elementwise(ops.gated_rms_norm, hidden_states, *arguments, fixed=1)
 
     return forward
 

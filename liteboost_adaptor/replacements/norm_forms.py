@@ -10,6 +10,7 @@ import torch
 
 from ..report import Tally
 from .guards import PROBE, unserved
+from .layout import elementwise
 from .norm import gate_unserved, normalized_shape_unserved, weight_unserved, widened
 
 ops = torch.ops.liteboost
@@ -69,10 +70,10 @@ def grouped_rms_norm(
             return original(self, x)
         tally.served()
         if size is None:
-            return ops.rms_norm(x, weight, getattr(self, eps), offset, late)
+            return elementwise(ops.rms_norm, x, weight, getattr(self, eps), offset, late, fixed=1)
         groups = (weight.shape[0] // size, size)
-        normed = ops.rms_norm(x.unflatten(-1, groups), weight.view(groups), getattr(self, eps), offset, late)
-        return normed.flatten(-2)
+        arguments = weight.view(groups), getattr(self, eps), offset, late
+        return elementwise(ops.rms_norm, x.unflatten(-1, groups), *arguments, fixed=2).flatten(-2)
 
     return forward
 
@@ -112,7 +113,7 @@ def scaled_input_rms_norm(
             tally.fell_back(reason)
             return original(self, x)
         tally.served()
-        return ops.rms_norm(x * (self.weight + offset), None, getattr(self, eps))
+        return elementwise(ops.rms_norm, x * (self.weight + offset), None, getattr(self, eps), fixed=1)
 
     return forward
 
@@ -135,7 +136,7 @@ def biased_rms_norm(
             tally.fell_back(reason)
             return original(self, x)
         tally.served()
-        normed = ops.rms_norm(x, self.weight, getattr(self, eps))
+        normed = elementwise(ops.rms_norm, x, self.weight, getattr(self, eps), fixed=1)
         return normed if self.bias is None else normed + self.bias
 
     return forward
@@ -167,9 +168,8 @@ def switched_gated_rms_norm(
         tally.served()
         size = 0 if norm_first else hidden_states.shape[-1] // count
         gate, weight = widened(hidden_states, gate), widened(hidden_states, self.weight)
-        return ops.gated_rms_norm(
-            hidden_states, gate, weight, getattr(self, eps), "silu", not norm_first, True, size
-        )
+        arguments = gate, weight, getattr(self, eps), "silu", not norm_first, True, size
+        return elementwise(ops.gated_rms_norm, hidden_states, *arguments, fixed=1)
 
     return forward
 

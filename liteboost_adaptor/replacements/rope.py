@@ -10,6 +10,7 @@ import torch
 
 from ..report import Tally
 from .guards import PROBE, unserved
+from .layout import memory_order
 
 ops = torch.ops.liteboost
 
@@ -50,6 +51,8 @@ def rotary(
     read = _reader(original, arguments, unsqueeze_dim)
     wants_k = ("k" in arguments or not arguments) and not may_lack_k
     is_partial = channels != "all"
+    # Elementwise to the end; the others put their result together with ``cat``, which makes it contiguous.
+    keeps_layout = not is_partial and layout != "deinterleave" and table != "half"
     channels_an_entry = 2 if table in ("half", "complex") else 1
 
     def apply(*args: Any, **kwargs: Any) -> Any:
@@ -69,6 +72,8 @@ def rotary(
             cos, sin = cos.narrow(-1, 0, width // 2), sin.narrow(-1, 0, width // 2)
         if reverse:
             sin = sin.neg()
+        if keeps_layout and not q.is_contiguous() and _are_transposed(q, k):
+            return _rotate_transposed(q, k, cos, sin, heads, layout, width)
         if k is None:
             return _rotate_one(q, cos, sin, heads, layout, width, channels)
         if channels == "last":
@@ -79,6 +84,31 @@ def rotary(
         return ops.rope(q, k, cos, sin, heads, layout, width)
 
     return apply
+
+
+def _are_transposed(q: torch.Tensor, k: torch.Tensor | None) -> bool:
+    """Whether dimensions 1 and 2 stand the other way round in memory, as where attention makes its heads."""
+    if q.ndim != 4 or memory_order(q) != [0, 2, 1, 3]:
+        return False
+    return k is None or 1 in k.shape[1:3] or memory_order(k) == [0, 2, 1, 3]
+
+
+def _rotate_transposed(
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    heads: int,
+    layout: str,
+    width: int,
+) -> Any:
+    """The op on the dimensions in the order they have in memory, in which its results come back."""
+    heads, q = 3 - heads, q.transpose(1, 2)
+    other = q.narrow(heads, 0, 0) if k is None else k.transpose(1, 2)
+    turned = ops.rope(q, other, cos, sin, heads, layout, width)
+    if k is None:
+        return turned[0].transpose(1, 2)
+    return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
 
 
 def _rotate_one(

@@ -159,7 +159,7 @@ def check_served(module: nn.Module, form: Form, *arguments: Any, **named: Any) -
     assert served.rules == {f"rope.{form.rule}": 1} and served.fallbacks == {}
     assert type(found) is (tuple if len(theirs) > 1 else torch.Tensor)
     for ours, original, exact in zip(results(found), theirs, truth, strict=True):
-        assert ours.dtype == original.dtype and ours.shape == original.shape
+        assert (ours.dtype, ours.shape, ours.stride()) == (original.dtype, original.shape, original.stride())
         if ours.dtype == torch.float32:
             torch.testing.assert_close(ours, exact, rtol=2e-6, atol=2e-6)
         error, own = ((x.double() - exact.double()).norm() for x in (ours, original))
