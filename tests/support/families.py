@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from . import coverage, families_images, tiny_models
@@ -136,38 +135,3 @@ def decode(
     }
     out = model.generate(**inputs, generation_config=settings, logits_processor=processors)
     return out.sequences.flatten(0, -2)[:, -steps:], torch.stack(out.logits, dim=1)
-
-
-class Choices(TorchDispatchMode):
-    """Notes how close every choice by ``topk`` was (experts, keys of sparse attention) in a run.
-
-    A rounding may turn a choice that was close, and then another function is computed, there and, by
-    attention, at every later position.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.margins: list[torch.Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func.overloadpacket is torch.ops.aten.topk and args[1] < args[0].shape[-1]:
-            self.margins.append(_margin(args[0], args[1]))
-        return func(*args, **(kwargs or {}))
-
-    def by_position(self, rows: int, length: int) -> torch.Tensor:
-        """Smallest relative margin up to each position, ``[rows, length]``; ones where nothing is chosen."""
-        found = torch.ones(rows, length)
-        for margin in self.margins:
-            if margin.numel() % (rows * length) == 0:
-                found = torch.minimum(found, margin.reshape(rows, length, -1).amin(-1))
-            elif margin.numel() % rows == 0:
-                found = torch.minimum(found, margin.reshape(rows, -1).amin(-1, keepdim=True))
-        return found.cummin(dim=1).values
-
-
-def _margin(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Distance between the last one chosen and the first one not, over the largest finite score."""
-    ranked = scores.float().sort(dim=-1, descending=True).values
-    finite = torch.where(ranked.isfinite(), ranked.abs(), 0.0)
-    gap = (ranked[..., k - 1] - ranked[..., k]).nan_to_num(float("inf"))
-    return gap / finite.amax().clamp_min(1e-30)

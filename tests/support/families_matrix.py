@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 import types
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 import liteboost_adaptor
 
 from . import families, numbers, tiny_models
+from .families_choices import SLACK, Choices, safe
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "family_matrix.tsv"
 
@@ -30,8 +32,6 @@ SEEDS = (0, 1, 2)
 STEPS = 4
 
 TOLERANCE = 2e-5
-#: A choice closer than this share of the largest score may be turned by a rounding.
-CLOSE = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 OK, UNDECIDED, WRONG, NO_ORIGINAL = "ok", "undecided", "WRONG", "the original raises"
 
 
@@ -67,16 +67,32 @@ class Result:
     Attributes:
         error: In fp32 the largest difference over the largest logit; else our distance from fp32 over the
             original's own.
-        verdict: ``ok``; ``undecided`` where all positions hang on a choice too close to call; ``the original
-            raises``; or ``WRONG``.
+        kept: Share of the positions that were compared; the others hang on a choice too close to call.
+        verdict: ``ok``; ``undecided`` where no position was compared; ``the original raises``; or ``WRONG``.
     """
 
     cell: Cell
     error: float
+    kept: float
     verdict: str
 
     def __str__(self) -> str:
-        return "\t".join([*map(str, dataclasses.astuple(self.cell)), f"{self.error:.1e}", self.verdict])
+        found = f"{self.error:.1e}", f"{self.kept:.0%}", self.verdict
+        return "\t".join([*map(str, dataclasses.astuple(self.cell)), *found])
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Squared distances from fp32 over the positions that are compared, and how many these are.
+
+    ``floor`` is what one rounding of the logits may make.
+    """
+
+    ours: float
+    own: float
+    floor: float
+    kept: int
+    positions: int
 
 
 def covering(factors: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
@@ -221,18 +237,24 @@ def run(cell: Cell) -> Result:
     if cell.dtype == "fp32":
         return _run_fp32(cell)
     # What one seed decides by bad luck is decided by several together.
-    parts: list[tuple[torch.Tensor, ...]] = []
+    parts: list[Part] = []
     for seed in (cell.seed, *range(10, 15)):
         try:
-            parts += _low_precision(cell, seed)
+            parts.append(_low_precision(cell, seed))
         except OriginalRaises as fault:
-            return Result(cell, float("nan"), f"{NO_ORIGINAL}: {fault}")
-        ours, own, floor = (sum(column).sqrt() for column in zip(*parts, strict=True)) if parts else (0, 0, 0)
-        if parts and ours <= max(1.5 * own, floor):
+            return Result(cell, math.nan, math.nan, f"{NO_ORIGINAL}: {fault}")
+        result = _together(cell, parts)
+        if result.verdict == OK:
             break
-    if not parts:
-        return Result(cell, float("nan"), UNDECIDED)
-    return Result(cell, float(ours / own.clamp_min(1e-30)), OK if ours <= max(1.5 * own, floor) else WRONG)
+    return result
+
+
+def _together(cell: Cell, parts: list[Part]) -> Result:
+    ours, own, floor, kept, positions = map(sum, zip(*map(dataclasses.astuple, parts), strict=True))
+    if not kept:
+        return Result(cell, math.nan, 0.0, UNDECIDED)
+    is_near = math.sqrt(ours) <= max(SLACK * math.sqrt(own), math.sqrt(floor))
+    return Result(cell, math.sqrt(ours / max(own, 1e-60)), kept / positions, OK if is_near else WRONG)
 
 
 def _paddings(length: int) -> tuple[int, ...]:
@@ -253,29 +275,51 @@ def _run_fp32(cell: Cell) -> Result:
     # Of the logits: codebook models write other tokens than the likeliest.
     same = torch.equal(found_steps.argmax(-1)[certain], steps.argmax(-1)[certain])
     error = max(numbers.relative(found, expected), numbers.relative(found_steps, steps))
-    return Result(cell, error, OK if error <= TOLERANCE and same else WRONG)
+    return Result(cell, error, 1.0, OK if error <= TOLERANCE and same else WRONG)
 
 
-def _low_precision(cell: Cell, seed: int) -> list[tuple[torch.Tensor, ...]]:
-    """Squared distances from fp32: ours, the original's own, and what one rounding of the logits may make."""
+def _low_precision(cell: Cell, seed: int) -> Part:
+    """Ours and the original in 16 bits against the original in fp32, the same weights and tokens."""
     dtype = DTYPES[cell.dtype]
     model = families.cast(cell.build(seed), dtype)
     plain = families.inputs_of(model, cell.length, (0, 0), seed)
     padded = families.inputs_of(model, cell.length, _paddings(cell.length), seed)
 
-    exact, tokens, is_safe = _in_fp32(families.cast(model, torch.float32), plain, padded, CLOSE[dtype])
+    exact = _Run(families.cast(model, torch.float32), plain, padded, None)
     families.cast(model, dtype)
     try:
-        own = _logits(model, plain, padded, tokens)
+        own = _Run(model, plain, padded, exact.tokens)
     except RuntimeError as fault:
         raise OriginalRaises(str(fault).splitlines()[0]) from fault
     with liteboost_adaptor.patched(model, level=cell.level):
-        ours = _logits(model, plain, padded, tokens)
-    kept = is_safe & own.isfinite().all(-1)
-    if not kept.any():
-        return []
-    distances = [(found[kept].double() - exact[kept].double()).norm() ** 2 for found in (ours, own)]
-    return [(*distances, (numbers.ULP[dtype] * exact[kept].double().norm()) ** 2)]
+        ours = _logits(model, plain, padded, exact.tokens)
+    kept = _hangs_on_no_close_choice(exact, own, cell.length) & own.logits.isfinite().all(-1)
+    wanted = exact.logits[kept].double()
+    return Part(
+        ours=float((ours[kept].double() - wanted).norm() ** 2),
+        own=float((own.logits[kept].double() - wanted).norm() ** 2),
+        floor=float((numbers.ULP[dtype] * wanted.norm()) ** 2),
+        kept=int(kept.sum()),
+        positions=kept.numel(),
+    )
+
+
+class _Run:
+    """Logits of the unpatched model, the tokens of its steps, and the choices it made."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plain: dict[str, Any],
+        padded: dict[str, Any],
+        tokens: torch.Tensor | None,
+    ) -> None:
+        with Choices(model) as self.decode_choices:
+            self.tokens, steps = families.decode(model, padded, STEPS, forced=tokens)
+        with Choices(model) as self.prefill_choices:
+            prefill = families.prefill(model, plain)
+        self.outputs = prefill.flatten(0, 1), steps.flatten(0, 1)
+        self.logits = torch.cat(self.outputs)
 
 
 def _logits(
@@ -285,28 +329,19 @@ def _logits(
     return torch.cat([families.prefill(model, plain).flatten(0, 1), steps.flatten(0, 1)])
 
 
-def _in_fp32(
-    model: torch.nn.Module, plain: dict[str, Any], padded: dict[str, Any], close: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits as `_logits` has them, the tokens of the steps, and which rows hang on no close choice."""
-    with families.Choices() as choices:
-        logits = families.prefill(model, plain)
-    rows, length = plain["input_ids"].shape
-    is_safe = [choices.by_position(rows, length).flatten() > close]
-    with families.Choices() as choices:
-        tokens, steps = families.decode(model, padded, STEPS)
-    rows = padded["input_ids"].shape[0]
-    margins = choices.by_position(rows, 1).expand(rows, STEPS)
-    is_safe.append(margins.flatten() > close)
-    outputs = [logits.flatten(0, 1), steps.flatten(0, 1)]
+def _hangs_on_no_close_choice(exact: _Run, own: _Run, length: int) -> torch.Tensor:
+    """Which rows of the logits rounding cannot have made another function's."""
+    rows = len(_paddings(length))
+    parts = (
+        safe(exact.prefill_choices.made, own.prefill_choices.made, 2, length),
+        safe(exact.decode_choices.made, own.decode_choices.made, rows, length, STEPS)[:, -STEPS:],
+    )
     # Codebooks: several rows of logits for one of tokens.
-    is_safe = [
-        safe.repeat_interleave(len(out) // len(safe)) for safe, out in zip(is_safe, outputs, strict=True)
-    ]
-    return torch.cat(outputs), tokens, torch.cat(is_safe)
+    repeats = [len(out) // part.numel() for part, out in zip(parts, exact.outputs, strict=True)]
+    return torch.cat([part.flatten().repeat_interleave(n) for part, n in zip(parts, repeats, strict=True)])
 
 
-_COLUMNS = (*(field.name for field in dataclasses.fields(Cell)), "error", "verdict")
+_COLUMNS = (*(field.name for field in dataclasses.fields(Cell)), "error", "kept", "verdict")
 
 
 def not_expressible(family: str, value: str, reason: str) -> str:
