@@ -30,10 +30,10 @@ def _serve_adapted(_: Any) -> None:
     runtime.serve_adapted()
 
 
-def _fix(_: Any) -> None:
+def _fix(module: Any) -> None:
     from .environment.npu import fixes
 
-    fixes.imported(_settings)
+    fixes.imported(module.__name__, _settings)
 
 
 after_import("transformers.modeling_utils", _activate)

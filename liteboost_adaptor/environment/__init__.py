@@ -7,6 +7,8 @@ FIXED_MODULES = (
     "torch_npu",
     "transformers.integrations.sdpa_attention",
     "transformers.distributed.utils",
+    "transformers.generation.utils",
+    "transformers.masking_utils",
 )
 
 __all__ = ["FIXED_MODULES", "notes", "prepare", "release"]

@@ -1,4 +1,6 @@
-"""Level 0 on an NPU: what torch_npu and transformers leave undone so that a program runs, as undoable fixes.
+"""What torch_npu and transformers leave undone on an NPU, as fixes that can be undone.
+
+Those of level 0 are for a program to run and to be right; those of level 1 save launches between two tokens.
 
 A fix acts once the module it changes is imported, there is an NPU, and the user has not turned it off. Every
 fix is a row of the status.
@@ -19,7 +21,7 @@ import torch
 from ..config import Settings
 from ..engine.install import UndoStack
 from ..report import APPLIED, DISABLED, FAILED, IDLE, Outcome, report
-from . import cuda_names, npu_masks
+from . import cuda_names, npu_generate, npu_masks, npu_rotary
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Fix:
         module: The module after whose import it can act.
         install: Puts it in force until the stack is undone.
         unfit: Why it is not needed or cannot be had here, or None.
+        level: The lowest level at which it acts.
     """
 
     id: str
@@ -39,6 +42,7 @@ class Fix:
     module: str
     install: Callable[[UndoStack], Any]
     unfit: Callable[[], str | None] = lambda: None
+    level: int = 0
 
 
 def _hccl(stack: UndoStack) -> None:
@@ -93,6 +97,43 @@ def _cuda_unfit() -> str | None:
     return "there is a CUDA device" if torch.cuda.is_available() else None
 
 
+def _generate_stop(stack: UndoStack) -> None:
+    stack.set_attribute(_CRITERIA, "StoppingCriteriaList.__call__", npu_generate.stopping)
+    if hasattr(sys.modules[_GENERATE], "StopCheck"):  # before, `_sample` itself asks for the largest
+        stack.set_attribute(_GENERATE, "StopCheck.__call__", npu_generate.stop_check)
+
+
+def _generate_positions(stack: UndoStack) -> None:
+    inside: list[int] = []
+    ours = {
+        "_sample": functools.partial(npu_generate.sampling, inside=inside),
+        "_prepare_position_ids_for_generation": npu_generate.first_positions,
+        "_update_model_kwargs_for_generation": functools.partial(npu_generate.next_positions, inside=inside),
+    }
+    for name, make in ours.items():
+        stack.set_attribute(_GENERATE, f"GenerationMixin.{name}", make)
+
+
+def _generate_positions_unfit() -> str | None:
+    mixin = sys.modules[_GENERATE].GenerationMixin
+    known = hasattr(mixin, "_prepare_position_ids_for_generation")
+    return None if known else "this transformers makes position ids in another place"
+
+
+def _generate_rotary(stack: UndoStack) -> None:
+    stack.set_attribute(_GENERATE, "GenerationMixin._sample", npu_rotary.sampling)
+
+
+def _generate_mask(stack: UndoStack) -> None:
+    mapping = sys.modules["transformers.masking_utils"].AttentionMaskInterface._global_mapping
+    stack.set_item(
+        mapping, "sdpa", npu_generate.decoding_mask(mapping["sdpa"]), "AttentionMaskInterface['sdpa']"
+    )
+
+
+_CRITERIA = "transformers.generation.stopping_criteria"
+_GENERATE = "transformers.generation.utils"
+
 FIXES = (
     Fix("npu.cuda", "cuda in a script leads to the NPU", "torch_npu", cuda_names.install, _cuda_unfit),
     Fix("npu.masks", "boolean masks in the shapes that NPU attention takes", "torch_npu", _masks),
@@ -111,6 +152,35 @@ FIXES = (
         _hccl,
         _hccl_unfit,
     ),
+    Fix(
+        "npu.generate_stop",
+        "one operator and one copy a token tell whether generate is done",
+        _GENERATE,
+        _generate_stop,
+        level=1,
+    ),
+    Fix(
+        "npu.generate_positions",
+        "generate makes the next position alone",
+        _GENERATE,
+        _generate_positions,
+        _generate_positions_unfit,
+        level=1,
+    ),
+    Fix(
+        "npu.generate_rotary",
+        "cos and sin of the next position are looked up",
+        _GENERATE,
+        _generate_rotary,
+        level=1,
+    ),
+    Fix(
+        "npu.generate_mask",
+        "the mask of one token is the padding",
+        "transformers.masking_utils",
+        _generate_mask,
+        level=1,
+    ),
 )
 
 
@@ -123,9 +193,11 @@ class Fixes:
         self._is_dismissed = False
         self._stacks: dict[str, UndoStack] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._imported: set[str] = set()
 
-    def imported(self, settings: Settings) -> None:
+    def imported(self, module: str, settings: Settings) -> None:
         """What the import hooks do: put in force what can be, unless the user has said `undo`."""
+        self._imported.add(module)
         if not self._is_dismissed:
             self.start(self._settings or settings)
 
@@ -135,18 +207,17 @@ class Fixes:
             self._settings, self._is_dismissed = settings, False
             if not is_npu_there():
                 return
+            if any(_turned_off(fix, settings) for fix in FIXES if fix.id in self._stacks):
+                self._take_back_all()  # two may have changed the same function: last first
             for fix in FIXES:
-                is_off = _turned_off(fix, settings)
-                if is_off and self._stacks.get(fix.id):
-                    self._take_back(fix.id)
-                if fix.id not in self._stacks and fix.module in sys.modules:
-                    self._consider(fix, is_off)
+                if fix.id not in self._stacks and fix.module in self._imported:
+                    self._consider(fix, _turned_off(fix, settings))
 
     def stop(self) -> list[str]:
         """Take everything back. Returns a sentence for each thing that someone else has changed since."""
         with self._lock:
             self._is_dismissed = True
-            return [sentence for name in reversed(list(self._outcomes)) for sentence in self._take_back(name)]
+            return self._take_back_all()
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """(id, title, state when nothing came of it) of every fix, where torch_npu is in use."""
@@ -182,15 +253,21 @@ class Fixes:
         self._outcomes[outcome.rule] = outcome
         report.add(outcome)
 
-    def _take_back(self, name: str) -> list[str]:
-        report.remove(self._outcomes.pop(name))
-        return self._stacks.pop(name, UndoStack()).undo_all()
+    def _take_back_all(self) -> list[str]:
+        left = [sentence for stack in reversed(self._stacks.values()) for sentence in stack.undo_all()]
+        self._stacks.clear()
+        for outcome in self._outcomes.values():
+            report.remove(outcome)
+        self._outcomes.clear()
+        return left
 
 
 def _turned_off(fix: Fix, settings: Settings) -> str:
     for glob in settings.disable:
         if fnmatch.fnmatchcase(fix.id, glob):
             return f"turned off by LITEBOOST_DISABLE={glob}"
+    if fix.level > settings.level:
+        return f"needs level {fix.level}, level {settings.level} is set"
     return ""
 
 

@@ -36,7 +36,8 @@ def test_every_fix_is_listed_as_applied() -> None:
     import transformers.distributed.utils
     import transformers.integrations.sdpa_attention  # noqa: F401
 
-    assert set(states().values()) == {"applied"} and len(states()) == 5
+    at_zero = {name: state for name, state in states().items() if "generate" not in name}
+    assert set(at_zero.values()) == {"applied"} and len(at_zero) == 5
 
 
 MASKS = {

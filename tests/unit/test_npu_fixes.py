@@ -64,7 +64,8 @@ def test_attention_off_the_npu_gets_its_mask_as_it_is() -> None:
 def test_without_an_npu_nothing_is_changed_or_listed() -> None:
     fixes = npu.Fixes()
     before = torch.Tensor.to, torch.tensor, torch.cuda.is_available, torch.nn.functional.gelu
-    fixes.start(Settings())
+    for module in FIXED_MODULES:
+        fixes.imported(module, Settings())
     assert (torch.Tensor.to, torch.tensor, torch.cuda.is_available, torch.nn.functional.gelu) == before
     assert fixes.stop() == [] and list(fixes.rows()) == []
     assert not [row for row in liteboost_adaptor.status().rules if row.id.startswith("npu.")]

@@ -1,0 +1,377 @@
+"""Level 1 on an NPU: what ``generate`` asks between two tokens, and that its results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    EosTokenCriteria,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+import liteboost_adaptor
+from liteboost_adaptor.environment import npu_rotary
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def at_level_one(no_grad: None) -> Iterator[None]:
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=1)
+    yield
+    liteboost_adaptor.undo()
+
+
+def llama(layers: int = 1, **changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        vocab_size=128, num_hidden_layers=layers, pad_token_id=0, eos_token_id=2, **sizes | changes
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.mul_(6)
+    return model
+
+
+def prompts(rows: int, padding: int = 0) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 128, (rows, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :padding], ids[0, :padding] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def there(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.npu() for name, value in inputs.items()}
+
+
+def calls(rule: str) -> int:
+    return next(row.calls for row in liteboost_adaptor.status().rules if row.id == rule)
+
+
+class Reads(TorchDispatchMode):
+    """Counts what makes the host wait for the device: copies to it, and values it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        from_npu = any(each.device.type == "npu" for each in tensors)
+        to_host = isinstance(out, torch.Tensor) and out.device.type == "cpu"
+        if from_npu and (func.overloadpacket is torch.ops.aten._local_scalar_dense or to_host):
+            self.count += 1
+        return out
+
+
+SETTINGS = {
+    "plain": {"eos_token_id": None},
+    "one end token": {"eos_token_id": 2},
+    "three end tokens": {"eos_token_id": [2, 5, 9]},
+    "time": {"max_time": 1e6},
+    "sampled": {"do_sample": True, "top_k": 1},
+}
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_tokens_and_logits_are_those_of_the_cpu(settings: dict[str, Any], padding: int) -> None:
+    arguments = {"max_new_tokens": 8, "return_dict_in_generate": True, "output_logits": True, **settings}
+    if not settings.get("do_sample"):
+        arguments["do_sample"] = False
+    model, inputs = llama(), prompts(3, padding)
+    expected = model.generate(**inputs, **arguments)
+    found = model.npu().generate(**there(inputs), **arguments)
+    assert torch.equal(found.sequences.cpu(), expected.sequences)
+    torch.testing.assert_close(
+        torch.stack(found.logits).cpu(), torch.stack(expected.logits), rtol=1e-4, atol=1e-4
+    )
+    for rule in ("npu.generate_stop", "npu.generate_positions", "npu.generate_rotary"):
+        assert calls(rule) > 0, rule
+
+
+def test_rows_that_end_at_different_tokens_are_padded_as_on_the_cpu() -> None:
+    model, inputs = llama(), prompts(4)
+    free = model.generate(**inputs, do_sample=False, max_new_tokens=10, eos_token_id=None)[:, 7:]
+    ends = sorted({int(free[0, 1]), int(free[1, 4]), int(free[2, 7])})
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=10, eos_token_id=ends)
+    lengths = {int((row != 0).sum()) for row in expected}
+    assert len(lengths) > 1
+    assert torch.equal(
+        model.npu().generate(**there(inputs), do_sample=False, max_new_tokens=10, eos_token_id=ends).cpu(),
+        expected,
+    )
+
+
+def test_generation_stops_where_every_row_has_ended() -> None:
+    model, inputs = llama(), prompts(2)
+    free = model.generate(**inputs, do_sample=False, max_new_tokens=4, eos_token_id=None)[:, 7:]
+    ends = [int(free[0, 1]), int(free[1, 2])]
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=40, eos_token_id=ends)
+    assert expected.shape[1] <= 10
+    found = model.npu().generate(**there(inputs), do_sample=False, max_new_tokens=40, eos_token_id=ends)
+    assert torch.equal(found.cpu(), expected)
+
+
+class Heard:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[torch.Tensor] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        assert value.device.type == "cpu"
+        self.tokens.append(value)
+
+    def end(self) -> None:
+        self.tokens.append(torch.tensor(-1))
+
+
+def test_a_streamer_hears_the_tokens() -> None:
+    model, inputs, expected, heard = llama(), prompts(1), Heard(), Heard()
+    model.generate(**inputs, do_sample=False, max_new_tokens=5, streamer=expected)
+    model.npu().generate(**there(inputs), do_sample=False, max_new_tokens=5, streamer=heard)
+    assert len(heard.tokens) == len(expected.tokens)
+    assert all(torch.equal(a, b) for a, b in zip(heard.tokens, expected.tokens, strict=True))
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["", "streamed"])
+@pytest.mark.parametrize(("rows", "padding"), [(1, 0), (3, 0), (3, 2)])
+@pytest.mark.parametrize("ends", [None, [2, 5]], ids=["no end", "ends"])
+def test_the_device_is_read_once_a_token(rows: int, padding: int, ends: Any, streamed: bool) -> None:
+    if streamed and rows > 1:
+        pytest.skip("a streamer hears one row")
+    model, inputs = llama().npu(), there(prompts(rows, padding))
+    reads = []
+    for tokens in (3, 8):
+        extra = {"streamer": Heard()} if streamed else {}
+        with Reads() as counted:
+            model.generate(
+                **inputs,
+                do_sample=False,
+                min_new_tokens=None,
+                max_new_tokens=tokens,
+                eos_token_id=ends,
+                **extra,
+            )
+        reads.append(counted.count)
+    assert reads[1] - reads[0] <= 5
+
+
+class Never(StoppingCriteria):
+    """A criterion that is not known here."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+@pytest.mark.parametrize("length", [8, 12])
+@pytest.mark.parametrize("ends", [[2], [2, 5, 9], [127], []])
+def test_stopping_criteria_say_what_they_said(length: int, ends: list[int]) -> None:
+    criteria = StoppingCriteriaList([MaxLengthCriteria(10), MaxTimeCriteria(1e6)])
+    if ends:
+        criteria.append(EosTokenCriteria(ends))
+    ids = torch.randint(0, 10, (16, length))
+    expected = criteria(ids, None)
+    found = criteria(ids.npu(), None)
+    assert found.dtype == torch.bool and found.device.type == "npu" and torch.equal(found.cpu(), expected)
+    criteria.append(Never())
+    before = calls("npu.generate_stop")
+    assert torch.equal(criteria(ids.npu(), None).cpu(), criteria(ids, None))
+    assert calls("npu.generate_stop") == before
+
+
+def test_a_criterion_still_warns_of_a_text_that_is_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    from transformers.generation import stopping_criteria
+
+    class Noted:
+        def __init__(self) -> None:
+            self.words: list[str] = []
+
+        def warning_once(self, words: str) -> None:
+            self.words.append(words)
+
+    noted, former = Noted(), stopping_criteria.logger
+    stopping_criteria.logger = noted
+    try:
+        StoppingCriteriaList([MaxLengthCriteria(20, max_position_embeddings=4)])(
+            torch.ones(1, 8, dtype=torch.long, device="npu"), None
+        )
+    finally:
+        stopping_criteria.logger = former
+    assert len(noted.words) == 1 and "maximum length (4)" in noted.words[0]
+
+
+def test_position_ids_of_the_user_are_used() -> None:
+    model, inputs = llama(), prompts(2)
+    positions = torch.arange(7)[None].expand(2, 7) * 3 + 11
+    arguments = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
+    expected = model.generate(**inputs, position_ids=positions, **arguments)
+    assert not torch.equal(expected, model.generate(**inputs, **arguments))
+    before = calls("npu.generate_rotary")
+    found = model.npu().generate(**there(inputs), position_ids=positions.npu(), **arguments)
+    assert torch.equal(found.cpu(), expected)
+    assert calls("npu.generate_rotary") == before  # their bound is not known
+
+
+def test_a_decoding_loop_of_the_users_own_keeps_all_positions() -> None:
+    seen = []
+
+    def loop(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        wanted = ("attention_mask", "position_ids", "past_key_values", "use_cache")
+        state = {name: value for name, value in kwargs.items() if name in wanted}
+        for _ in range(3):
+            inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=None, **state)
+            outputs = model(**inputs | {"past_key_values": None, "use_cache": False}, return_dict=True)
+            state = model._update_model_kwargs_for_generation(outputs, state)
+            seen.append(state["position_ids"].shape[-1])
+            input_ids = torch.cat([input_ids, outputs.logits[:, -1:].argmax(-1)], dim=-1)
+        return input_ids
+
+    model, inputs = llama(), prompts(1)
+    expected = model.generate(**inputs, custom_generate=loop, max_new_tokens=3)
+    found = model.npu().generate(**there(inputs), custom_generate=loop, max_new_tokens=3)
+    assert torch.equal(found.cpu(), expected) and seen == [8, 9, 10, 8, 9, 10]
+
+
+def test_without_a_cache_all_positions_are_kept() -> None:
+    model, inputs = llama(), prompts(2, 2)
+    arguments = {"do_sample": False, "max_new_tokens": 5, "use_cache": False, "eos_token_id": None}
+    expected = model.generate(**inputs, **arguments)
+    assert torch.equal(model.npu().generate(**there(inputs), **arguments).cpu(), expected)
+
+
+def test_beams_are_those_of_the_cpu() -> None:
+    model, inputs = llama(), prompts(2, 2)
+    arguments = {"do_sample": False, "max_new_tokens": 6, "num_beams": 3, "eos_token_id": [5]}
+    expected = model.generate(**inputs, **arguments)
+    assert torch.equal(model.npu().generate(**there(inputs), **arguments).cpu(), expected)
+
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 10000.0,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "rope_theta": 10000.0,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+def test_positions_are_looked_up_to_the_bit(rope: dict[str, Any], dtype: torch.dtype) -> None:
+    model = llama(rope_parameters=rope, max_position_embeddings=64).npu()
+    rotary, x = model.model.rotary_emb, torch.zeros(1, 1, 64, dtype=dtype, device="npu")
+    for position in (0, 1, 17, 255, 256, 700):
+        ids = torch.tensor([[position]], device="npu")
+        expected = rotary(x, ids)
+        setattr(ids, npu_rotary.BELOW, position + 1)
+        with npu_rotary.looked_up(model):
+            found = rotary(x, ids)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        assert found[0].shape == expected[0].shape and found[0].is_contiguous()
+
+
+def test_a_table_follows_the_frequencies() -> None:
+    model = llama().npu()
+    rotary, x = model.model.rotary_emb, torch.zeros(1, 1, 64, device="npu")
+    ids = torch.tensor([[9]], device="npu")
+    setattr(ids, npu_rotary.BELOW, 10)
+    with npu_rotary.looked_up(model):
+        first = rotary(x, ids)[0].clone()
+        rotary.inv_freq.mul_(2)
+        second = rotary(x, ids)[0].clone()
+        rotary.inv_freq = rotary.inv_freq / 2
+        third = rotary(x, ids)[0].clone()
+        rotary.attention_scaling = 0.5
+        fourth = rotary(x, ids)[0]
+    assert not torch.equal(first, second) and torch.equal(first, third)
+    assert torch.equal(fourth, third * 0.5)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_follow_the_length_are_computed(kind: str) -> None:
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    model, inputs = llama(rope_parameters=rope, max_position_embeddings=8), prompts(1)
+    arguments = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
+    before = calls("npu.generate_rotary")
+    expected = model.generate(**inputs, **arguments)
+    assert torch.equal(model.npu().generate(**there(inputs), **arguments).cpu(), expected)
+    assert calls("npu.generate_rotary") == before
+
+
+def test_a_model_is_left_as_it_was_also_after_an_error() -> None:
+    model = llama().npu()
+    before = dict(vars(model.model.rotary_emb))
+    with pytest.raises(ZeroDivisionError), npu_rotary.looked_up(model):
+        assert "forward" in vars(model.model.rotary_emb)
+        _ = 1 / 0
+    assert vars(model.model.rotary_emb) == before
+
+
+def test_the_mask_of_one_token_is_the_one_transformers_makes() -> None:
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    ours = AttentionMaskInterface._global_mapping["sdpa"]
+    assert ours is not sdpa_mask
+    mask = torch.rand(3, 9) > 0.3
+    mask[:, -1] = True
+    arguments = {"batch_size": 3, "q_length": 1, "kv_length": 9, "q_offset": 8, "kv_offset": 0}
+    expected = sdpa_mask(**arguments, attention_mask=mask, allow_is_causal_skip=False, device="cpu")
+    before = calls("npu.generate_mask")
+    found = ours(**arguments, attention_mask=mask.npu(), device="npu")
+    assert torch.equal(found.cpu(), expected) and calls("npu.generate_mask") == before + 1
+    for change in ({"q_length": 2, "q_offset": 7}, {"local_size": 4}, {"kv_length": 12}):
+        other = arguments | change
+        expected = sdpa_mask(**other, attention_mask=mask, device="cpu")
+        assert torch.equal(ours(**other, attention_mask=mask.npu(), device="npu").cpu(), expected)
+    assert calls("npu.generate_mask") == before + 1
+
+
+def test_at_level_zero_generate_is_transformers_own() -> None:
+    from transformers.generation.utils import GenerationMixin, StopCheck
+
+    liteboost_adaptor.undo()
+    names = ("_sample", "_prepare_position_ids_for_generation", "_update_model_kwargs_for_generation")
+    own = [getattr(GenerationMixin, name) for name in names] + [
+        StopCheck.__call__,
+        StoppingCriteriaList.__call__,
+    ]
+    liteboost_adaptor.apply(level=0)
+    states = {row.id: row.state for row in liteboost_adaptor.status().rules}
+    ours = [name for name in states if name.startswith("npu.generate")]
+    assert len(ours) == 4 and {states[name] for name in ours} == {"disabled"}
+    assert own == [getattr(GenerationMixin, name) for name in names] + [
+        StopCheck.__call__,
+        StoppingCriteriaList.__call__,
+    ]
+    liteboost_adaptor.apply(level=1)
+    assert GenerationMixin._sample is not own[0] and StopCheck.__call__ is not own[3]
