@@ -35,7 +35,8 @@ at::Tensor hidden_of(int64_t sparse, const at::Tensor& mask, int64_t pre, int64_
 at::Tensor to_bnsd(const at::Tensor& x, const std::string& layout, int64_t heads);
 at::Tensor from_bnsd(const at::Tensor& x, const std::string& layout);
 
-/// Arguments of FusedInferAttentionScore, PromptFlashAttention and IncreFlashAttention; what a version lacks is null.
+/// Arguments of FusedInferAttentionScore, PromptFlashAttention and IncreFlashAttention; what a version lacks is
+/// null. innerPrecise 1 (fast) is computed as 0 (precise): the documents do not say where it rounds.
 struct Inference {
   const char* name = "";
   T query;
@@ -69,7 +70,9 @@ struct Inference {
   }
   int64_t kv_len() const { return key.at(0).size(in_layout() == "BNSD" ? 2 : 1); }
   /// "sparseMode, preTokens and nextTokens are without effect" for one query row outside the packed layouts.
-  bool one_row() const { return !packed() && q_len() == 1 && !q_rope; }
+  bool one_row() const {
+    return !packed() && q_len() == 1 && !q_rope && key.at(0).sizes() == value.at(0).sizes();
+  }
 };
 
 }  // namespace sim

@@ -138,9 +138,8 @@ void infer(const Inference& a) {
   if (a.lse) a.lse->fill_(a.want_lse ? std::numeric_limits<float>::infinity() : 0.0);
   auto out = heads_first(*a.out, a.out_layout(), a.heads);
   for (int64_t b = 0; b < a.batch(); b++) {
-    auto one = problem(a, b);
-    if (!one.query.size(2) || !one.key.size(2)) continue;
-    auto r = attend(one);
+    if (!rows_of(a, b).second || !kv_length(a, b)) continue;
+    auto r = attend(problem(a, b));
     pick(a, out, b).copy_(r.out);
     if (a.want_lse)
       pick(a, a.packed() ? a.lse->transpose(0, 1) : *a.lse, b).copy_(r.maximum + at::log(r.sum));

@@ -93,3 +93,11 @@ def test_rules_of_310p() -> None:
         message="not supported on",
         soc="310P",
     )
+
+
+def test_swiglu_gradient() -> None:
+    x, dy = randn(3, 34), randn(3, 17)
+    leaf = x.double().requires_grad_()
+    left, right = leaf.chunk(2, -1)
+    (want,) = torch.autograd.grad(F.silu(left) * right, leaf, dy.double())
+    assert (run("aclnnSwiGluGrad", dy, x, -1, torch.empty_like(x))[-1] - want).abs().max() < 1e-5

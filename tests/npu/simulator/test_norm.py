@@ -251,3 +251,14 @@ def test_rules_of_310p() -> None:
     *_, y, rstd, _ = started("310P").run("aclnnAddRmsNorm", X, X, GAMMA, 0.0, *outputs)
     assert torch.equal(y, X)
     assert rstd.isnan().all()  # "invalid on this product"
+
+
+def test_gradients() -> None:
+    x, dy, weight, bias = randn(4, 33), randn(4, 33), randn(33), randn(33)
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    out = leaves[0] * torch.rsqrt(leaves[0].pow(2).mean(-1, keepdim=True) + EPS) * leaves[1]
+    want = torch.autograd.grad(out, leaves[:2], dy.double())
+    rstd = rms64(x).float()
+    got = run("aclnnRmsNormGrad", dy, x, rstd, weight, torch.empty_like(x), torch.empty(33))[-2:]
+    for a, b in zip(got, want, strict=True):
+        assert (a - b).abs().max() < 1e-5
