@@ -13,7 +13,7 @@ from ..case import Case, Kind, makes_cases
 PREFILL = ((1, 2, 2, 16, 16, 64), (2, 4, 1, 9, 9, 128), (2, 6, 2, 5, 21, 64))
 DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64))
 #: What a kernel may tell apart, behind "prefill" or "decode".
-OPTIONS = ("", "mask", "bias", "window", "sinks", "softcap")
+OPTIONS = ("", "full", "mask", "bias", "window", "sinks", "softcap")
 LAYOUTS = tuple(f"{phase} {option}".strip() for phase in ("prefill", "decode") for option in OPTIONS)
 
 
@@ -45,6 +45,8 @@ def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
             query_at = torch.arange(keys - queries, keys, device="cpu")[:, None]
             visible = (key_at >= padding) & (key_at <= query_at) | (key_at == query_at)
             return {"mask": visible, "is_causal": False}
+        case "full":
+            return {"is_causal": False}
         case "bias":
             return {"mask": kind.normal(batch, heads, queries, keys)}
         case "window":

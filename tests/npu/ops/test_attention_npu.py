@@ -1,0 +1,99 @@
+"""Attention as one aclnn operator: what it gives, in which layouts, and what is left to the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from liteboost_adaptor import native_npu
+
+ops = torch.ops.liteboost
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SIZES = ((1, 7), (5, 5), (3, 9), (17, 17), (1, 130))
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+
+@pytest.fixture(autouse=True)
+def _loaded() -> None:
+    assert native_npu.load().loaded
+    ops._npu_forget_counts()
+
+
+def states(q_len: int, kv_len: int, dtype: torch.dtype, head_dim: int = 64) -> tuple[torch.Tensor, ...]:
+    """Query, key and value of 2 x 4 and 2 heads as a projection leaves them: ``[B, S, N, D]`` transposed."""
+    sizes = ((q_len, 4), (kv_len, 2), (kv_len, 2))
+    return tuple(
+        torch.randn(2, length, heads, head_dim, dtype=dtype).transpose(1, 2) for length, heads in sizes
+    )
+
+
+def double(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def check(arguments: list[Any], cached: bool) -> None:
+    """The op on the NPU against the reference in float64; ``cached``: keys and values as in a cache."""
+    dtype = arguments[0].dtype
+    expected = torch.ops.liteboost_reference.attention(*map(double, arguments))
+    query, key, value, *others = arguments
+    if cached:
+        key, value = key.contiguous(), value.contiguous()
+    on_npu = [x.transpose(1, 2).npu().transpose(1, 2) for x in (query, key, value)]
+    on_npu = [x.contiguous() if cached and x is not on_npu[0] else x for x in on_npu]
+    rest = [x.npu() if isinstance(x, torch.Tensor) else x for x in others]
+    found = ops.attention(*on_npu, *rest)
+    assert found.is_contiguous()
+    assert (found.cpu().double() - expected).abs().max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "window"])
+@pytest.mark.parametrize(("q_len", "kv_len"), SIZES)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_lengths_masks_and_layouts(
+    dtype: torch.dtype, q_len: int, kv_len: int, case: str, cached: bool
+) -> None:
+    mask = torch.rand(2, 1, q_len, kv_len) > 0.3 if case == "mask" else None
+    causal, window = case in ("causal", "window"), 3 if case == "window" else 0
+    check([*states(q_len, kv_len, dtype), mask, 0.125, causal, window, 0.0, None], cached)
+    refused = [reason for op, reason, _ in native_npu.calls() if reason]
+    assert refused == (["a window in decode"] if case == "window" and q_len == 1 else [])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_that_see_no_key_are_zero(dtype: torch.dtype) -> None:
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    mask[0, :, :2] = False
+    check([*states(5, 5, dtype), mask, 0.125, False, 0, 0.0, None], True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"softcap": 5.0}, "a softcap"),
+        ({"mask": torch.zeros(2, 1, 5, 5)}, "a float mask"),
+        ({"mask": torch.ones(2, 4, 5, 5, dtype=torch.bool)}, "a mask for each head"),
+        ({"sinks": torch.randn(2, 4, 5)}, "a sink for each query"),
+        ({"head_dim": 24}, "a head size that is no multiple of 16"),
+    ],
+)
+def test_what_the_operator_does_not_serve_runs_as_the_reference_and_is_counted(
+    change: dict[str, Any], reason: str
+) -> None:
+    q, k, v = states(5, 5, torch.bfloat16, change.get("head_dim", 64))
+    arguments = [
+        q,
+        k,
+        v,
+        change.get("mask"),
+        0.125,
+        False,
+        0,
+        change.get("softcap", 0.0),
+        change.get("sinks"),
+    ]
+    check(arguments, True)
+    assert native_npu.calls() == [("attention", reason, 1)]
