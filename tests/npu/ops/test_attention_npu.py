@@ -9,6 +9,10 @@ import torch
 
 from liteboost_adaptor import native_npu
 
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
 ops = torch.ops.liteboost
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SIZES = ((1, 7), (5, 5), (3, 9), (17, 17), (1, 130))
