@@ -34,7 +34,7 @@ Tensor product(const Tensor& a, const Tensor& b, int8_t math) {
 Tensor added(const Tensor& self, const Tensor& a, const Tensor& b, S beta, S alpha, int8_t math,
              at::ScalarType dtype) {
   auto r = product(a, b, math);
-  bool bias = self.dim() == 1 || self.size(0) == 1;
+  bool bias = self.dim() < 2 || self.size(0) == 1;
   bool plain = (*beta).toDouble() == 1.0 && (*alpha).toDouble() == 1.0;
   if (!at::isFloatingType(dtype)) return self * *beta + r * *alpha;
   if (!(bias && plain) && math != fp32_add) r = rounded(r, dtype);

@@ -51,7 +51,7 @@ def test_addmm(dtype: torch.dtype) -> None:
     a, b, out = randn(5, 37, dtype=dtype), randn(37, 19, dtype=dtype), torch.empty(5, 19, dtype=dtype)
     product = a.double() @ b.double()
     exact = {"roundings": 8} if dtype == torch.float32 else {"roundings": 1.02}
-    for shape in ((19,), (1, 19)):  # a bias is added before the one rounding
+    for shape in ((), (19,), (1, 19)):  # a bias is added before the one rounding
         bias = randn(*shape, dtype=dtype)
         got = run("aclnnAddmm", bias, a, b, 1.0, 1.0, out, KEEP)[5]
         close(got, bias.double() + product, **exact)
@@ -124,6 +124,19 @@ def test_nz_storage_read_as_nd_is_garbage() -> None:
     assert (wrong - right).abs().max() > 1
 
 
+def test_size_of_a_weight() -> None:
+    """The examples of the documents."""
+    for shape, dtype, want in (
+        ([510, 510], None, 262144),
+        ([510, 510], torch.bfloat16, 262144),
+        ([510, 270], torch.int8, 147456),
+        ([3, 17, 16], torch.float16, 3 * 32 * 16),
+    ):
+        assert started().ask("weight_size", shape, dtype)["size"] == want
+    assert b"2 to 6 are needed" in started().ask("weight_size", [510], None)["message"]
+    assert b"float16, bfloat16 or int8" in started().ask("weight_size", [5, 5], torch.float32)["message"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_trans_matmul_weight(dtype: torch.dtype) -> None:
     x, weight = randn(2, 21, dtype=dtype), randn(21, 40, dtype=dtype)
@@ -189,6 +202,7 @@ def test_nz_refuses() -> None:
     refused("aclnnNpuFormatCast", weight, wrong, message="it must be [1, 2, 16, 16]")
     refused("aclnnNpuFormatCast", weight[0], weight[0], message="srcTensor has 1 axes")
     refused("aclnnTransMatmulWeight", weight.float(), message="mmWeightRef is Float")
+    refused("aclnnTransMatmulWeight", weight.bfloat16(), message="mmWeightRef is BFloat16", soc="310P")
     refused("aclnnTransMatmulWeight", nz(weight), message="in FRACTAL_NZ already")
     refused("aclnnNpuFormatCast", weight, nz(weight), message="not supported on", soc="310P")
     assert "do not have NpuFormatCast" in started("310P").ask("storage_of", weight, NZ, -1)["message"]

@@ -251,6 +251,14 @@ def test_rules_of_310p() -> None:
     *_, y, rstd, _ = started("310P").run("aclnnAddRmsNorm", X, X, GAMMA, 0.0, *outputs)
     assert torch.equal(y, X)
     assert rstd.isnan().all()  # "invalid on this product"
+    outputs = torch.empty_like(X), torch.empty_like(RSTD), torch.empty_like(RSTD), torch.empty_like(X)
+    *_, y, mean, rstd, _ = started("310P").run(
+        "aclnnAddLayerNorm", X, X, GAMMA, GAMMA, None, EPS, True, *outputs
+    )
+    assert torch.equal(y, torch.ones_like(y))
+    assert mean.isnan().all() and rstd.isnan().all()
+    mixed = HALF[0], X, GAMMA, GAMMA, None, EPS, True, *outputs
+    refused("aclnnAddLayerNorm", *mixed, message="x2 is Float, x1 is Half", soc="310P")
 
 
 def test_gradients() -> None:

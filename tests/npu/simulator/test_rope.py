@@ -204,3 +204,8 @@ def test_rules_of_310p() -> None:
     refused_rotary((2, 9, 4, 32), (1, 9, 1, 32), "310P has 0 (half) only", mode=1, soc="310P")
     refused_rotary((2, 9, 4, 160), (1, 9, 1, 160), "310P takes 32, 64, 96 and 128", soc="310P")
     refused_rotary((2, 9, 4, 32), (1, 9, 1, 32), "x is BFloat16", dtype=torch.bfloat16, soc="310P")
+    half = [torch.ones(2, 3, n, 64, dtype=torch.float16) for n in (4, 2, 1, 1)]
+    got = started("310P").run("aclnnApplyRotaryPosEmbV2", *half, 1, "half")[0]
+    assert torch.equal(got, torch.cat((torch.zeros(2, 3, 4, 32), torch.full((2, 3, 4, 32), 2.0)), -1).half())
+    bf16 = [x.bfloat16() for x in half]
+    refused("aclnnApplyRotaryPosEmbV2", *bf16, 1, "half", message="queryRef is BFloat16", soc="310P")

@@ -201,6 +201,21 @@ def nz_chain(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> dict[s
         device.free()
 
 
+def weight_size(shape: list[int], dtype: torch.dtype | None) -> dict[str, Any]:
+    """aclnnCalculateMatmulWeightSize, with a dtype V2: elements of a weight in FRACTAL_NZ."""
+    array = opapi.aclCreateIntArray((ctypes.c_int64 * len(shape))(*shape), ctypes.c_uint64(len(shape)))
+    size = ctypes.c_uint64()
+    try:
+        if dtype is None:
+            code = opapi.aclnnCalculateMatmulWeightSize(ctypes.c_void_p(array), ctypes.byref(size))
+        else:
+            function = opapi.aclnnCalculateMatmulWeightSizeV2
+            code = function(ctypes.c_void_p(array), DTYPES[dtype], ctypes.byref(size))
+        return {"code": code, "message": acl.aclGetRecentErrMsg() if code else b"", "size": size.value}
+    finally:
+        opapi.aclDestroyIntArray(ctypes.c_void_p(array))
+
+
 def storage_of(tensor: torch.Tensor, form: int, additional_dtype: int) -> dict[str, Any]:
     """aclnnNpuFormatCastCalculateSizeAndFormat: the storage shape and format it answers with."""
     device = Device()
@@ -221,7 +236,7 @@ def storage_of(tensor: torch.Tensor, form: int, additional_dtype: int) -> dict[s
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     check(acl.aclInit(None))
     check(acl.aclrtSetDevice(0))
-    functions = {"call": call, "nz_chain": nz_chain, "storage_of": storage_of}
+    functions = {"call": call, "nz_chain": nz_chain, "storage_of": storage_of, "weight_size": weight_size}
     while True:
         try:
             function, arguments = pickle.load(requests)
