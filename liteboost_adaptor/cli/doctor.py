@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..environment.ascend import OPERATORS
 from ..environment.diagnosis import Diagnosis, diagnose
 
 
@@ -63,6 +64,14 @@ def _rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     rows.append(("build tools", ", ".join(tools) or "none"))
     rows.append(("NPUs", ", ".join(ascend["devices"]) or "none"))
     rows.append(("CANN", "loadable" if ascend["cann_loadable"] else f"not loadable: {ascend['cann_fault']}"))
+    if ascend["cann_version"] or ascend["soc"]:
+        rows.append(("CANN version, SoC", f"{ascend['cann_version'] or '?'}, {ascend['soc'] or '?'}"))
+    if ascend["missing_operators"] is not None:
+        missing = ascend["missing_operators"]
+        found = len(OPERATORS) - len(missing)
+        rows.append(("aclnn operators", f"{found} of {len(OPERATORS)} that we can use"))
+        if missing:
+            rows.append(("", f"not in this CANN: {', '.join(missing)}"))
     if ascend["cann_folder"]:
         rows.append(("CANN folder", ascend["cann_folder"]))
     rows.append(("settings", ", ".join(f"{name}={value!r}" for name, value in diagnosis.settings.items())))

@@ -29,6 +29,26 @@ CANN_LIBRARIES = (
 CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend")
 
 
+#: Operators that our kernels and fixes call, each in the newest form; `doctor` says which this CANN has.
+OPERATORS = (
+    *("aclnnRmsNorm", "aclnnAddRmsNorm", "aclnnGemmaRmsNorm", "aclnnLayerNorm", "aclnnAddLayerNorm"),
+    *("aclnnRotaryPositionEmbedding", "aclnnApplyRotaryPosEmb", "aclnnApplyRotaryPosEmbV2", "aclnnPolar"),
+    *("aclnnSwiGlu", "aclnnGeGluV3", "aclnnGeluV2", "aclnnFlashAttentionScore"),
+    *(
+        "aclnnFusedInferAttentionScoreV2",
+        "aclnnFusedInferAttentionScoreV3",
+        "aclnnFusedInferAttentionScoreV4",
+    ),
+    *("aclnnScatterPaKvCache", "aclnnInplaceScatterUpdate", "aclnnMatmul", "aclnnMatmulWeightNz"),
+    *(
+        "aclnnMoeGatingTopK",
+        "aclnnGroupedMatmulV4",
+        "aclnnRecurrentGatedDeltaRule",
+        "aclnnChunkGatedDeltaRule",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class AscendState:
     """NPU, CANN and torch_npu as they are found.
@@ -39,6 +59,9 @@ class AscendState:
         cann_fault: The loader's words for the first it does not find.
         cann_folder: An installation of CANN on disk, whether or not its environment is set.
         devices: NPU device files, ``/dev/davinci0`` and on.
+        cann_version: As CANN's runtime gives it.
+        soc: As CANN's runtime calls the NPU; None before torch_npu has opened it.
+        missing_operators: Those of `OPERATORS` that this CANN does not have; None where there is no CANN.
     """
 
     torch_npu: str | None
@@ -46,6 +69,9 @@ class AscendState:
     cann_fault: str | None
     cann_folder: str | None
     devices: tuple[str, ...]
+    cann_version: str | None = None
+    soc: str | None = None
+    missing_operators: tuple[str, ...] | None = None
 
 
 def survey() -> AscendState:
@@ -57,7 +83,26 @@ def survey() -> AscendState:
         cann_fault=fault,
         cann_folder=cann_folder(),
         devices=tuple(sorted(str(path) for path in Path("/dev").glob("davinci[0-9]*"))),
+        cann_version=_cann_version() if fault is None else None,
+        soc=_soc() if fault is None else None,
+        missing_operators=tuple(missing_operators(OPERATORS)) if fault is None else None,
     )
+
+
+def _cann_version() -> str | None:
+    version = ctypes.create_string_buffer(4096)  # a struct that begins with the version, and grows
+    ask = getattr(ctypes.CDLL("libascendcl.so"), "aclsysGetCANNVersion", None)
+    known = ask is not None and ask(ctypes.c_int(0), version) == 0
+    return version.value.decode(errors="replace") if known and version.value else None
+
+
+def _soc() -> str | None:
+    ask = getattr(ctypes.CDLL("libascendcl.so"), "aclrtGetSocName", None)
+    if ask is None:
+        return None
+    ask.restype = ctypes.c_char_p
+    name = ask()
+    return name.decode(errors="replace") if name else None
 
 
 def torch_npu_installed() -> bool:

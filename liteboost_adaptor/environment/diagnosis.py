@@ -135,7 +135,9 @@ def _ascend(versions: dict[str, str | None], problems: list[Problem]) -> dict[st
         problems.append(
             Problem(
                 f"torch_npu {state.torch_npu} is installed, but CANN cannot be loaded ({state.cann_fault}). "
-                "A program that imports torch before liteboost_adaptor fails at that import",
+                "A program that imports torch before liteboost_adaptor fails at that import; with "
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0 transformers fails next: is_torch_npu_available() imports "
+                "torch_npu wherever it is installed",
                 _cann_remedy(state),
             )
         )

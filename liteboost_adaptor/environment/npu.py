@@ -21,7 +21,7 @@ import torch
 from ..config import Settings
 from ..engine.install import UndoStack
 from ..report import APPLIED, DISABLED, FAILED, IDLE, Outcome, report
-from . import cuda_names, npu_generate, npu_masks, npu_rotary
+from . import ascend, cuda_names, npu_generate, npu_masks, npu_rotary
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,21 @@ def _gelu(stack: UndoStack) -> None:
 
 
 def _gelu_unfit() -> str | None:
-    from . import ascend
-
     missing = ascend.missing_operators(("aclnnGeluV2", "aclnnGeluBackwardV2"))
     return f"CANN has no {', '.join(missing)}" if missing else None
+
+
+def _polar(stack: UndoStack) -> None:
+    # Complex rotary tables (DeepSeek-V2, Llama 4) are made by it.
+    def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+        parts = torch.stack((abs * angle.cos(), abs * angle.sin()), dim=-1)
+        return torch.view_as_complex(parts)
+
+    stack.add_kernels("aten", "PrivateUse1", {"polar": polar})
+
+
+def _polar_unfit() -> str | None:
+    return None if ascend.missing_operators(("aclnnPolar",)) else "CANN has aclnnPolar"
 
 
 def _cuda_unfit() -> str | None:
@@ -138,6 +149,7 @@ FIXES = (
     Fix("npu.cuda", "cuda in a script leads to the NPU", "torch_npu", cuda_names.install, _cuda_unfit),
     Fix("npu.masks", "boolean masks in the shapes that NPU attention takes", "torch_npu", _masks),
     Fix("npu.gelu", "gelu(approximate='tanh') is the tanh form", "torch_npu", _gelu, _gelu_unfit),
+    Fix("npu.polar", "torch.polar where CANN has no operator for it", "torch_npu", _polar, _polar_unfit),
     Fix(
         "npu.biases",
         "additive attention biases are added, not turned into a boolean mask",

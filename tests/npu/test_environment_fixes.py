@@ -37,6 +37,7 @@ def test_every_fix_is_listed_as_applied() -> None:
     import transformers.integrations.sdpa_attention  # noqa: F401
 
     at_zero = {name: state for name, state in states().items() if "generate" not in name}
+    assert at_zero.pop("npu.polar") in ("applied", "idle")
     assert set(at_zero.values()) == {"applied"} and len(at_zero) == 5
 
 
@@ -123,6 +124,36 @@ def test_without_the_operator_gelu_is_left_alone(monkeypatch: pytest.MonkeyPatch
     assert row.state == "idle" and "aclnnGeluV2" in row.reason
 
 
+def test_complex_rotary_tables_without_an_operator_for_polar(monkeypatch: pytest.MonkeyPatch) -> None:
+    from liteboost_adaptor.environment import ascend
+
+    liteboost_adaptor.undo()
+    monkeypatch.setattr(ascend, "missing_operators", list)
+    liteboost_adaptor.apply(level=0, disable="npu.gelu")
+    assert states()["npu.polar"] == "applied"
+    length, angle = torch.rand(3, 1) + 0.5, torch.randn(3, 5)
+    found = torch.polar(length.npu().expand(3, 5), angle.npu())
+    torch.testing.assert_close(found.cpu(), torch.polar(length.expand(3, 5), angle), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "llama4_text"])
+def test_families_with_complex_rotary_embeddings(family: str) -> None:
+    model = tiny_models.build(family)
+    inputs = tiny_models.example_inputs(model, padding=3)
+    expected = families.prefill(model, inputs)
+    found = families.prefill(model.npu(), {name: value.npu() for name, value in inputs.items()})
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_rotary_embedding_in_float64() -> None:
+    positions, frequencies = torch.arange(9), 1.0 / 10000 ** (torch.arange(0, 16, 2).double() / 16)
+    angles = positions.double()[:, None] * frequencies
+    found = positions.npu().double()[:, None] * frequencies.npu()
+    assert found.dtype == torch.float64 and found.device.type == "npu"
+    torch.testing.assert_close(found.cos().cpu(), angles.cos(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.sin().float().cpu(), angles.sin().float(), rtol=1e-6, atol=1e-6)
+
+
 def test_a_fix_that_fails_is_taken_back_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     from liteboost_adaptor.environment import cuda_names
 
@@ -183,3 +214,14 @@ def test_a_parallel_model_meets_over_hccl(tmp_path: Path) -> None:
     backend, logits = torch.load(tmp_path / "logits")
     assert backend == "hccl"
     torch.testing.assert_close(logits, model(torch.arange(1, 9).reshape(1, 8)).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_doctor_tells_cann_soc_and_operators() -> None:
+    from liteboost_adaptor.environment import ascend
+
+    state = ascend.survey()
+    assert state.cann_loadable and state.soc == torch.npu.get_device_name(0)
+    assert state.cann_version and state.cann_version[0].isdigit()
+    assert set(state.missing_operators) < set(ascend.OPERATORS)
+    assert "aclnnRmsNorm" not in state.missing_operators
+    assert ascend.missing_operators(["aclnnMatmul", "aclnnNoSuchOperator"]) == ["aclnnNoSuchOperator"]
