@@ -38,7 +38,6 @@ at::Tensor from_bnsd(const at::Tensor& x, const std::string& layout);
 /// Arguments of FusedInferAttentionScore, PromptFlashAttention and IncreFlashAttention; what a version lacks is
 /// null. innerPrecise 1 (fast) is computed as 0 (precise): the documents do not say where it rounds.
 struct Inference {
-  const char* name = "";
   T query;
   TL key, value;
   T bias, mask;
@@ -109,9 +108,8 @@ struct Inference {
       int64_t, inner_precise, O, out
 
 // Fills an Inference `a` from the arguments in scope.
-#define FIA_COLLECT_V1(operator_name)                                                                      \
+#define FIA_COLLECT_V1()                                                                                   \
   sim::Inference a;                                                                                        \
-  a.name = operator_name;                                                                                  \
   a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask;                             \
   a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                                      \
   a.table = table, a.q_padding = q_padding, a.kv_padding = kv_padding;                                     \
@@ -119,31 +117,29 @@ struct Inference {
   a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH";        \
   a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.block_size = block_size;    \
   a.want_lse = want_lse, a.out = out, a.lse = lse
-#define FIA_COLLECT_V2(operator_name)                                                              \
-  FIA_COLLECT_V1(operator_name);                                                                   \
+#define FIA_COLLECT_V2()                                                                           \
+  FIA_COLLECT_V1();                                                                                \
   a.quantisation.insert(a.quantisation.end(), {key_scale, key_offset, value_scale, value_offset}); \
   a.key_prefix = key_prefix
-#define FIA_COLLECT_V3(operator_name)     \
-  FIA_COLLECT_V2(operator_name);          \
+#define FIA_COLLECT_V3()                  \
+  FIA_COLLECT_V2();                       \
   a.quantisation.push_back(k_rope_scale); \
   a.q_rope = q_rope, a.k_rope = k_rope
-#define FIA_COLLECT_V4(operator_name) \
-  FIA_COLLECT_V3(operator_name);      \
-  a.quantisation.push_back(q_scale);  \
+#define FIA_COLLECT_V4()             \
+  FIA_COLLECT_V3();                  \
+  a.quantisation.push_back(q_scale); \
   a.sinks = sinks
-// The single key and value become lists; `lists` keeps them alive.
-#define PFA_COLLECT_V3(operator_name)                                                               \
+// The single key and value become lists of one.
+#define PFA_COLLECT_V3()                                                                            \
   aclTensorList key_list{{key.p}}, value_list{{value.p}};                                           \
   sim::Inference a;                                                                                 \
-  a.name = operator_name;                                                                           \
   a.query = query, a.key.p = &key_list, a.value.p = &value_list, a.bias = bias, a.mask = mask;      \
   a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                               \
   a.quantisation = {dequant1, quant1, dequant2, quant2, quant_offset2};                             \
   a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH"; \
   a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.out = out
-#define IFA_COLLECT_V4(operator_name)                                                                      \
+#define IFA_COLLECT_V4()                                                                                   \
   sim::Inference a;                                                                                        \
-  a.name = operator_name;                                                                                  \
   a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask, a.kv_lengths = kv_lengths;  \
   a.quantisation = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
   a.table = table, a.kv_padding = kv_padding, a.heads = heads, a.scale = scale;                            \

@@ -149,26 +149,26 @@ void infer(const Inference& a) {
 }  // namespace
 
 OP(aclnnFusedInferAttentionScore, FIA_ARGUMENTS_V1) {
-  FIA_COLLECT_V1("aclnnFusedInferAttentionScore");
+  FIA_COLLECT_V1();
   infer(a);
 }
 OP(aclnnFusedInferAttentionScoreV2, FIA_ARGUMENTS_V2) {
-  FIA_COLLECT_V2("aclnnFusedInferAttentionScoreV2");
+  FIA_COLLECT_V2();
   infer(a);
 }
 OP(aclnnFusedInferAttentionScoreV3, FIA_ARGUMENTS_V3) {
-  FIA_COLLECT_V3("aclnnFusedInferAttentionScoreV3");
+  FIA_COLLECT_V3();
   infer(a);
 }
 OP(aclnnFusedInferAttentionScoreV4, FIA_ARGUMENTS_V4) {
-  FIA_COLLECT_V4("aclnnFusedInferAttentionScoreV4");
+  FIA_COLLECT_V4();
   infer(a);
 }
 OP(aclnnPromptFlashAttentionV3, PFA_ARGUMENTS_V3) {
-  PFA_COLLECT_V3("aclnnPromptFlashAttentionV3");
+  PFA_COLLECT_V3();
   infer(a);
 }
 OP(aclnnIncreFlashAttentionV4, IFA_ARGUMENTS_V4) {
-  IFA_COLLECT_V4("aclnnIncreFlashAttentionV4");
+  IFA_COLLECT_V4();
   infer(a);
 }

@@ -49,6 +49,9 @@ def test_availability() -> None:
         check("not supported on Ascend310P3", soc="310P", version=version)
     op, arguments = call(1)
     refused(op, *arguments, message="not supported on Ascend910_9391", soc="910C")
+    for version in (2, 3, 4):
+        op, arguments = call(version)
+        started("910C").run(op, *arguments)
 
 
 def test_tensors() -> None:

@@ -1,0 +1,88 @@
+// Masks, biases and sinks of inference attention. The mask of one query row: incre_flash_attention_tiling_check.cpp of
+// ops-transformer.
+#include "attention.h"
+
+namespace sim {
+namespace {
+
+constexpr int64_t kMaskSide = 2048;
+
+/// Columns a mask or bias must have.
+int64_t columns_of(const Inference& a) {
+  if (a.table) return a.table->size(1) * a.block_size;
+  if (a.kv_lengths && !(*a.kv_lengths).empty()) return longest(a, a.kv_lengths, a.packed());
+  int64_t most = 0;
+  for (size_t k = 0; k < a.key.size(); k++)
+    most = std::max(most, a.key.at(k).size(a.in_layout() == "BNSD" ? 2 : 1));
+  return most;
+}
+
+void check_fixed_mask(const Inference& a) {
+  require(bool(a.mask), "sparseMode ", a.sparse, " needs the fixed mask of ", kMaskSide, " x ", kMaskSide);
+  auto shape = a.mask->sizes();
+  bool square = shape.size() >= 2 && shape.size() <= 4 && shape[shape.size() - 1] == kMaskSide &&
+                shape[shape.size() - 2] == kMaskSide && a.mask->numel() == kMaskSide * kMaskSide;
+  require(square, "sparseMode ", a.sparse, " needs a mask of (", kMaskSide, ", ", kMaskSide,
+          "), it has shape ", shape);
+}
+
+}  // namespace
+
+void check_mask(const Inference& a) {
+  require(a.sparse >= 0 && (a.sparse <= 4 || a.sparse == 9), "sparseMode is ", a.sparse, ": 0 to 4, or 9");
+  require(a.sparse != 9, "sparseMode 9 (tree) is not simulated");
+  auto columns = columns_of(a);
+  if (a.one_row()) {
+    // sparseMode is without effect: the mask, if any, is a row for each sequence.
+    if (!a.mask) return;
+    require_axes(a.mask, "attenMask", 2, 4);
+    auto shape = a.mask->sizes();
+    bool row = shape.size() == 2 || (shape[1] == 1 && (shape.size() == 3 || shape[2] == 1));
+    require(row && shape[0] == a.batch() && shape.back() >= columns, "attenMask has shape ", shape,
+            "; one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B ", a.batch(),
+            " and KV_S at least ", columns, " (sparseMode is ignored)");
+    return;
+  }
+  if (a.sparse >= 2) {
+    check_fixed_mask(a);
+    require(!a.packed() || a.sparse != 2, "packed layouts take sparseMode 0, 3 and 4");
+    if (a.sparse == 4)
+      require(a.pre + a.next >= 0, "the band of preTokens ", a.pre, " and nextTokens ", a.next, " is empty");
+    return;
+  }
+  require(!a.packed() || (a.sparse == 0 && !a.mask),
+          "packed layouts take sparseMode 0 without a mask, or 3 or 4 with the fixed one");
+  require(a.sparse == 0 || a.mask, "sparseMode 1 needs the whole mask");
+  if (!a.mask) return;
+  require_axes(a.mask, "attenMask", 2, 4);
+  auto shape = a.mask->sizes();
+  auto rows = shape[shape.size() - 2];
+  bool batch = shape.size() == 2 || shape[0] == 1 || shape[0] == a.batch();
+  require(batch && (shape.size() != 4 || shape[1] == 1) && rows >= rows_of(a) && shape.back() >= columns,
+          "attenMask has shape ", shape,
+          "; supported: (Q_S, KV_S), (B or 1, Q_S, KV_S), (B or 1, 1, Q_S, KV_S) with B ", a.batch(),
+          ", Q_S at least ", rows_of(a), " and KV_S at least ", columns);
+}
+
+void check_bias(const Inference& a) {
+  if (!a.bias) return;
+  require(!a.packed(), "packed layouts do not go with pseShift");
+  require_axes(a.bias, "pseShift", 4, 4);
+  auto s = a.bias->sizes();
+  require((s[0] == 1 || s[0] == a.batch()) && s[1] == a.heads && s[2] >= a.q_len() && s[3] >= columns_of(a),
+          "pseShift has shape ", s, ", it must be (B or 1, N, at least ", a.q_len(), ", at least ",
+          columns_of(a), ")");
+}
+
+void check_sinks(const Inference& a) {
+  if (!a.sinks) return;
+  require_same_dtype(a.sinks, "learnableSink", a.query, "query");
+  require_shape(a.sinks, "learnableSink", {a.heads});
+  auto d = a.out->size(-1);
+  if (a.out_layout() == "BSH") d /= a.heads;
+  require(d == 64 || d == 128, "learnableSink needs values of D 64 or 128, it is ", d);
+  require(!a.bias && !a.q_padding && !a.kv_padding,
+          "learnableSink does not go with pseShift nor left padding");
+}
+
+}  // namespace sim
