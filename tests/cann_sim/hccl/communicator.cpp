@@ -64,6 +64,20 @@ bool barrier(Communicator* c) {
   }
   return wait_until([&] { return c->head->generation.load() != g; });
 }
+static std::mutex open_mutex;
+static std::map<std::string, Communicator*>& open_communicators() {
+  static auto* all = new std::map<std::string, Communicator*>;
+  return *all;
+}
+Communicator* find_communicator(const std::string& name) {
+  std::lock_guard<std::mutex> lock(open_mutex);
+  auto found = open_communicators().find(name);
+  return found == open_communicators().end() ? nullptr : found->second;
+}
+void forget_communicator(Communicator* c) {
+  std::lock_guard<std::mutex> lock(open_mutex);
+  open_communicators().erase(c->name);
+}
 HcclResult open_communicator(const std::string& id, uint32_t n, uint32_t rank, const char* name,
                              HcclComm* out) {
   auto* c = new Communicator;
@@ -82,6 +96,10 @@ HcclResult open_communicator(const std::string& id, uint32_t n, uint32_t rank, c
   c->head->joined.fetch_add(1);
   if (!wait_until([&] { return c->head->joined.load() >= n; }) || !barrier(c)) return HCCL_E_TIMEOUT;
   if (rank == 0) shm_unlink(("/" + id).c_str());  // everyone has it mapped
+  {
+    std::lock_guard<std::mutex> lock(open_mutex);
+    open_communicators()[c->name] = c;
+  }
   *out = c;
   return HCCL_SUCCESS;
 }

@@ -42,6 +42,9 @@ bool reduce(void* to, const void* from, size_t n, HcclDataType type, HcclReduceO
 
 HcclResult open_communicator(const std::string& id, uint32_t ranks, uint32_t rank, const char* name,
                              HcclComm* out);
+/// The communicator of that name (HcclGetCommName), or null.
+Communicator* find_communicator(const std::string& name);
+void forget_communicator(Communicator* c);
 /// Waits until every rank came here; false when peers do not come (SIMCANN_HCCL_TIMEOUT seconds).
 bool barrier(Communicator* c);
 bool wait_until(const std::function<bool()>& done);

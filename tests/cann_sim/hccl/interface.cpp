@@ -47,6 +47,7 @@ HcclResult HcclCommInitAll(uint32_t n, int32_t*, HcclComm* c) {
 HcclResult HcclCommDestroy(HcclComm c_) {
   auto* c = (Communicator*)c_;
   if (!c) return HCCL_E_PTR;
+  forget_communicator(c);
   munmap(c->head, c->bytes);
   delete c;
   return HCCL_SUCCESS;
