@@ -51,6 +51,7 @@ struct Inference {
   std::string layout;
   int64_t kv_heads = 0, sparse = 0, inner_precise = 0, block_size = 0;
   bool want_lse = false;
+  bool is_prompt = false;  // PromptFlashAttention
   O out, lse;
 
   std::string in_layout() const { return layout.substr(0, layout.find('_')); }
@@ -70,7 +71,7 @@ struct Inference {
   int64_t kv_len() const { return key.at(0).size(in_layout() == "BNSD" ? 2 : 1); }
   /// "sparseMode, preTokens and nextTokens are without effect" for one query row outside the packed layouts.
   bool one_row() const {
-    return !packed() && q_len() == 1 && !q_rope && key.at(0).sizes() == value.at(0).sizes();
+    return !is_prompt && !packed() && q_len() == 1 && !q_rope && key.at(0).sizes() == value.at(0).sizes();
   }
 };
 
@@ -137,7 +138,7 @@ struct Inference {
   a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                               \
   a.quantisation = {dequant1, quant1, dequant2, quant2, quant_offset2};                             \
   a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH"; \
-  a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.out = out
+  a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.is_prompt = true, a.out = out
 #define IFA_COLLECT_V4()                                                                                   \
   sim::Inference a;                                                                                        \
   a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask, a.kv_lengths = kv_lengths;  \

@@ -426,3 +426,17 @@ def test_prompt_and_increment(soc: str, dtype: torch.dtype, layout: str) -> None
         ]
     )
     near(out, to_layout(want, into))
+
+
+def test_prompt_of_one_row_has_its_mode() -> None:
+    """Only the operators that serve decode ignore sparseMode there."""
+    q, k, v = problem(torch.float16, 1, 2, 2, 1, 5, 64)
+    attributes = 2, 0.125, BIG, BIG, "BNSD", 0, 2, 0
+    out = run(
+        "aclnnPromptFlashAttentionV3",
+        *(q, k, v, None, FIXED_MASK, None, None),
+        *[None] * 5,
+        *attributes,
+        torch.empty_like(q),
+    )[-1]
+    assert torch.equal(out, v[:, :, :1])
