@@ -1,8 +1,9 @@
 """The pytest plugin of a run of other projects' tests: `python -m pytest -p foreign.plugin`.
 
 Set by environment: ``FOREIGN_RECORD`` is the file that gets a line of JSON a test and one at the end,
-``FOREIGN_SEED`` a number added to every test's seed. `liteboost_adaptor` is imported, before anything else,
-only when ``LITEBOOST_LEVEL`` is set: a run without it is a run without the package.
+``FOREIGN_SEED`` a number added to every test's seed, ``FOREIGN_CODE`` what the last line says of the code.
+`liteboost_adaptor` is imported, before anything else, only when ``LITEBOOST_LEVEL`` is set: a run
+without it is a run without the package.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Recorder:
             self.write(test=report.nodeid, outcome="failed", reason=_last_line(report), served=0, seconds=0)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self.write(finished=int(exitstatus), served=served(), imported="liteboost_adaptor" in sys.modules)
+        imported = "liteboost_adaptor" in sys.modules
+        code = os.environ.get("FOREIGN_CODE", "")
+        self.write(finished=int(exitstatus), served=served(), imported=imported, code=code)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,11 +29,12 @@ class Result:
 
 @dataclass
 class Run:
-    """One run of a suite. ``level`` is None for a run without the package."""
+    """One run of a suite. ``level`` is None without the package; ``code`` says which code was run."""
 
     level: int | None
     results: dict[str, Result]
     served: Counter[str] = field(default_factory=Counter)
+    code: str = "commit unknown"
 
     def count(self, *outcomes: str) -> int:
         return sum(result.outcome in outcomes for result in self.results.values())
@@ -106,6 +107,7 @@ def _environment(level: int | None, seed: int, record: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "FOREIGN_RECORD": str(record),
         "FOREIGN_SEED": str(seed),
+        "FOREIGN_CODE": sources.code_under_test(),
     }
     if level is not None:
         variables["LITEBOOST_LEVEL"] = str(level)
@@ -131,4 +133,4 @@ def read(lines: list[str], level: int | None, status: int, log: str = "") -> Run
         return Run(level, results)
     if last["imported"] != (level is not None):
         raise Broken(f"at level {level}, liteboost_adaptor was {'' if last['imported'] else 'not '}imported")
-    return Run(level, results, Counter(last["served"]))
+    return Run(level, results, Counter(last["served"]), last.get("code") or "commit unknown")

@@ -141,6 +141,13 @@ def source_distribution(name: str) -> Path:
     return folder
 
 
+def code_under_test() -> str:
+    """The last commit that changed what is tested, which a later one of documents or tests does not."""
+    parts = ["--", "liteboost_adaptor", "kernels", "patches"]
+    changed = _git(ROOT, "status", "--porcelain", *parts)
+    return _named(_git(ROOT, "log", "-1", "--format=%H", *parts)) + (" with local changes" if changed else "")
+
+
 def _run(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -169,7 +176,14 @@ def _complete(folder: Path) -> None:
 
 
 def _commit(checkout: Path) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return f"commit {done.stdout.strip()[:12]}" if done.returncode == 0 else "commit unknown"
+    return _named(_git(checkout, "rev-parse", "HEAD"))
+
+
+def _named(commit: str) -> str:
+    return f"commit {commit[:12]}" if commit else "commit unknown"
+
+
+def _git(folder: Path, *command: str) -> str:
+    """What git says about ``folder``; nothing where it knows it not."""
+    done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -49,7 +49,7 @@ class Entry:
 
 def document(entries: Iterable[Entry]) -> str:
     entries = list(entries)
-    lines = [HEADING.format(reruns=RERUNS), _versions(), ""]
+    lines = [HEADING.format(reruns=RERUNS), _versions(), *_codes(entries), ""]
     lines += [
         "| suite | package | run | passed | failed | skipped | failed with us | unstable | calls served |"
     ]
@@ -67,6 +67,18 @@ def document(entries: Iterable[Entry]) -> str:
 def _versions() -> str:
     names = ("torch", "transformers", "peft", "accelerate")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names) + "."
+
+
+def _codes(entries: list[Entry]) -> list[str]:
+    """A line for each state of the package that was run, with the runs where there are several."""
+    runs: dict[str, list[str]] = {}
+    for entry in entries:
+        for level, run in entry.runs.items():
+            if level is not None:
+                runs.setdefault(run.code, []).append(f"{entry.suite} at {_name(level)}")
+    if len(runs) == 1:
+        return [f"This package: {code}." for code in runs]
+    return [f"This package: {code} for {', '.join(names)}." for code, names in runs.items()]
 
 
 def _levels(entries: list[Entry]) -> list[int | None]:

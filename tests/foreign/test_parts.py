@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import ClassVar
 
 import pytest
@@ -148,8 +149,19 @@ def test_a_whole_run(work):
     }
     assert not without.served
     assert with_us.results[f"{name}test_runs_a_hub_model"].served > 0
+    assert with_us.code == sources.code_under_test()
     assert [verdict.test for _, verdict in entry.ours] == [f"{name}test_does_not_like_us"]
     assert run(suite, suite.tree(), 2, reuse=True).results == with_us.results
+
+
+def test_the_document_says_which_code_was_run():
+    old, new = Run(1, {}, code="commit a"), Run(2, {}, code="commit b")
+    entries = [table.Entry("one", runs={None: run_of(None), 2: new}), table.Entry("two", runs={2: new})]
+    assert "\nThis package: commit b.\n" in table.document(entries)
+    entries[1].runs[1] = old
+    text = table.document(entries)
+    assert "\nThis package: commit b for one at level 2, two at level 2.\n" in text
+    assert "\nThis package: commit a for two at level 1.\n" in text
 
 
 def test_stand_ins_are_what_their_names_say(tmp_path, monkeypatch):
@@ -181,3 +193,27 @@ class TestSources:
         assert issubclass(type("Tests", (names["__getattr__"]("AnyMixin"),), {}), object)
         with pytest.raises(Exception, match="run_distributed is not in the source distribution"):
             names["__getattr__"]("run_distributed")()
+
+    def test_the_code_is_named_by_the_commit_that_changed_it(self, tmp_path, monkeypatch):
+        def git(*command: str) -> str:
+            settings = ["-c", "user.name=a", "-c", "user.email=b@c", "-c", "commit.gpgsign=false"]
+            done = subprocess.run(
+                ["git", "-C", str(tmp_path), *settings, *command], check=True, capture_output=True, text=True
+            )
+            return done.stdout.strip()
+
+        def commit(name: str) -> None:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("")
+            git("add", ".")
+            git("commit", "--quiet", "--message", name)
+
+        monkeypatch.setattr(sources, "ROOT", tmp_path)
+        git("init", "--quiet")
+        assert sources.code_under_test() == "commit unknown"
+        commit("kernels/code.cpp")
+        named = f"commit {git('rev-parse', 'HEAD')[:12]}"
+        commit("docs/result.md")
+        assert sources.code_under_test() == named
+        (tmp_path / "kernels/code.cpp").write_text("changed")
+        assert sources.code_under_test() == f"{named} with local changes"
