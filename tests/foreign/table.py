@@ -49,7 +49,7 @@ class Entry:
 
 def document(entries: Iterable[Entry]) -> str:
     entries = list(entries)
-    lines = [HEADING.format(reruns=RERUNS), _versions(), *_codes(entries), ""]
+    lines = [HEADING.format(reruns=RERUNS), _versions(), *_codes(entries), *_absent(entries), ""]
     lines += [
         "| suite | package | run | passed | failed | skipped | failed with us | unstable | calls served |"
     ]
@@ -75,10 +75,19 @@ def _codes(entries: list[Entry]) -> list[str]:
     for entry in entries:
         for level, run in entry.runs.items():
             if level is not None:
-                runs.setdefault(run.code, []).append(f"{entry.suite} at {_name(level)}")
+                runs.setdefault(run.code, []).append(f"{entry.suite} {_name(level)}")
     if len(runs) == 1:
         return [f"This package: {code}." for code in runs]
     return [f"This package: {code} for {', '.join(names)}." for code, names in runs.items()]
+
+
+def _absent(entries: list[Entry]) -> list[str]:
+    """A line with the runs that other suites have and a suite has not."""
+    levels = _levels(entries)
+    absent = [
+        f"{e.suite} {_name(level)}" for e in entries if e.runs for level in levels if level not in e.runs
+    ]
+    return [f"Not run yet: {', '.join(absent)}."] if absent else []
 
 
 def _levels(entries: list[Entry]) -> list[int | None]:

@@ -160,8 +160,8 @@ def test_the_document_says_which_code_was_run():
     assert "\nThis package: commit b.\n" in table.document(entries)
     entries[1].runs[1] = old
     text = table.document(entries)
-    assert "\nThis package: commit b for one at level 2, two at level 2.\n" in text
-    assert "\nThis package: commit a for two at level 1.\n" in text
+    assert "\nThis package: commit b for one level 2, two level 2.\n" in text
+    assert "\nThis package: commit a for two level 1.\nNot run yet: one level 1, two without.\n" in text
 
 
 def test_stand_ins_are_what_their_names_say(tmp_path, monkeypatch):
