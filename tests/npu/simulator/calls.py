@@ -58,6 +58,9 @@ class Simulator:
             raise answer
         return answer
 
+    def stop(self) -> None:
+        self._process.kill()
+
     def call(self, op: str, *arguments: Any) -> dict[str, Any]:
         return self.ask("call", op, [_sent(a) for a in arguments])
 
@@ -79,7 +82,7 @@ def _sent(argument: Any) -> Any:
         return (argument.tensor, argument.format, list(argument.storage_shape))
     if isinstance(argument, Tensor):
         return (argument, ND, None)
-    if isinstance(argument, list) and argument and isinstance(argument[0], Tensor):
+    if isinstance(argument, list) and argument and isinstance(argument[0], Tensor | Stored):
         return [_sent(a) for a in argument]
     return argument
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cann_sim.call import call
 
-from .operators import integers, normal, pack
+from .operators import call, integers, normal, pack
 
 torch_npu = pytest.importorskip("torch_npu")
 HALF, BF16 = torch.float16, torch.bfloat16

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cann_sim.call import call, on_soc
 
-from .operators import close, generator, integers, normal, refused
+from .operators import call, close, generator, integers, normal, on_soc, refused
 
 BF16 = torch.bfloat16
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cann_sim.call import call, on_soc
 
-from .operators import close, integers, normal, refused, rounded
+from .operators import call, close, integers, normal, on_soc, refused, rounded
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cann_sim.call import call
 
-from .operators import close, normal, refused
+from .operators import call, close, normal, refused
 from .ranks import on_ranks
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cann_sim.call import Nz, call, on_soc
 
-from .operators import close, integers, normal, pack, refused, rounded, unpack
+from .operators import Nz, call, close, integers, normal, on_soc, pack, refused, rounded, unpack
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cann_sim.call import Nz, call, on_soc
 
-from .operators import close, integers, normal, pack, refused, rounded
+from .operators import Nz, call, close, integers, normal, on_soc, pack, refused, rounded
 
 HALVES = (torch.float16, torch.bfloat16)
 

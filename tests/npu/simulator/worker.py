@@ -16,9 +16,10 @@ import torch
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 FORMAT_ND = 2
+HCCL_ROOT_INFO_BYTES = 4108
 DTYPES = {
     torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.uint8: 4, torch.int16: 6,
-    torch.int64: 9, torch.float64: 11, torch.bool: 12, torch.bfloat16: 27,
+    torch.int64: 9, torch.uint64: 10, torch.float64: 11, torch.bool: 12, torch.bfloat16: 27,
 }  # fmt: skip
 NUMBERS = {
     "double": ctypes.c_double, "float": ctypes.c_float, "int64": ctypes.c_int64, "int32": ctypes.c_int32,
@@ -99,6 +100,9 @@ class Device:
         if kind == "int_array":
             made = opapi.aclCreateIntArray((ctypes.c_int64 * len(value))(*value), ctypes.c_uint64(len(value)))
             return self.keep("IntArray", made)
+        if kind == "bool_array":
+            made = opapi.aclCreateBoolArray((ctypes.c_bool * len(value))(*value), ctypes.c_uint64(len(value)))
+            return self.keep("BoolArray", made)
         if kind == "scalar":
             return self.keep("Scalar", opapi.aclCreateScalar(ctypes.byref(ctypes.c_double(value)), 11))
         raise ValueError(f"an argument of kind {kind} is not served")
@@ -153,9 +157,10 @@ def call(op: str, arguments: list[Any]) -> dict[str, Any]:
         device.read_back()
         answer = {"code": code, "phase": phase, "message": (message or b"").decode()}
         tensors = [
-            value[0] if kind == "tensor" and value else None
+            value[0] if kind == "tensor" and value else
+            [element[0] for element in value] if kind == "tensor_list" and value else None
             for kind, value in zip(kinds, arguments, strict=True)
-        ]
+        ]  # fmt: skip
         return answer | {"tensors": tensors}
     finally:
         device.free()
@@ -233,10 +238,32 @@ def storage_of(tensor: torch.Tensor, form: int, additional_dtype: int) -> dict[s
         device.free()
 
 
+def group_root() -> bytes:
+    """What rank 0 gives the others (HcclGetRootInfo)."""
+    root = ctypes.create_string_buffer(HCCL_ROOT_INFO_BYTES)
+    check(hccl().HcclGetRootInfo(root))
+    return root.raw
+
+
+def open_group(ranks: int, rank: int, root: bytes) -> str:
+    """Makes this process a rank of a communicator; its name, as HcclGetCommName gives it."""
+    communicator, name = ctypes.c_void_p(), ctypes.create_string_buffer(256)
+    check(hccl().HcclCommInitRootInfo(ranks, root, rank, ctypes.byref(communicator)))
+    check(hccl().HcclGetCommName(communicator, name))
+    return name.value.decode()
+
+
+def hccl() -> ctypes.CDLL:
+    return ctypes.CDLL("libhccl.so")
+
+
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     check(acl.aclInit(None))
     check(acl.aclrtSetDevice(0))
-    functions = {"call": call, "nz_chain": nz_chain, "storage_of": storage_of, "weight_size": weight_size}
+    functions = {
+        function.__name__: function
+        for function in (call, nz_chain, storage_of, weight_size, group_root, open_group)
+    }
     while True:
         try:
             function, arguments = pickle.load(requests)
