@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import call, close, integers, normal, refused
+from .operators import call, close, integers, normal, on_soc, refused
 from .ranks import on_ranks
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -254,3 +254,10 @@ def test_a_group_of_three_ranks_is_refused():
         return True
 
     assert on_ranks(3, body) == [True] * 3
+
+
+def test_reducing_products_are_of_910b_only():
+    x = torch.zeros(4, 4, dtype=torch.float16)
+    for soc in ("910C", "310P"):
+        with on_soc(soc):
+            refused("not supported on", "aclnnMatmulAllReduce", x, x, None, "group", "sum", 0, 1, x.clone())
