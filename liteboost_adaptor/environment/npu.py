@@ -283,7 +283,6 @@ def _turned_off(fix: Fix, settings: Settings) -> str:
     return ""
 
 
-@functools.cache
 def is_npu_there() -> bool:
     """Whether torch_npu is in use and finds an NPU."""
     return "torch_npu" in sys.modules and hasattr(torch, "npu") and torch.npu.is_available()

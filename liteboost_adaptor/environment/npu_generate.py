@@ -80,7 +80,7 @@ def sampling(original: Any, inside: list[int]) -> Any:
         try:
             return original(self, *args, **kwargs)
         finally:
-            inside.pop()
+            inside.remove(id(self))  # not the last: threads may generate at the same time
 
     return _sample
 

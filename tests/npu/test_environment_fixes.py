@@ -154,6 +154,19 @@ def test_a_rotary_embedding_in_float64() -> None:
     torch.testing.assert_close(found.sin().float().cpu(), angles.sin().float(), rtol=1e-6, atol=1e-6)
 
 
+def test_torch_npu_may_come_after_transformers() -> None:
+    script = """
+import liteboost_adaptor, json, sys, torch
+import transformers.masking_utils  # imports transformers' generation, and not torch_npu
+before = [row.id for row in liteboost_adaptor.status().rules if row.id.startswith("npu.")]
+import torch_npu
+after = {row.id: row.state for row in liteboost_adaptor.status().rules if row.id.startswith("npu.")}
+print(json.dumps([before, after.get("npu.cuda"), after.get("npu.generate_mask")]))
+"""
+    before, cuda, mask = processes.python_json(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert cuda == "applied" and mask == "applied" and not before
+
+
 def test_a_fix_that_fails_is_taken_back_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     from liteboost_adaptor.environment import cuda_names
 
