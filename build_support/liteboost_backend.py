@@ -3,12 +3,14 @@
 scikit-build-core's own ``if.failed`` retry covers a CMake that ran and failed (no compiler, no torch) but not
 a CMake or a ninja/make that is absent, which ``--no-build-isolation`` allows. Here both end the same way: a
 pure Python wheel, which at run time uses the reference ops and says so. ``LITEBOOST_REQUIRE_NATIVE=1`` turns
-the fallback off, so that the first failure is the result.
+the fallback off, so that the first failure is the result. Where only the kernels for NPUs fail to compile,
+those of the CPU are built without them.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +59,7 @@ def _native_or_pure(build: Callable[..., str], wheel_directory: str, config_sett
     # The prepared metadata is not handed on: it names the tag of a pure wheel.
     requires_native = _requires_native()
     try:
-        return build(wheel_directory, config_settings)
+        return _with_or_without_npu(build, wheel_directory, config_settings)
     except (ScikitBuildError, SystemExit) as fault:
         # A CMake run that fails ends in SystemExit; a CMake or ninja that is not there in an exception.
         if requires_native:
@@ -71,6 +73,33 @@ def _native_or_pure(build: Callable[..., str], wheel_directory: str, config_sett
             "Once torch, a C++20 compiler and CMake are there, `python -m liteboost_adaptor build` adds them."
         )
     return build(wheel_directory, _pure(config_settings))
+
+
+def _with_or_without_npu(
+    build: Callable[..., str], wheel_directory: str, config_settings: ConfigSettings
+) -> str:
+    """Build all kernels; if that fails where torch_npu is installed, those of the CPU alone."""
+    try:
+        return build(wheel_directory, config_settings)
+    except SystemExit as fault:
+        if not _torch_npu_is_installed():
+            raise
+        settings = {**(config_settings or {}), "cmake.define.LITEBOOST_NPU": "OFF"}
+        wheel = build(wheel_directory, settings)
+        _say(
+            f"the kernels for NPUs could NOT be built ({_reason(fault)}), those for the CPU are; "
+            "`python -m liteboost_adaptor build --npu` tries again."
+        )
+        return wheel
+
+
+def _torch_npu_is_installed() -> bool:
+    # Isolated from PYTHONPATH, behind which pip hides the user's packages; CMake seeks torch in the same way.
+    code = "import importlib.util as u, sys; sys.exit(u.find_spec('torch_npu') is None)"
+    return any(
+        subprocess.run([sys.executable, *isolated, "-c", code], check=False).returncode == 0
+        for isolated in ((), ("-I",))
+    )
 
 
 def _pure(config_settings: ConfigSettings) -> dict[str, Any]:

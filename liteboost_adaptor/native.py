@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -92,9 +93,15 @@ def torch_version() -> str | None:
 
     The metadata is no substitute: a CUDA wheel's says ``2.13.0`` where torch says ``2.13.0+cu130``.
     """
-    if torch := sys.modules.get("torch"):
-        return str(torch.__version__)
-    spec = importlib.util.find_spec("torch")
+    return version_of("torch")
+
+
+def version_of(package: str) -> str | None:
+    """``__version__`` of torch or torch_npu, from its ``version.py`` where it is not imported."""
+    if module := sys.modules.get(package):
+        return str(module.__version__)
+    # The path finder also sees torch_npu where `environment` hides it, because CANN is not there to run it.
+    spec = importlib.util.find_spec(package) or PathFinder.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         try:
             source = (Path(folder) / "version.py").read_text(encoding="utf-8")
@@ -148,16 +155,22 @@ def _packaged() -> list[Path]:
     return [path for path in places if path.is_file()]
 
 
-def inspect(path: Path, torch: str | None) -> Candidate:
-    """Read a library's build info and headers, and compare them with ``torch`` and this machine."""
+def inspect(path: Path, torch: str | None, build_info: str = BUILD_INFO) -> Candidate:
+    """Read a library's build info and headers, and compare them with ``torch`` and this machine.
+
+    Args:
+        path: The library.
+        torch: The version it is to be used with.
+        build_info: The file beside it that says what it was built with.
+    """
     try:
-        info = json.loads((path.parent / BUILD_INFO).read_text(encoding="utf-8"))
+        info = json.loads((path.parent / build_info).read_text(encoding="utf-8"))
         if not isinstance(info, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as fault:
-        reason = f"{path} cannot be trusted: no readable {BUILD_INFO} beside it ({fault})"
+        reason = f"{path} cannot be trusted: no readable {build_info} beside it ({fault})"
         return Candidate(path, _NO_INFO, reason)
-    reason = _mismatch(path, info, torch) or damage(path) or _stale_info(path, info)
+    reason = _mismatch(path, info, torch) or damage(path) or _stale_info(path, info, build_info)
     return Candidate(path, MappingProxyType(info), reason)
 
 
@@ -178,11 +191,11 @@ def _mismatch(path: Path, info: Mapping[str, Any], torch: str | None) -> str | N
     return None
 
 
-def _stale_info(path: Path, info: Mapping[str, Any]) -> str | None:
+def _stale_info(path: Path, info: Mapping[str, Any], build_info: str) -> str | None:
     inside = embedded_build_info(path)
     if inside and inside.get("torch") != info.get("torch"):
         return (
-            f"{path} was built for torch {inside.get('torch')}, though the {BUILD_INFO} beside it says "
+            f"{path} was built for torch {inside.get('torch')}, though the {build_info} beside it says "
             f"{info.get('torch')}"
         )
     return None
@@ -276,7 +289,7 @@ def _load() -> NativeStatus:
         try:
             torch.ops.load_library(str(each.path))
         except OSError as fault:
-            refusals.insert(0, Candidate(each.path, each.build_info, _loader_words(each.path, fault)))
+            refusals.insert(0, Candidate(each.path, each.build_info, loader_words(each.path, fault)))
             continue
         return NativeStatus(True, each.path, None, each.build_info, _limit_isa(torch))
     # By name, not by an import: ops stands above this module and imports it.
@@ -297,7 +310,8 @@ def _already_registered(torch: Any) -> NativeStatus | None:
     return NativeStatus(True, path, None, info, _limit_isa(torch))
 
 
-def _loader_words(path: Path, fault: OSError) -> str:
+def loader_words(path: Path, fault: OSError) -> str:
+    """The path and what the dynamic loader says of it."""
     # Since 2.13 torch wraps the loader's error in one that only repeats the path.
     words = str(fault.__cause__ or fault).strip() or type(fault).__name__
     return words if words.startswith(str(path)) else f"{path}: {words}"

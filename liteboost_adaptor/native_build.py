@@ -1,7 +1,8 @@
-"""Compile the kernels for the torch that is installed now, from the sources shipped in the package."""
+"""Compile the kernels for torch and torch_npu as installed now, from the sources shipped in the package."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import native
+from . import config, native, native_npu
 from .errors import NativeLibraryError
 
 #: Called with (steps done, steps in all, what is being done); the total is 0 while it is not known.
@@ -33,15 +34,38 @@ class Tools:
     make: Path
 
 
-def build_cpu(progress: Progress = lambda done, total, what: None, jobs: int | None = None) -> Path:
-    """Configure, compile, try and put in place ``_C.so`` for the installed torch; return where it lies.
+@dataclass(frozen=True)
+class Built:
+    """What a build made.
 
-    A process that starts meanwhile sees the library of before or the new one, never a part of it: the folder
-    is made elsewhere on the same file system and renamed. This process keeps what it has loaded.
+    Attributes:
+        library: ``_C.so``.
+        npu: ``_C_npu.so``, None where it was not built.
+        npu_fault: Why not, if it was tried; else None.
+    """
+
+    library: Path
+    npu: Path | None = None
+    npu_fault: str | None = None
+
+
+def build_cpu(progress: Progress = lambda done, total, what: None, jobs: int | None = None) -> Path:
+    """`build` without the NPU kernels; return where ``_C.so`` lies."""
+    return build(progress, jobs, npu=False).library
+
+
+def build(
+    progress: Progress = lambda done, total, what: None, jobs: int | None = None, npu: bool = True
+) -> Built:
+    """Configure, compile, try and put in place the kernels for the installed torch and torch_npu.
+
+    A process that starts meanwhile sees the libraries of before or the new ones, never a part of them: the
+    folder is made elsewhere on the same file system and renamed. This process keeps what it has loaded.
 
     Args:
         progress: Told of every step.
         jobs: Compilers at a time; None leaves it to the build tool (one a core with ninja).
+        npu: Build ``_C_npu.so`` as well where torch_npu is installed. If that fails, the other is built.
 
     Raises:
         NativeLibraryError: Sources, torch, CMake, a build tool or a compiler are missing, or the build
@@ -56,29 +80,67 @@ def build_cpu(progress: Progress = lambda done, total, what: None, jobs: int | N
         )
     tools = find_tools()
     parent = _writable_folder()
+    npu = npu and native_npu.torch_npu_version() is not None
+    npu_fault = None
     with tempfile.TemporaryDirectory(prefix=".building-", dir=parent) as scratch:
-        stage = Path(scratch) / "stage"
-        work = Path(scratch) / "work"
+        stage, work = Path(scratch) / "stage", Path(scratch) / "work"
+        run = functools.partial(_compile, sources, work, stage, tools, progress, jobs)
         progress(0, 0, f"configuring for torch {torch}")
-        _run(
-            [
-                *(tools.cmake, "-S", sources, "-B", work, "-G", tools.generator),
-                f"-DCMAKE_MAKE_PROGRAM={tools.make}",
-                f"-DPython_EXECUTABLE={sys.executable}",
-                "-DCMAKE_BUILD_TYPE=Release",
-                "-DLITEBOOST_INSTALL_DIR=.",
-            ],
-            progress,
-        )
-        parallel = ["--parallel", str(jobs or os.cpu_count() or 1)]
-        _run([tools.cmake, "--build", work, *parallel], progress)
-        _run([tools.cmake, "--install", work, "--prefix", stage], progress)
+        try:
+            run(npu=npu)
+        except NativeLibraryError as fault:
+            if not npu:
+                raise
+            npu_fault = str(fault)
+            progress(0, 0, "without the NPU kernels")
+            run(npu=False)  # in the same folder: what is compiled is not compiled again
         progress(0, 0, "loading the library in a fresh process")
         _try(stage / native.LIBRARY, torch)
+        if npu and npu_fault is None:
+            npu_fault = _npu_fault(stage)
         home = parent / f"{native.build_key(torch)}-{time.time_ns():x}"
         stage.rename(home)
     _remove_older(parent, torch, keep=home)
-    return home / native.LIBRARY
+    library = home / native_npu.LIBRARY
+    return Built(home / native.LIBRARY, library if library.is_file() else None, npu_fault)
+
+
+def _compile(
+    sources: Path, work: Path, stage: Path, tools: Tools, progress: Progress, jobs: int | None, npu: bool
+) -> None:
+    _run(
+        [
+            *(tools.cmake, "-S", sources, "-B", work, "-G", tools.generator),
+            f"-DCMAKE_MAKE_PROGRAM={tools.make}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DLITEBOOST_INSTALL_DIR=.",
+            f"-DLITEBOOST_NPU={'ON' if npu else 'OFF'}",
+        ],
+        progress,
+    )
+    _run([tools.cmake, "--build", work, "--parallel", str(jobs or os.cpu_count() or 1)], progress)
+    _run([tools.cmake, "--install", work, "--prefix", stage], progress)
+
+
+def _npu_fault(stage: Path) -> str | None:
+    """Check the new NPU library, and load it where torch_npu can be imported; remove it if it is no good."""
+    library = stage / native_npu.LIBRARY
+    if not library.is_file():
+        return "torch_npu does not lie beside torch, where its headers are sought"
+    fault = native_npu.inspect(library).reason
+    if fault is None:
+        # What a machine without CANN cannot tell is seen on the one that has an NPU.
+        code = (
+            "import sys, torch\n"
+            "torch.ops.load_library(sys.argv[1])\n"
+            "try:\n    import torch_npu\nexcept Exception:\n    sys.exit(0)\n"
+            "torch.ops.load_library(sys.argv[2])\ntorch.ops.liteboost._npu_build_info()"
+        )
+        fault = _fault_in_fresh_process(code, stage / native.LIBRARY, library)
+    if fault is not None:
+        library.unlink()
+    return fault
 
 
 def find_sources() -> Path:
@@ -177,15 +239,23 @@ def _try(library: Path, torch: str) -> None:
     if reason := native.inspect(library, torch).reason:
         raise NativeLibraryError(f"the library just built cannot be used: {reason}")
     code = "import sys, torch; torch.ops.load_library(sys.argv[1]); torch.ops.liteboost._build_info()"
+    if fault := _fault_in_fresh_process(code, library):
+        raise NativeLibraryError(f"the library just built {fault}")
+
+
+def _fault_in_fresh_process(code: str, *libraries: Path) -> str | None:
     done = subprocess.run(
-        [sys.executable, "-c", code, str(library)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *map(str, libraries)],
+        # torch_npu without CANN would make `import torch` fail.
+        env=config.child_environment(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if done.returncode != 0:
-        words = "\n".join(done.stderr.splitlines()[-_TAIL_LINES:])
-        raise NativeLibraryError(
-            f"the library just built does not load (status {done.returncode}), so it was not installed:\n"
-            + words
-        )
+    if done.returncode == 0:
+        return None
+    words = "\n".join(done.stderr.splitlines()[-_TAIL_LINES:])
+    return f"does not load (status {done.returncode}), so it was not installed:\n{words}"
 
 
 def _remove_older(parent: Path, torch: str, keep: Path) -> None:

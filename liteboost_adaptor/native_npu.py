@@ -6,6 +6,7 @@ Loaded once torch_npu is imported and sees a device; `liteboost_adaptor.native` 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 import warnings
@@ -16,6 +17,7 @@ from typing import Any
 
 from . import config, native
 from .errors import NativeLibraryError
+from .native import Candidate
 
 LIBRARY = "_C_npu.so"
 BUILD_INFO = "_build_info_npu.json"
@@ -88,7 +90,8 @@ _done: list[NpuStatus] = []  # empty, then the one status of this process
 
 def present() -> bool:
     """Whether torch_npu is imported and sees a device. Imports nothing."""
-    return "torch_npu" in sys.modules and bool(sys.modules["torch"].npu.is_available())
+    # Hidden where CANN is missing, it is there as None (`environment.backend_autoload`).
+    return sys.modules.get("torch_npu") is not None and bool(sys.modules["torch"].npu.is_available())
 
 
 def status() -> NpuStatus | None:
@@ -143,39 +146,81 @@ def _asked(name: str, otherwise: Any) -> Any:
     return json.loads(getattr(sys.modules["torch"].ops.liteboost, name)())
 
 
+def torch_npu_version() -> str | None:
+    """``torch_npu.__version__`` without importing torch_npu; None where it is not installed."""
+    return native.version_of("torch_npu")
+
+
+def candidates() -> list[Candidate]:
+    """Every library there is, each checked without loading it: the most recent first."""
+    paths = {path.resolve() for path in _packaged()}
+    if torch := native.torch_version():
+        for folder in native.build_folders():
+            paths.update(path.resolve() for path in folder.glob(f"{native.build_key(torch)}-*/{LIBRARY}"))
+    newest_first = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)
+    return [inspect(path) for path in newest_first]
+
+
+def _packaged() -> list[Path]:
+    # An editable install keeps the library apart from the package, see `native`.
+    spec = importlib.util.find_spec("liteboost_adaptor._C_npu")
+    places = [native.PACKAGE_DIR / LIBRARY]
+    if spec is not None and spec.origin:
+        places.append(Path(spec.origin))
+    return [path for path in places if path.is_file()]
+
+
+def find() -> Candidate | None:
+    """The library `load` would take: the newest usable one, else the newest, else None."""
+    found = candidates()
+    return next((each for each in found if each.reason is None), found[0] if found else None)
+
+
+def inspect(path: Path) -> Candidate:
+    """Compare a library's build info and headers with torch, torch_npu, the CPU library and this machine."""
+    found = native.inspect(path, native.torch_version(), BUILD_INFO)
+    info = found.build_info
+    reason = found.reason or _mismatch(path, info)
+    return Candidate(path, info, reason)
+
+
+def _mismatch(path: Path, info: Mapping[str, Any]) -> str | None:
+    inside = native.embedded_build_info(path)
+    installed = torch_npu_version()
+    for built_for in (info.get("torch_npu"), inside.get("torch_npu", installed)):
+        if built_for != installed:
+            return f"{path} was built for torch_npu {built_for}, found {installed or 'no torch_npu'}"
+    cpu = native.status() or native.find()
+    expected = cpu.build_info.get("schemas") if cpu else None
+    if expected is not None and info.get("schemas") != expected:
+        return f"{path} was built from other sources than {cpu.path if cpu else None}"
+    return None
+
+
 def _load() -> NpuStatus:
     # By name, not by an import: ops stands above this module and imports it.
     on_npu = importlib.import_module("liteboost_adaptor.ops.on_npu")
     on_npu.register_references()
-    path, info, reason = _usable()
-    if path is not None and reason is None:
+    if not native.load().loaded:
+        refusals = ["the CPU library is not loaded, and without it the NPU kernels have no schemas"]
+        return NpuStatus(False, None, refusals[0], {}, tuple(on_npu.serve_the_rest(refusals[0])))
+    found = candidates()
+    refusals = [each.reason for each in found if each.reason is not None]
+    for each in found:
+        if each.reason is not None:
+            continue
         try:
-            sys.modules["torch"].ops.load_library(str(path))
+            sys.modules["torch"].ops.load_library(str(each.path))
         except OSError as fault:
-            reason = str(fault.__cause__ or fault)
-    if reason is None and not native.load().loaded:
-        reason = "the CPU library is not loaded, and without it the NPU kernels have no schemas"
-    if reason is not None:
-        references = on_npu.serve_the_rest(reason)
-        return NpuStatus(False, path, reason, info, tuple(references))
-    return NpuStatus(True, path, None, info, tuple(on_npu.serve_the_rest("no NPU kernel yet")))
-
-
-def _usable() -> tuple[Path | None, Mapping[str, Any], str | None]:
-    """The newest library, its build info, and why it cannot be used."""
-    beside = [each.path.parent for each in native.candidates() if each.reason is None]
-    found = [folder / LIBRARY for folder in (*beside, native.PACKAGE_DIR) if (folder / LIBRARY).is_file()]
-    if not found:
-        return None, {}, "no NPU kernels are compiled"
-    path = found[0]
-    try:
-        info = json.loads((path.parent / BUILD_INFO).read_text(encoding="utf-8"))
-        if not isinstance(info, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError) as fault:
-        return path, {}, f"{path} cannot be trusted: no readable {BUILD_INFO} beside it ({fault})"
-    for name in ("torch", "torch_npu"):
-        version = str(sys.modules[name].__version__)
-        if info.get(name) != version:
-            return path, info, f"{path} was built for {name} {info.get(name)}, found {version}"
-    return path, info, native.damage(path)
+            refusals.insert(0, native.loader_words(each.path, fault))
+            continue
+        rest = on_npu.serve_the_rest("no NPU kernel yet")
+        return NpuStatus(True, each.path, None, each.build_info, tuple(rest))
+    reason = (
+        "; ".join(refusals) or f"no NPU kernels compiled for torch_npu {torch_npu_version()} are installed"
+    )
+    first = found[0] if found else None
+    rest = on_npu.serve_the_rest(reason)
+    return NpuStatus(
+        False, first.path if first else None, reason, first.build_info if first else {}, tuple(rest)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,41 +17,56 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from .. import __version__, native, native_build
-from ..environment import ascend
+from .. import native, native_build, native_npu
 from ..errors import NativeLibraryError
+from ..native_build import Built
 
 
 def build(
-    npu: Annotated[bool, typer.Option("--npu", help="The kernels for Ascend NPUs.")] = False,
+    npu: Annotated[
+        bool | None,
+        typer.Option(
+            "--npu/--no-npu",
+            help="Fail without the kernels for Ascend NPUs, or leave them out. If unset they are built where "
+            "torch_npu is installed.",
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Compilers at a time; one a core if unset.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Compile the kernels against the torch that is installed now, from the sources in the package."""
-    if npu:
-        raise NativeLibraryError(_no_npu())
-    library = _build_with_progress(jobs)
-    info = dict(native.inspect(library, native.torch_version()).build_info)
+    """Compile the kernels against the torch (and torch_npu) installed now, from the sources in the package.
+
+    CANN is not needed to compile the kernels for NPUs.
+    """
+    version = native_npu.torch_npu_version()
+    if npu and version is None:
+        raise NativeLibraryError(
+            "`build --npu` asks for the NPU kernels, which are compiled against torch_npu, and torch_npu is "
+            f"not installed. Install the one made for torch {native.torch_version()}, or leave --npu out."
+        )
+    built = _build_with_progress(jobs, npu is not False)
+    info = dict(native.inspect(built.library, native.torch_version()).build_info)
     if as_json:
-        typer.echo(json.dumps({"path": str(library), "build_info": info}, indent=2))
-        return
-    isas = ", ".join(info.get("isas", []))
-    console = Console()
-    console.print(Text(f"Built for torch {info.get('torch')}: {library}"), soft_wrap=True)
-    console.print(Text(f"Instruction sets: {isas}. Processes started from now on use it."))
+        typer.echo(json.dumps({**_paths(built), "build_info": info, "npu_fault": built.npu_fault}, indent=2))
+    else:
+        isas = ", ".join(info.get("isas", []))
+        console = Console()
+        console.print(Text(f"Built for torch {info.get('torch')}: {built.library}"), soft_wrap=True)
+        if built.npu is not None:
+            console.print(Text(f"Built for torch_npu {version}: {built.npu}"), soft_wrap=True)
+        console.print(Text(f"Instruction sets: {isas}. Processes started from now on use it."))
+    if built.npu_fault is not None:
+        words = f"the NPU kernels were not built, an NPU runs the reference ops: {built.npu_fault}"
+        if npu:
+            raise NativeLibraryError(words)
+        typer.echo(f"warning: {words}", err=True)
 
 
-def _no_npu() -> str:
-    version = ascend.torch_npu_version()
-    found = f"torch_npu {version} is installed" if version else "torch_npu is not installed either"
-    return (
-        "`build --npu` asks for the NPU kernels, and this version of liteboost_adaptor "
-        f"({__version__}) has none yet: they come with a later release; {found}. "
-        f"`{native.BUILD_COMMAND}` without --npu builds the CPU kernels."
-    )
+def _paths(built: Built) -> dict[str, str | None]:
+    return {"path": str(built.library), "npu": str(built.npu) if built.npu else None}
 
 
-def _build_with_progress(jobs: int | None) -> Path:
+def _build_with_progress(jobs: int | None, npu: bool) -> Built:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -68,7 +82,7 @@ def _build_with_progress(jobs: int | None) -> Path:
             steps = {"completed": done, "total": total} if total else {}
             bar.update(task, description=_short(what), **steps)
 
-        return native_build.build_cpu(advance, jobs)
+        return native_build.build(advance, jobs, npu)
 
 
 def _short(what: str) -> str:

@@ -74,6 +74,9 @@ def _rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             rows.append(("", f"not in this CANN: {', '.join(missing)}"))
     if ascend["cann_folder"]:
         rows.append(("CANN folder", ascend["cann_folder"]))
+    if kernels := found["npu"]:
+        built = f"{kernels['path']}, built for torch_npu {kernels['build_info'].get('torch_npu')}"
+        rows.append(("NPU kernels", f"reference ops: {kernels['reason']}" if kernels["reason"] else built))
     rows.append(("settings", ", ".join(f"{name}={value!r}" for name, value in diagnosis.settings.items())))
     return rows
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from .. import __version__, config, native, native_build
+from .. import __version__, config, native, native_build, native_npu
 from ..errors import NativeLibraryError
 from . import ascend, machine
 
@@ -57,7 +57,7 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         versions=versions,
         cpu={"name": machine.cpu_name(), "machine": platform.machine(), "isas": machine.cpu_isas()},
-        native=_native(versions, problems),
+        native={**_native(versions, problems), "npu": _npu_kernels(versions, problems)},
         ascend=_ascend(versions, problems),
         settings=asdict(config.settings()),
         problems=problems,
@@ -158,6 +158,20 @@ def _ascend(versions: dict[str, str | None], problems: list[Problem]) -> dict[st
             )
         )
     return asdict(state)
+
+
+def _npu_kernels(versions: dict[str, str | None], problems: list[Problem]) -> dict[str, Any] | None:
+    """The NPU library that would be loaded; None where torch_npu is not installed."""
+    version = native_npu.torch_npu_version()
+    if version is None or not versions["torch"]:
+        return None
+    found = native_npu.find()
+    if found is None or found.reason is not None:
+        reason = found.reason if found else f"none are compiled for torch_npu {version}"
+        what = f"On an NPU the reference ops (plain PyTorch, slower) are used: {reason}"
+        problems.append(Problem(what, f"{native.BUILD_COMMAND} --npu"))
+        return {"path": str(found.path) if found else None, "reason": reason, "build_info": {}}
+    return {"path": str(found.path), "reason": None, "build_info": dict(found.build_info)}
 
 
 def _cann_remedy(state: ascend.AscendState) -> str:

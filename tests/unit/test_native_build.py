@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from liteboost_adaptor import native, native_build
+from liteboost_adaptor import native, native_build, native_npu
 from liteboost_adaptor.cli import main
 from liteboost_adaptor.errors import NativeLibraryError
 
@@ -140,10 +140,56 @@ def test_missing_torch_and_missing_sources_are_named(monkeypatch: pytest.MonkeyP
         native_build.find_sources()
 
 
-def test_npu_kernels_are_refused_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_npu_kernels_without_torch_npu_are_refused_plainly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native_npu, "torch_npu_version", lambda: None)
     assert main(["build", "--npu"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("error: `build --npu`") and "has none yet" in said and "torch_npu" in said
+    assert said.startswith("error: `build --npu`") and "torch_npu is not installed" in said
+
+
+#: Has an NPU part that fails to configure, as one that does not compile would fail later.
+FAILING_NPU = """
+if(LITEBOOST_NPU)
+  message(FATAL_ERROR "the headers of torch_npu are another version's")
+endif()
+"""
+
+
+def test_failing_npu_kernels_leave_those_of_the_cpu(
+    folders: list[Path], sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_prebuilt(sources)
+    with (sources / "CMakeLists.txt").open("a") as file:
+        file.write(FAILING_NPU)
+    monkeypatch.setattr(native_npu, "torch_npu_version", lambda: "2.13.0")
+    built = native_build.build()
+    assert built.library.is_file() and built.npu is None
+    assert "the headers of torch_npu are another version's" in built.npu_fault
+    assert main(["build"]) == 0
+    assert "warning: the NPU kernels were not built, an NPU runs the reference ops" in capsys.readouterr().err
+    assert main(["build", "--npu"]) == 1
+    assert "error: the NPU kernels were not built" in capsys.readouterr().err
+    # Left out, they cannot fail.
+    assert native_build.build(npu=False).npu_fault is None
+
+
+def test_npu_library_that_is_no_good_is_not_put_in_place(
+    folders: list[Path], sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_prebuilt(sources)
+    (sources / native_npu.LIBRARY).write_bytes(b"no library")
+    (sources / native_npu.BUILD_INFO).write_text(
+        json.dumps({"torch": torch.__version__, "torch_npu": "2.13.0"})
+    )
+    names = f"{native_npu.LIBRARY} {native_npu.BUILD_INFO}"
+    with (sources / "CMakeLists.txt").open("a") as file:
+        file.write(f'install(FILES {names} DESTINATION "${{LITEBOOST_INSTALL_DIR}}")\n')
+    monkeypatch.setattr(native_npu, "torch_npu_version", lambda: "2.13.0")
+    built = native_build.build()
+    assert built.npu is None and "is no 64-bit ELF library" in built.npu_fault
+    assert not (built.library.parent / native_npu.LIBRARY).exists()
 
 
 def test_command_prints_json(folders: list[Path], sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
