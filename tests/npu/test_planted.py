@@ -1,0 +1,213 @@
+"""Mistakes that a call of an aclnn operator can contain, planted: each is caught where the op is first used.
+
+A vendor's library is looked up before CANN's. So one that passes a call on with the mistake in it makes our
+kernel as wrong as if the mistake were ours. The result is right all the same: the reference runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from liteboost_adaptor import config, native_npu
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
+PREAMBLE = """
+#include <dlfcn.h>
+#include <cstdint>
+using P = void*;
+template <class... A> int pass_on(const char* name, A... arguments) {
+  return reinterpret_cast<int (*)(A...)>(dlsym(dlopen("libopapi.so", RTLD_NOW), name))(arguments...);
+}
+#define PHASE_TWO(OP) \\
+  extern "C" int OP(P space, uint64_t bytes, P executor, P stream) { \\
+    return pass_on(#OP, space, bytes, executor, stream); \\
+  }
+"""
+ROPE = """
+PHASE_TWO(aclnnRotaryPositionEmbedding)
+extern "C" int aclnnRotaryPositionEmbeddingGetWorkspaceSize(
+    P x, P cos, P sin, int64_t mode, P out, uint64_t* bytes, P* executor) {
+  return pass_on("aclnnRotaryPositionEmbeddingGetWorkspaceSize", x, %s, out, bytes, executor);
+}
+"""
+RMS_NORM = """
+PHASE_TWO(aclnnRmsNorm)
+extern "C" int aclnnRmsNormGetWorkspaceSize(
+    P x, P weight, double eps, P out, P rstd, uint64_t* bytes, P* executor) {
+  %s
+}
+"""
+PASS_ON = 'pass_on("aclnnRmsNormGetWorkspaceSize", x, weight, eps, out, %s, bytes, executor)'
+
+#: (op, mistake): the library, and what the refusal says.
+PLANTS = {
+    ("rope", "cos and sin swapped"): (
+        ROPE % "sin, cos, mode",
+        "differs from its reference (fp32 half) in 12 of 12",
+    ),
+    ("rope", "wrong layout constant"): (
+        ROPE % "cos, sin, 1 - mode",
+        "differs from its reference (fp32 half) in ",
+    ),
+    ("rms_norm", "missing output tensor"): (
+        RMS_NORM % f"return {PASS_ON % 'P(nullptr)'};",
+        "RuntimeError: liteboost: aclnnRmsNorm refuses its arguments with status 16100",
+    ),
+    # The caller puts a double into the register of which the callee takes the lower half.
+    ("rms_norm", "double passed for float"): (
+        (RMS_NORM % f"return {PASS_ON % 'rstd'};")
+        .replace("double eps", "float eps")
+        .replace(" eps, out", " double(eps), out"),
+        "differs from its reference (fp32) in 14 of 14",
+    ),
+    ("rms_norm", "stale executor after a shape change"): (
+        RMS_NORM
+        % f"""
+  static P kept = nullptr;
+  if (kept == nullptr) {{
+    const int status = {PASS_ON % "rstd"};
+    if (status != 0) return status;
+    pass_on("aclSetAclOpExecutorRepeatable", *executor);
+    kept = *executor;
+  }}
+  *executor = kept;
+  *bytes = 0;
+  return 0;""",
+        "differs from its reference (fp32) in 1",
+    ),
+}
+
+CALLS = {
+    "rms_norm": (
+        "x, weight = torch.randn(2, 5, 64), torch.rand(64)",
+        "torch.ops.{namespace}.rms_norm(x, weight, 1e-6)",
+    ),
+    "rope": (
+        "q, k = torch.randn(2, 4, 7, 64), torch.randn(2, 2, 7, 64)\n"
+        "angles = torch.rand(2, 7, 32).repeat(1, 1, 2)\ncos, sin = angles.cos(), angles.sin()",
+        "torch.cat(torch.ops.{namespace}.rope(q, k, cos, sin), dim=1)",
+    ),
+}
+
+PROGRAM = """
+import json, torch, torch_npu
+from liteboost_adaptor import native_npu
+
+assert native_npu.load().loaded
+torch.manual_seed(0)
+torch.set_grad_enabled(False)
+{inputs}
+expected = {reference}
+for name, value in list(globals().items()):
+    if torch.is_tensor(value):
+        globals()[name] = value.npu()
+found = {ours}
+print(json.dumps([native_npu.verdicts(), native_npu.calls(), (found - expected).abs().max().item()]))
+"""
+
+
+def run(op: str, folder: Path, plant: str | None) -> tuple[list, list, float]:
+    """Call an op once in a process with a planted library: verdicts, calls, and the error of the result."""
+    variables = {"XDG_CACHE_HOME": str(folder / "cache"), "TASK_QUEUE_ENABLE": "0"}
+    if plant is not None:
+        vendor = folder / "vendor" / "op_api" / "lib"
+        vendor.mkdir(parents=True)
+        (folder / "plant.cpp").write_text(PREAMBLE + plant)
+        compiler = ["c++", "-std=c++17", "-shared", "-fPIC", folder / "plant.cpp", "-ldl"]
+        subprocess.run([*compiler, "-o", vendor / "libcust_opapi.so"], check=True)
+        variables["ASCEND_CUSTOM_OPP_PATH"] = str(folder / "vendor")
+    inputs, call = CALLS[op]
+    program = PROGRAM.format(
+        inputs=inputs,
+        ours=call.format(namespace="liteboost"),
+        reference=call.format(namespace="liteboost_reference"),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=config.child_environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
+
+
+def skip_without_kernel(op: str) -> None:
+    if op in native_npu.load().references:
+        pytest.skip(f"{op} has no NPU kernel")
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_unplanted_op_is_served(op: str, tmp_path: Path) -> None:
+    skip_without_kernel(op)
+    verdicts, calls, error = run(op, tmp_path, None)
+    assert [verdict[2] for verdict in verdicts] == [""] and calls == [[op, "", 1]] and error < 1e-5
+
+
+@pytest.mark.parametrize(("op", "mistake"), PLANTS)
+def test_mistake_is_refused_with_figures_and_the_result_is_right(
+    op: str, mistake: str, tmp_path: Path
+) -> None:
+    skip_without_kernel(op)
+    plant, words = PLANTS[op, mistake]
+    ((found_op, _, reason),), calls, error = run(op, tmp_path, plant)
+    assert found_op == op and words in reason
+    assert calls == [[op, reason, 1]] and error < 1e-5
+
+
+# ---- the types of arguments, which are compared without a call ----
+
+#: How the simulator spells what we call otherwise.
+SPELLED = {"tensors": "tensor_list", "integers": "int_array", "text": "string", "dtype": "int32"}
+
+
+def differences(ours: dict[str, str], theirs: dict[str, str | None]) -> list[str]:
+    """Operators whose signature is not the one they are called with."""
+    spelled = {
+        name: ",".join(SPELLED.get(kind, kind) for kind in text.split(",")) for name, text in ours.items()
+    }
+    return [
+        f"{name}: called with ({text}), has ({theirs[name]})"
+        for name, text in sorted(spelled.items())
+        if theirs[name] is not None and theirs[name].replace("dtype", "int32") != text
+    ]
+
+
+def of_simulator(names: list[str]) -> dict[str, str | None]:
+    library = ctypes.CDLL("libopapi.so")
+    if not hasattr(library, "simcann_signature"):
+        pytest.skip("needs the simulator, whose operators know their signatures")
+    library.simcann_signature.restype = ctypes.c_char_p
+    found = {name: library.simcann_signature(name.encode()) for name in names}
+    return {name: text.decode() if text is not None else None for name, text in found.items()}
+
+
+def test_every_operator_is_called_with_its_own_types() -> None:
+    native_npu.load()
+    ours = {name: found["signature"] for name, found in native_npu.operators().items()}
+    theirs = of_simulator(list(ours))
+    assert len(ours) >= 4 and all(theirs.values()), [name for name, text in theirs.items() if text is None]
+    assert differences(ours, theirs) == []
+
+
+def test_double_passed_for_float_is_a_difference() -> None:
+    native_npu.load()
+    ours = {name: found["signature"] for name, found in native_npu.operators().items()}
+    theirs = of_simulator(list(ours))
+    assert "double" in theirs["aclnnRmsNorm"]
+    planted = {**theirs, "aclnnRmsNorm": theirs["aclnnRmsNorm"].replace("double", "float")}
+    (difference,) = differences(ours, planted)
+    assert difference.startswith("aclnnRmsNorm: called with (tensor,tensor,double,")
