@@ -18,7 +18,7 @@ SETUP_KEY := $(shell { "$(PYTHON)" -VV || echo none; pwd; find $(SETUP_INPUTS) -
 	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
 READY := .venv/ready-$(SETUP_KEY)
 
-CPP_FILES = $$(find kernels tests -name '*.cpp' -o -name '*.h')
+CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
 .PHONY: help setup demo test test-full asan lint format clean
 

@@ -1,4 +1,4 @@
-"""``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, fingerprint, audit.
+"""``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, audit.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -15,6 +15,7 @@ from ..errors import LiteBoostError
 from .audit import audit
 from .bench import bench
 from .build import build
+from .cmake_dir import cmake_dir
 from .doctor import doctor
 from .fingerprint import fingerprint
 from .selftest import selftest
@@ -40,6 +41,7 @@ def app() -> typer.Typer:
     commands.command("selftest")(selftest)
     commands.command("bench")(bench)
     commands.command("build")(build)
+    commands.command("cmake-dir")(cmake_dir)
     commands.command("fingerprint")(fingerprint)
     commands.command("audit")(audit)
     return commands

@@ -1,0 +1,69 @@
+"""``examples/custom_op`` on an NPU: as an operator of CANN, and as one of the user's own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from support import custom_op
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
+#: What an AscendC project makes, as far as a caller can tell: a library of its own with the two phases.
+OWN_OPERATOR = """
+#include <dlfcn.h>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+namespace {
+template <class F> F* found(const char* name) {
+  return reinterpret_cast<F*>(dlsym(dlopen("libopapi.so", RTLD_NOW), name));
+}
+}
+extern "C" int aclnnMixGetWorkspaceSize(
+    void* a, void* b, void* weight, void* out, uint64_t* size, void** executor) {
+  return found<int(void*, void*, void*, void*, uint64_t*, void**)>("aclnnLerpGetWorkspaceSize")(
+      a, b, weight, out, size, executor);
+}
+extern "C" int aclnnMix(void* workspace, uint64_t size, void* executor, void* stream) {
+  std::ofstream(std::getenv("MIX_CALLS"), std::ios::app) << "called\\n";
+  return found<int(void*, uint64_t, void*, void*)>("aclnnLerp")(workspace, size, executor, stream);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return custom_op.build(tmp_path_factory.mktemp("custom_op"))
+
+
+def test_op_runs_as_one_operator_of_cann(example: Path, tmp_path: Path) -> None:
+    row, printed = custom_op.status(example, "npu", SIMCANN_TRACE=str(tmp_path / "trace"))
+    assert (row["state"], row["calls"], row["fallbacks"]) == ("applied", 4, {})
+    assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-6
+    assert (tmp_path / "trace").read_text().count("aclnnLerp") >= 4
+
+
+def test_op_runs_as_an_operator_of_the_users_own(example: Path, tmp_path: Path) -> None:
+    changed = shutil.copytree(example, tmp_path / "changed")
+    source = (changed / "mix_npu.cpp").read_text()
+    assert source.count('"aclnnLerp"') == 1
+    (changed / "mix_npu.cpp").write_text(source.replace('"aclnnLerp"', '"aclnnMix"'))
+    custom_op.rebuild(changed)
+    vendor = tmp_path / "vendor" / "op_api" / "lib"
+    vendor.mkdir(parents=True)
+    (tmp_path / "own.cpp").write_text(OWN_OPERATOR)
+    command = ["c++", "-shared", "-fPIC", tmp_path / "own.cpp", "-o", vendor / "libcust_opapi.so", "-ldl"]
+    subprocess.run(command, check=True)
+    calls = tmp_path / "calls"
+    row, printed = custom_op.status(
+        changed, "npu", ASCEND_CUSTOM_OPP_PATH=str(tmp_path / "vendor"), MIX_CALLS=str(calls)
+    )
+    assert (row["state"], row["calls"]) == ("applied", 4) and calls.read_text() == "called\n" * 4
+    assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-6
