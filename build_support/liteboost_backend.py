@@ -59,6 +59,8 @@ def _native_or_pure(build: Callable[..., str], wheel_directory: str, config_sett
     # The prepared metadata is not handed on: it names the tag of a pure wheel.
     requires_native = _requires_native()
     try:
+        if requires_native:
+            return build(wheel_directory, config_settings)
         return _with_or_without_npu(build, wheel_directory, config_settings)
     except (ScikitBuildError, SystemExit) as fault:
         # A CMake run that fails ends in SystemExit; a CMake or ninja that is not there in an exception.
