@@ -1,4 +1,4 @@
-"""``python -m cann_sim build`` and ``python -m cann_sim run PROGRAM [ARGUMENTS]``; ``PYTHONPATH=tests``."""
+"""``python -m cann_sim build``, ``run PROGRAM [ARGUMENTS]``, ``summary TRACE``, with ``PYTHONPATH=tests``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from .build import build
 from .environment import environment
 from .releases import RELEASES, SOCS
+from .summary import by_label, summary
+from .trace import read
 
 
 def main(arguments: list[str]) -> int:
@@ -22,9 +24,18 @@ def main(arguments: list[str]) -> int:
     run.add_argument("--without", default="", metavar="aclnnX,aclnnY", help="operators to leave out")
     run.add_argument("--broken", action="store_true", help="a libopapi.so that cannot be loaded")
     run.add_argument("program", nargs="*")
+    table = commands.add_parser("summary", help="a table of a trace")
+    table.add_argument("trace", help="the file that SIMCANN_TRACE named")
+    table.add_argument("--tokens", type=int, default=1, help="tokens generated in it")
+    table.add_argument("--layers", type=int, default=0, help="decoder layers a token passes")
     options = parser.parse_args(_program_marked(arguments))
     if options.command == "build":
         sys.stdout.write(f"{build()}\n")
+        return 0
+    if options.command == "summary":
+        trace = read(options.trace)
+        parts = [summary(trace, options.tokens, options.layers)] + ([by_label(trace)] if trace.labels else [])
+        sys.stdout.write("\n\n".join(parts) + "\n")
         return 0
     if not options.program:
         run.error("a program to run is needed")

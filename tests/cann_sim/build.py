@@ -44,8 +44,8 @@ def libraries(
     """The folder of libraries of a CANN release.
 
     ``libopapi.so`` exports no operator that came after ``release``, and none of ``without``. ``soc`` changes
-    nothing here: on hardware too an operator that a SoC does not run is there, and refuses. ``broken``:
-    ``libopapi.so`` ends in the middle, as after an interrupted copy.
+    nothing here: on hardware too an operator that a SoC does not run is there, and refuses. ``broken``: of
+    ``libopapi.so`` there is only the beginning, as after an interrupted copy.
     """
     del soc
     cmake_folder = build()
@@ -75,8 +75,7 @@ def _link(cmake_folder: Path, folder: Path, hidden: list[str], broken: bool) -> 
         *(f"-L{draft}", "-lascendcl", f"-L{torch_libraries()}", "-ltorch_cpu", "-lc10"),
     )
     if broken:
-        whole = (draft / "libopapi.so").read_bytes()
-        (draft / "libopapi.so").write_bytes(whole[: len(whole) // 3])
+        os.truncate(draft / "libopapi.so", 48)
     draft.rename(folder)
 
 
@@ -101,7 +100,9 @@ def _environment_folder() -> Path:
 
 def _source_hash() -> str:
     digest = hashlib.sha256()
-    for path in sorted(p for p in SOURCE.rglob("*") if p.suffix in {".cpp", ".h", ".inc", ".txt"}):
+    suffixes = {".cpp", ".h", ".inc", ".txt"}
+    paths = [p for p in SOURCE.rglob("*") if p.suffix in suffixes or p.name == "build.py"]
+    for path in sorted(paths):
         digest.update(f"{path.relative_to(SOURCE)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -15,24 +15,15 @@
 namespace sim {
 
 void trace(const char* op, Communicator* c, uint64_t count, HcclDataType type) {
-  static FILE* file = [] {
-    const char* path = getenv("SIMCANN_TRACE");
-    if (!path || !*path) return static_cast<FILE*>(nullptr);
-    if (!strcmp(path, "-") || !strcmp(path, "stderr")) return stderr;
-    std::string name = path;
-    auto at = name.find("%p");
-    if (at != std::string::npos) name.replace(at, 2, std::to_string(getpid()));
-    FILE* opened = fopen(name.c_str(), "a");
-    if (opened) setvbuf(opened, nullptr, _IOLBF, 0);
-    return opened;
-  }();
-  if (file) {
-    fprintf(file, "%s\trank %u/%u count %lu dtype %d\n", op, c->rank, c->ranks, (unsigned long)count,
-            (int)type);
-  }
+  if (!simcann_tracing()) return;
+  char line[256];
+  snprintf(line, sizeof line,
+           "{\"event\":\"collective\",\"op\":\"%s\",\"rank\":%u,\"ranks\":%u,\"bytes\":%zu,\"group\":\"%s\"}",
+           op, c->rank, c->ranks, static_cast<size_t>(count) * element_size(type), c->name.c_str());
+  simcann_trace_line(line);
 }
 
-double limit() {
+static double limit() {
   static double t = [] {
     const char* v = getenv("SIMCANN_HCCL_TIMEOUT");
     return v ? atof(v) : 120.0;

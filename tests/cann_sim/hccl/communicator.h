@@ -9,8 +9,12 @@
 #include <mutex>
 #include <string>
 
-extern "C" void simcann_set_error(const char*);
-extern "C" void* simcann_ptr(const void*);
+extern "C" {
+void simcann_set_error(const char*);
+void* simcann_ptr(const void*);
+bool simcann_tracing();
+void simcann_trace_line(const char* json);
+}
 
 namespace sim {
 

@@ -122,17 +122,20 @@ std::string directions_of() {
 }
 
 // ---- copies kept by the executor until phase 2: the caller may destroy an argument after phase 1 ---------------
+/// Whether an object is checked to be alive before it is copied; a copy of ours is not registered as alive.
+enum class From { caller, executor };
+
 template <class A>
 struct Owned {
   A value;
-  explicit Owned(A a) : value(a) {}
+  Owned(A a, From) : value(a) {}
   A get() { return value; }
 };
 template <class Handle, class Object, Kind kind>
 struct OwnedObject {
   std::unique_ptr<Object> copy;
-  explicit OwnedObject(Handle a) {
-    expect(a.p, kind);
+  OwnedObject(Handle a, From from) {
+    if (from == From::caller) expect(a.p, kind);
     if (a.p) copy.reset(new Object(*a.p));
   }
   Handle get() {
@@ -145,12 +148,12 @@ template <class Handle, class List, class Element, Kind kind, Kind element_kind>
 struct OwnedList {
   std::vector<std::unique_ptr<Element>> elements;
   std::unique_ptr<List> copy;
-  explicit OwnedList(Handle a) {
-    expect(a.p, kind);
+  OwnedList(Handle a, From from) {
+    if (from == From::caller) expect(a.p, kind);
     if (!a.p) return;
     copy.reset(new List);
     for (auto* e : a.p->v) {
-      expect(e, element_kind);
+      if (from == From::caller) expect(e, element_kind);
       elements.emplace_back(e ? new Element(*e) : nullptr);
       copy->v.push_back(elements.back().get());
     }
@@ -161,11 +164,11 @@ struct OwnedList {
     return a;
   }
 };
-#define SIM_OWNED(Handle, ...)            \
-  template <>                             \
-  struct Owned<Handle> : __VA_ARGS__ {    \
-    using Base = __VA_ARGS__;             \
-    explicit Owned(Handle a) : Base(a) {} \
+#define SIM_OWNED(Handle, ...)                    \
+  template <>                                     \
+  struct Owned<Handle> : __VA_ARGS__ {            \
+    using Base = __VA_ARGS__;                     \
+    Owned(Handle a, From from) : Base(a, from) {} \
   }
 SIM_OWNED(T, OwnedObject<T, aclTensor, Kind::tensor>);
 SIM_OWNED(O, OwnedObject<O, aclTensor, Kind::tensor>);
@@ -183,7 +186,7 @@ template <>
 struct Owned<CP> {
   bool given;
   std::string text;
-  explicit Owned(CP a) : given(a != nullptr), text(a ? a : "") {}
+  Owned(CP a, From) : given(a != nullptr), text(a ? a : "") {}
   CP get() { return given ? text.c_str() : nullptr; }
 };
 

@@ -5,15 +5,20 @@
 
 namespace sim {
 
-void require_known_format(const char* op, const TensorHandle& x) {
-  if (!x || x.format() != ACL_FORMAT_FRACTAL_NZ) return;
+void require_known_formats(const char* op, const std::vector<Argument>& arguments) {
   // Parts of names: NpuFormatCast, TransMatmulWeight, MatmulWeightNz and the families with quantised weights.
   static const char* takers[] = {"FormatCast",  "TransMatmulWeight", "WeightNz",  "QuantMatmul",
                                  "WeightQuant", "GroupedMatmul",     "AllReduce", "ConvertWeight"};
   for (auto* part : takers) {
     if (strstr(op, part)) return;
   }
-  require(false, "takes ND tensors, an argument of shape ", x->sizes(), " is in FRACTAL_NZ");
+  for (const auto& argument : arguments) {
+    if (strcmp(argument.kind, "tensor")) continue;
+    for (auto* x : argument.tensors) {
+      require(!x || x->i->format != ACL_FORMAT_FRACTAL_NZ, "takes ND tensors, an argument of shape ",
+              x ? x->i->t.sizes() : at::IntArrayRef(), " is in FRACTAL_NZ");
+    }
+  }
 }
 
 }  // namespace sim

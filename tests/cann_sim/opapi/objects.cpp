@@ -1,6 +1,7 @@
 // aclCreate* and aclDestroy*.
 #include "objects.h"
 
+#include <deque>
 #include <mutex>
 #include <unordered_map>
 
@@ -41,6 +42,20 @@ bool dies(const void* object, Kind kind) {
   }
   live().erase(found);
   return true;
+}
+
+void retire(std::function<void()> free_it) {
+  constexpr size_t kKept = 1024;
+  std::function<void()> oldest;
+  {
+    std::lock_guard<std::mutex> lock(live_mutex);
+    static auto* retired = new std::deque<std::function<void()>>;
+    retired->push_back(std::move(free_it));
+    if (retired->size() <= kKept) return;
+    oldest = std::move(retired->front());
+    retired->pop_front();
+  }
+  oldest();
 }
 
 void expect(const void* object, Kind kind) {
@@ -143,7 +158,7 @@ Object* made(Object* object, Kind kind) {
 template <class Object>
 int destroyed(const Object* object, Kind kind) {
   if (!dies(object, kind)) return 161002;
-  delete object;
+  retire([object] { delete object; });
   return 0;
 }
 
@@ -255,7 +270,7 @@ SIM_EXPORT int aclDestroyTensorList(const aclTensorList* list) {
   if (list) {
     for (auto* t : list->v) aclDestroyTensor(t);
   }
-  delete list;
+  retire([list] { delete list; });
   return 0;
 }
 SIM_EXPORT aclScalarList* aclCreateScalarList(const aclScalar* const* v, uint64_t n) {
@@ -268,7 +283,7 @@ SIM_EXPORT int aclDestroyScalarList(const aclScalarList* list) {
   if (list) {
     for (auto* s : list->v) aclDestroyScalar(s);
   }
-  delete list;
+  retire([list] { delete list; });
   return 0;
 }
 

@@ -25,10 +25,15 @@ struct TensorData {
 at::ScalarType scalar_type(aclDataType dtype);
 const char* dtype_name(aclDataType dtype);
 
+struct Prepared;  // launch.h
+
 /// Registers a live object, so that a wrong or destroyed one passed as an argument is reported.
 void born(const void* object, Kind kind);
 /// Forgets it; false (and an error message) when there is no such object.
 bool dies(const void* object, Kind kind);
+/// Frees an object some time after it died, so that its address does not soon belong to another one, and a caller who
+/// still uses it is found.
+void retire(std::function<void()> free_it);
 /// Throws when `object` (not null) is no live object of `kind`.
 void expect(const void* object, Kind kind);
 
@@ -57,8 +62,6 @@ struct aclScalarList {
   std::vector<aclScalar*> v;
 };
 struct aclOpExecutor {
-  std::string name;
-  std::string arguments;  // for the trace
-  std::function<void()> compute;
+  std::shared_ptr<sim::Prepared> prepared;
   bool repeatable = false;
 };

@@ -53,85 +53,14 @@ inline void put(const TensorHandle& out, const at::Tensor& result) {
   if (out) put(*out, result);
 }
 
-std::string describe(const aclTensor* t);
-bool tracing();
-/// Records an error (aclGetRecentErrMsg) and returns its code.
-int fail(const char* name, const char* what, int code);
-int run(aclOpExecutor* executor, aclrtStream stream);
-
-template <class A>
-void show(std::ostream& o, const A& a) {
-  if constexpr (std::is_base_of_v<TensorHandle, A>) {
-    o << describe(a.p);
-  } else if constexpr (std::is_base_of_v<TensorListHandle, A>) {
-    o << "[";
-    for (size_t k = 0; k < a.size(); k++) o << (k ? " " : "") << describe(a.p->v[k]);
-    o << "]";
-  } else if constexpr (std::is_same_v<A, S>) {
-    if (a.p) {
-      o << "s:" << a.p->s;
-    } else {
-      o << "-";
-    }
-  } else if constexpr (std::is_same_v<A, IA>) {
-    if (!a.p) {
-      o << "-";
-    } else {
-      o << "(";
-      for (size_t k = 0; k < a.p->v.size(); k++) o << (k ? "," : "") << a.p->v[k];
-      o << ")";
-    }
-  } else if constexpr (std::is_same_v<A, DT>) {
-    o << dtype_name(a);
-  } else if constexpr (std::is_same_v<A, CP>) {
-    o << '"' << (a ? a : "") << '"';
-  } else if constexpr (std::is_arithmetic_v<A>) {
-    o << +a;
-  } else {
-    o << kind_name<A>();
-  }
-}
-
-/// An operator that does not take FRACTAL_NZ refuses it.
-void require_known_format(const char* op, const TensorHandle& x);
-template <class A>
-void require_format(const char* op, const A& a) {
-  if constexpr (std::is_base_of_v<TensorHandle, A>) require_known_format(op, a);
-}
-
-/// Runs `body`, turning what it throws into an error code of phase 1.
-int guarded(const char* name, const std::function<void()>& body);
-
-/// Phase 1: checks the arguments, and keeps copies of them in an executor.
-template <class... A>
-int prepare(const char* name, uint64_t* workspace_size, aclOpExecutor** executor, void (*compute)(A...),
-            A... a) {
-  return guarded(name, [&] {
-    require_soc(name);
-    auto owned = std::make_shared<std::tuple<Owned<A>...>>(Owned<A>(a)...);
-    std::apply([&](auto&... o) { (require_format(name, o.get()), ...); }, *owned);
-    if (auto* limits = limits_of(name)) {
-      auto check = reinterpret_cast<void (*)(A...)>(limits);
-      std::apply([&](auto&... o) { check(o.get()...); }, *owned);
-    }
-    auto made = std::make_unique<aclOpExecutor>();
-    made->name = name;
-    if (tracing()) {
-      std::ostringstream o;
-      int k = 0;
-      (((k++ ? (void)(o << ", ") : (void)0), show(o, a)), ...);
-      made->arguments = o.str();
-    }
-    made->compute = [compute, owned] { std::apply([&](auto&... o) { compute(o.get()...); }, *owned); };
-    *workspace_size = 0;
-    *executor = made.release();
-    born(*executor, Kind::executor);
-  });
-}
-
 }  // namespace sim
 
+#include "launch.h"
+
 #define SIM_EXPORT extern "C" __attribute__((visibility("default")))
+// The text of arguments, after macros among them are expanded.
+#define SIM_TEXT(...) SIM_TEXT_OF(__VA_ARGS__)
+#define SIM_TEXT_OF(...) #__VA_ARGS__
 #define SIM_PARENS ()
 #define SIM_E(...) SIM_E4(SIM_E4(SIM_E4(SIM_E4(__VA_ARGS__))))
 #define SIM_E4(...) SIM_E3(SIM_E3(SIM_E3(SIM_E3(__VA_ARGS__))))
@@ -144,16 +73,16 @@ int prepare(const char* name, uint64_t* workspace_size, aclOpExecutor** executor
 #define SIM_N(t, n, ...) n __VA_OPT__(, SIM_NA SIM_PARENS(__VA_ARGS__))
 #define SIM_NA() SIM_N
 
-#define OP(name, ...)                                                                   \
-  static void name##_compute(SIM_DECLARE(__VA_ARGS__));                                 \
-  static const sim::RegisterOperator name##_registered(#name, name##_compute);          \
-  SIM_EXPORT int name##GetWorkspaceSize(SIM_DECLARE(__VA_ARGS__), uint64_t* ws_,        \
-                                        aclOpExecutor** executor_) {                    \
-    return sim::prepare(#name, ws_, executor_, name##_compute, SIM_NAMES(__VA_ARGS__)); \
-  }                                                                                     \
-  SIM_EXPORT int name(void*, uint64_t, aclOpExecutor* executor_, aclrtStream stream_) { \
-    return sim::run(executor_, stream_);                                                \
-  }                                                                                     \
+#define OP(name, ...)                                                                                     \
+  static void name##_compute(SIM_DECLARE(__VA_ARGS__));                                                   \
+  static const sim::RegisterOperator name##_registered(#name, name##_compute, SIM_TEXT(__VA_ARGS__));     \
+  SIM_EXPORT int name##GetWorkspaceSize(SIM_DECLARE(__VA_ARGS__), uint64_t* ws_,                          \
+                                        aclOpExecutor** executor_) {                                      \
+    return sim::prepare(#name, ws_, executor_, name##_compute, SIM_NAMES(__VA_ARGS__));                   \
+  }                                                                                                       \
+  SIM_EXPORT int name(void* workspace_, uint64_t bytes_, aclOpExecutor* executor_, aclrtStream stream_) { \
+    return sim::run(#name, executor_, workspace_, bytes_, stream_);                                       \
+  }                                                                                                       \
   static void name##_compute(SIM_DECLARE(__VA_ARGS__))
 
 #define LIMITS(name, ...)                                                \

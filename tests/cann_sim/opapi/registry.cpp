@@ -10,7 +10,7 @@ namespace sim {
 namespace {
 
 struct Operator {
-  std::string signature, directions;
+  std::string signature, directions, declaration;
 };
 struct Limits {
   std::string signature, directions;
@@ -28,8 +28,21 @@ std::map<std::string, Limits>& limits() {
 
 }  // namespace
 
-void register_operator(const char* name, std::string signature, std::string directions) {
-  operators()[name] = {std::move(signature), std::move(directions)};
+void register_operator(const char* name, std::string signature, std::string directions,
+                       const char* declaration) {
+  operators()[name] = {std::move(signature), std::move(directions), declaration};
+}
+
+std::vector<std::string> argument_names(const std::string& name) {
+  std::vector<std::string> names;
+  auto found = operators().find(name);
+  if (found == operators().end()) return names;
+  std::stringstream parts(found->second.declaration);
+  int k = 0;
+  for (std::string part; std::getline(parts, part, ',');) {
+    if (k++ % 2) names.push_back(part.substr(part.find_first_not_of(' ')));
+  }
+  return names;
 }
 
 void register_limits(const char* name, std::string signature, std::string directions, void (*check)()) {

@@ -1,20 +1,25 @@
 // The operators and limits there are, by name.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "arguments.h"
 
 namespace sim {
 
-void register_operator(const char* name, std::string signature, std::string directions);
+/// `declaration` is the text between the parentheses of OP.
+void register_operator(const char* name, std::string signature, std::string directions,
+                       const char* declaration);
 void register_limits(const char* name, std::string signature, std::string directions, void (*check)());
+/// The names that OP gives the arguments.
+std::vector<std::string> argument_names(const std::string& name);
 /// The limits of an operator (cast it to the operator's own type), or null.
 void (*limits_of(const std::string& name))();
 
 struct RegisterOperator {
   template <class... A>
-  RegisterOperator(const char* name, void (*)(A...)) {
-    register_operator(name, signature_of<A...>(), directions_of<A...>());
+  RegisterOperator(const char* name, void (*)(A...), const char* declaration) {
+    register_operator(name, signature_of<A...>(), directions_of<A...>(), declaration);
   }
 };
 struct RegisterLimits {

@@ -2,6 +2,8 @@
 // ops-math.
 #include "format.h"
 
+#include "../opapi/errors.h"
+
 namespace sim {
 
 using at::Tensor;

@@ -6,7 +6,11 @@
 
 using namespace sim;
 
+static thread_local int replayed = 0;
+
 extern "C" {
+/// The graph whose replay runs on this thread, or 0.
+int simcann_replayed_graph() { return replayed; }
 /// Records `task` when `stream` is capturing; false when it is not and the caller must run it.
 bool simcann_capture(aclrtStream stream, std::function<void()>* task) {
   auto* s = static_cast<Stream*>(stream);
@@ -40,7 +44,11 @@ aclError aclmdlRIGetId(aclmdlRI m, uint32_t* id) {
   return ACL_SUCCESS;
 }
 aclError aclmdlRIExecuteAsync(aclmdlRI m, aclrtStream) {
-  for (auto& f : ((Graph*)m)->tasks) f();
+  auto* graph = static_cast<Graph*>(m);
+  trace_event("replay", text("\"graph\":%u,\"tasks\":%zu", graph->id, graph->tasks.size()));
+  replayed = static_cast<int>(graph->id);
+  for (auto& task : graph->tasks) task();
+  replayed = 0;
   return ACL_SUCCESS;
 }
 aclError aclmdlRIDestroy(aclmdlRI m) {

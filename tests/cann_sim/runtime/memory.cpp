@@ -7,6 +7,47 @@
 
 using namespace sim;
 
+/// The allocation that holds an address, or null. The caller holds the lock.
+static const Allocation* allocation_of(const void* p) {
+  auto& all = state().allocations;
+  auto at = all.upper_bound(reinterpret_cast<uintptr_t>(p));
+  if (at == all.begin()) return nullptr;
+  --at;
+  return reinterpret_cast<uintptr_t>(p) < at->first + at->second.size ? &at->second : nullptr;
+}
+
+static bool on_device(const void* p) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  auto* found = allocation_of(p);
+  return found && !found->host;
+}
+
+static const char* direction(const void* to, const void* from) {
+  bool to_device = on_device(to), from_device = on_device(from);
+  return from_device ? (to_device ? "d2d" : "d2h") : (to_device ? "h2d" : "h2h");
+}
+
+static void trace_copy(const void* to, const void* from, size_t bytes, bool asynchronous, int stream) {
+  if (!simcann_tracing()) return;
+  trace_event("copy", text("\"direction\":\"%s\",\"bytes\":%zu,\"asynchronous\":%s,\"stream\":%d",
+                           direction(to, from), bytes, asynchronous ? "true" : "false", stream));
+}
+
+/// Whether the bytes lie in memory of a device. Maps that continue each other count as one.
+extern "C" bool simcann_is_device_memory(const void* address, size_t bytes) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  auto low = reinterpret_cast<uintptr_t>(address);
+  auto& all = state().allocations;
+  for (auto high = low + bytes; low < high;) {
+    auto at = all.upper_bound(low);
+    if (at == all.begin()) return false;
+    --at;
+    if (at->second.host || low >= at->first + at->second.size) return false;
+    low = at->first + at->second.size;
+  }
+  return true;
+}
+
 extern "C" {
 bool simcann_capture(aclrtStream, std::function<void()>*);
 
@@ -27,10 +68,14 @@ static aclError dev_malloc(void** p, size_t n, bool host) {
   void* m = mmap(q ? alias(q) : nullptr, sz, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (q ? MAP_FIXED : 0), -1, 0);
   if (m == MAP_FAILED) return ACL_ERROR_RT_MEMORY_ALLOCATION;
+  // What was never written reads as NaN, or -1. Larger blocks stay zeros, to take no memory before they are used.
+  constexpr size_t kFilled = static_cast<size_t>(64) << 20;
+  if (!host && sz <= kFilled) memset(m, 0xFF, sz);
   if (!q) q = m;
   state().allocations[(uintptr_t)q] = {sz, d, host};
   if (!host) state().used[d] += sz;
   *p = q;
+  trace_event("allocate", text("\"bytes\":%zu,\"host\":%s", n, host ? "true" : "false"));
   return ACL_SUCCESS;
 }
 static aclError dev_free(void* p) {
@@ -67,22 +112,47 @@ aclError aclrtGetMemUsageInfo(int32_t, aclrtMemUsageInfo*, size_t, size_t* n) {
   *n = 0;
   return ACL_SUCCESS;
 }
-aclError aclrtMemcpy(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind) {
-  if (n > dm) {
-    last_error = "simcann: memcpy overflow";
+/// A pointer that is not what the kind says faults on hardware, or copies something else.
+static bool kind_fits(const void* to, const void* from, aclrtMemcpyKind kind) {
+  bool to_device = on_device(to), from_device = on_device(from);
+  switch (kind) {
+    case ACL_MEMCPY_HOST_TO_HOST:
+      return !to_device && !from_device;
+    case ACL_MEMCPY_HOST_TO_DEVICE:
+      return to_device && !from_device;
+    case ACL_MEMCPY_DEVICE_TO_HOST:
+      return !to_device && from_device;
+    case ACL_MEMCPY_DEVICE_TO_DEVICE:
+      return to_device && from_device;
+    default:
+      return true;
+  }
+}
+static aclError copy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind) {
+  if (bytes > room || (bytes && strict() && !kind_fits(to, from, kind))) {
+    last_error = bytes > room ? "simcann: copy of more bytes than there is room for"
+                              : "simcann: a pointer of the copy is not where its kind says";
     return ACL_ERROR_INVALID_PARAM;
   }
-  memmove(alias(d), alias(s), n);
+  memmove(alias(to), alias(from), bytes);
   return ACL_SUCCESS;
 }
+aclError aclrtMemcpy(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k) {
+  trace_copy(d, s, n, false, 0);
+  return copy(d, dm, s, n, k);
+}
 aclError aclrtMemcpyAsync(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k, aclrtStream st) {
-  std::function<void()> f = [=] { aclrtMemcpy(d, dm, s, n, k); };
+  std::function<void()> f = [=] {
+    trace_copy(d, s, n, true, simcann_stream_id(st));
+    copy(d, dm, s, n, k);
+  };
   if (simcann_capture(st, &f)) return ACL_SUCCESS;
-  return aclrtMemcpy(d, dm, s, n, k);
+  trace_copy(d, s, n, true, simcann_stream_id(st));
+  return copy(d, dm, s, n, k);
 }
 aclError aclrtMemcpyAsyncWithCondition(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k,
-                                       aclrtStream) {
-  return aclrtMemcpy(d, dm, s, n, k);
+                                       aclrtStream stream) {
+  return aclrtMemcpyAsync(d, dm, s, n, k, stream);
 }
 aclError aclrtMemcpy2d(void* d, size_t dp, const void* s, size_t sp, size_t w, size_t h, aclrtMemcpyKind) {
   for (size_t i = 0; i < h; i++) memmove((char*)alias(d) + i * dp, (const char*)alias(s) + i * sp, w);
@@ -121,13 +191,9 @@ aclError aclrtPointerGetAttributes(const void* p, aclrtPtrAttributes* a) {
   a->pageSize = 4096;
   a->location.type = ACL_MEM_LOCATION_TYPE_UNREGISTERED;
   std::lock_guard<std::mutex> lock(state().mutex);
-  auto it = state().allocations.upper_bound((uintptr_t)p);
-  if (it != state().allocations.begin()) {
-    --it;
-    if ((uintptr_t)p < it->first + it->second.size) {
-      a->location.id = it->second.device;
-      a->location.type = it->second.host ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_DEVICE;
-    }
+  if (auto* found = allocation_of(p)) {
+    a->location.id = found->device;
+    a->location.type = found->host ? ACL_MEM_LOCATION_TYPE_HOST : ACL_MEM_LOCATION_TYPE_DEVICE;
   }
   return ACL_SUCCESS;
 }

@@ -76,4 +76,14 @@ void* take_addresses(size_t bytes);
 /// Whether device addresses are in the window (SIMCANN_STRICT, 1 by default).
 bool strict();
 
+/// Formats as printf does.
+std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+/// Writes a line {"event": name, fields...} while a trace is written.
+void trace_event(const char* name, const std::string& fields);
+
 }  // namespace sim
+
+extern "C" {
+bool simcann_tracing();
+int simcann_stream_id(aclrtStream stream);
+}

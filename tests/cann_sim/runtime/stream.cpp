@@ -31,8 +31,12 @@ aclError aclrtDestroyStream(aclrtStream s) {
   return ACL_SUCCESS;
 }
 aclError aclrtDestroyStreamForce(aclrtStream s) { return aclrtDestroyStream(s); }
-aclError aclrtSynchronizeStream(aclrtStream) { return ACL_SUCCESS; }
-aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return ACL_SUCCESS; }
+int simcann_stream_id(aclrtStream s) { return s ? static_cast<Stream*>(s)->id : 0; }
+aclError aclrtSynchronizeStream(aclrtStream s) {
+  trace_event("synchronize", text("\"what\":\"stream\",\"stream\":%d", simcann_stream_id(s)));
+  return ACL_SUCCESS;
+}
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream s, int32_t) { return aclrtSynchronizeStream(s); }
 aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* st) {
   *st = ACL_STREAM_STATUS_COMPLETE;
   return ACL_SUCCESS;
@@ -79,7 +83,10 @@ aclError aclrtStreamWaitEvent(aclrtStream s, aclrtEvent e) {
   if (s && ((Event*)e)->capturing) ((Stream*)s)->capturing = ((Event*)e)->capturing;
   return ACL_SUCCESS;
 }
-aclError aclrtSynchronizeEvent(aclrtEvent) { return ACL_SUCCESS; }
+aclError aclrtSynchronizeEvent(aclrtEvent) {
+  trace_event("synchronize", "\"what\":\"event\"");
+  return ACL_SUCCESS;
+}
 aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* s) {
   *s = ACL_EVENT_RECORDED_STATUS_COMPLETE;
   return ACL_SUCCESS;

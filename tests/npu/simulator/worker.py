@@ -45,6 +45,16 @@ class Device:
         self.memory: list[tuple[ctypes.c_void_p, torch.Tensor, int]] = []
         self.objects: list[tuple[str, ctypes.c_void_p]] = []
         self.by_storage: dict[int, ctypes.c_void_p] = {}
+        self.workspaces: list[ctypes.c_void_p] = []
+
+    def workspace(self, size: ctypes.c_uint64) -> ctypes.c_void_p | None:
+        """Device memory of as many bytes as phase 1 asked for."""
+        if not size.value:
+            return None
+        pointer = ctypes.c_void_p()
+        check(acl.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(size.value), 0))
+        self.workspaces.append(pointer)
+        return pointer
 
     def storage(self, tensor: torch.Tensor) -> ctypes.c_void_p:
         """Device memory of the tensor's whole storage; views of one storage share it."""
@@ -125,7 +135,7 @@ class Device:
     def free(self) -> None:
         for kind, pointer in self.objects:
             getattr(opapi, f"aclDestroy{kind}")(pointer)
-        for pointer, _, _ in self.memory:
+        for pointer in [*self.workspaces, *(pointer for pointer, _, _ in self.memory)]:
             acl.aclrtFree(pointer)
 
 
@@ -151,7 +161,7 @@ def call(op: str, arguments: list[Any]) -> dict[str, Any]:
         phase1 = getattr(opapi, f"{op}GetWorkspaceSize")
         code, phase = phase1(*converted, ctypes.byref(size), ctypes.byref(executor)), 1
         if code == 0:
-            code, phase = getattr(opapi, op)(None, size, executor, None), 2
+            code, phase = getattr(opapi, op)(device.workspace(size), size, executor, None), 2
         message = acl.aclGetRecentErrMsg() if code else b""
         check(acl.aclrtSynchronizeDevice())
         device.read_back()
@@ -187,12 +197,12 @@ def nz_chain(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> dict[s
         code = opapi.aclnnTransMatmulWeightGetWorkspaceSize(
             handle, ctypes.byref(size), ctypes.byref(executor)
         )
-        code = code or opapi.aclnnTransMatmulWeight(None, size, executor, None)
+        code = code or opapi.aclnnTransMatmulWeight(device.workspace(size), size, executor, None)
         left, right = device.tensor((x, FORMAT_ND, None)), device.tensor((out, FORMAT_ND, None))
         code = code or opapi.aclnnMatmulWeightNzGetWorkspaceSize(
             left, handle, right, ctypes.c_int8(0), ctypes.byref(size), ctypes.byref(executor)
         )
-        code = code or opapi.aclnnMatmulWeightNz(None, size, executor, None)
+        code = code or opapi.aclnnMatmulWeightNz(device.workspace(size), size, executor, None)
         message = acl.aclGetRecentErrMsg() if code else b""
         device.read_back()
         return {
