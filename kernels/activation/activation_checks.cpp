@@ -2,9 +2,7 @@
 
 namespace liteboost {
 
-namespace {
-
-Activation parse(const char* op, c10::string_view activation, double alpha) {
+Activation parse_activation(const char* op, c10::string_view activation, double alpha) {
   if (activation == "silu") return Activation::silu;
   const bool known = activation == "gelu" || activation == "gelu_tanh" || activation == "relu" ||
                      activation == "relu2" || activation == "sigmoid";
@@ -17,8 +15,6 @@ Activation parse(const char* op, c10::string_view activation, double alpha) {
   if (activation == "relu2") return Activation::relu2;
   return activation == "relu" ? Activation::relu : Activation::sigmoid;
 }
-
-}  // namespace
 
 Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
                                   double alpha, std::optional<double> limit) {
@@ -33,14 +29,14 @@ Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, 
   LB_CHECK_NO_GRAD(op, "up", up);
   LB_CHECK_VALUE(!limit.has_value() || *limit >= 0.0, op, "limit must not be negative, got ", *limit,
                  "; pass None for no limit");
-  return parse(op, activation, alpha);
+  return parse_activation(op, activation, alpha);
 }
 
 Activation check_activation(const at::Tensor& x, c10::string_view activation, double alpha) {
   constexpr const char* op = "activation";
   check_dtype(op, "x", x);
   LB_CHECK_NO_GRAD(op, "x", x);
-  return parse(op, activation, alpha);
+  return parse_activation(op, activation, alpha);
 }
 
 }  // namespace liteboost

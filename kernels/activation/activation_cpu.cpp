@@ -3,11 +3,11 @@
 #include <limits>
 
 #include "activation/activation_checks.h"
+#include "activation/activation_cpu.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 
 namespace liteboost {
-namespace {
 
 at::Tensor gated_activation_cpu(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
                                 double alpha, std::optional<double> limit, double up_offset) {
@@ -39,6 +39,8 @@ at::Tensor gated_activation_cpu(const at::Tensor& gate, const at::Tensor& up, c1
   parallel_rows(count, 1, [&](int64_t begin, int64_t end) { run(args, begin, end); });
   return out;
 }
+
+namespace {
 
 at::Tensor activation_cpu(const at::Tensor& x, c10::string_view activation, double alpha) {
   const Activation kind = check_activation(x, activation, alpha);

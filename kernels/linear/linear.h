@@ -18,6 +18,15 @@
 // x while it is in a register or in the first cache. Many rows are at::linear's where it is faster; the limit
 // and the figures behind it are at linear_max_rows in linear_cpu.cpp.
 //
+// gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha): the two layers of a gated MLP
+// and its activation, act(linear(x, gate)) * linear(x, up), with the roundings of linear and gated_activation.
+//
+//   gate_weight, up_weight   [N, K];  gate_bias, up_bias   [N] or none;  result [..., N], contiguous
+//   activation, alpha        as of gated_activation (activation/activation.h)
+//
+// On the CPU it is those ops, to the bit. On an NPU (linear_npu.cpp) the products write what the activation
+// reads: three launches, where the two in places of their own would be put together by a fourth.
+//
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "activation/activation_cpu.h"
 #include "common/tensors.h"
 #include "linear/linear.h"
 #include "linear/linear_checks.h"
@@ -132,6 +133,16 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
   return out;
 }
 
+// The very ops it is made of: their results to the bit.
+at::Tensor gated_linear_cpu(const at::Tensor& x, const at::Tensor& gate_weight,
+                            const std::optional<at::Tensor>& gate_bias, const at::Tensor& up_weight,
+                            const std::optional<at::Tensor>& up_bias, c10::string_view activation,
+                            double alpha) {
+  check_gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha);
+  return gated_activation_cpu(linear_cpu(x, gate_weight, gate_bias), linear_cpu(x, up_weight, up_bias),
+                              activation, alpha, std::nullopt, 0.0);
+}
+
 double stream_sum_cpu(const at::Tensor& x) {
   constexpr const char* op = "_stream_sum";
   LB_CHECK_TYPE(x.scalar_type() == at::kFloat, op, "x must be float32, got ", x.scalar_type(),
@@ -150,5 +161,6 @@ double stream_sum_cpu(const at::Tensor& x) {
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
   m.impl("linear", &liteboost::linear_cpu);
+  m.impl("gated_linear", &liteboost::gated_linear_cpu);
   m.impl("_stream_sum", &liteboost::stream_sum_cpu);
 }

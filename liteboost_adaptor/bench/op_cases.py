@@ -197,6 +197,17 @@ def _gated_activation(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("gated_activation", str(list(gate.shape)), _plain_gated_activation, gate, up)
 
 
+def _plain_gated_linear(x: Tensor, gate: Tensor, _: None, up: Tensor, __: None) -> Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def _gated_linear(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    x = torch.randn(1, rows, HIDDEN).to(dtype)
+    gate, up = (torch.randn(INTERMEDIATE, HIDDEN).mul(HIDDEN**-0.5).to(dtype) for _ in range(2))
+    shapes = f"{list(x.shape)} x 2 {list(gate.shape)}"
+    yield _case("gated_linear", shapes, _plain_gated_linear, x, gate, None, up, None)
+
+
 def _plain_activation(x: Tensor, _: str) -> Tensor:
     # transformers' NewGELUActivation
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
@@ -291,6 +302,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "activation": _activation,
     "gated_activation": _gated_activation,
     "linear": _linear,
+    "gated_linear": _gated_linear,
     "attention": _attention,
     "experts_linear": _experts,
     "experts_combine": _combine,

@@ -6,7 +6,9 @@ them comes in five, each sound by itself whatever surrounds it:
 - *call*: ``self.child(x)`` becomes ``r(self.child, x)``, and ``self.child(x, *args, **kwargs)`` too, for as
   long as nothing more than ``x`` has come in;
 - *product*: ``self.child(a) * b`` becomes ``r(self.child, a, b)``, also where ``t = self.child(a)`` stands
-  in a statement before and ``t`` serves nothing else;
+  in a statement before and ``t`` serves nothing else. Where both factors are made of calls,
+  ``self.child(self.left(x)) * self.right(x)``, and ``r`` has an ``of_calls`` that can join them, it becomes
+  ``r.of_calls(r_left, r_right)(self.child, self.left, self.right, x)``;
 - *factor*: ``f(a) * b`` for a function ``f`` becomes ``r(f, a, b)``;
 - *residual*: ``s = a + b`` followed by ``n = self.child(s)`` becomes ``n, s = r(self.child, a, b)``;
 - *function*: a global ``f``, called or handed on, becomes ``r`` for as long as ``f`` is the function it was.
@@ -263,6 +265,9 @@ class _Editor(ast.NodeTransformer):
             return self._replace(node, "product", name, self.routes.product[name], arguments)
         name = self._child(called, self.routes.product)
         if name:
+            joined = self._product_of_calls(node, called, other)
+            if joined is not None:
+                return joined
             arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
             return self._replace(node, "product", name, self.routes.product[name], arguments)
         text = callee(called, self.local_names)
@@ -270,6 +275,23 @@ class _Editor(ast.NodeTransformer):
             arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
             return self._replace(node, "factor", text, self.routes.factor[text], arguments)
         return None
+
+    def _product_of_calls(self, node: ast.BinOp, called: ast.Call, other: ast.expr) -> ast.AST | None:
+        """``self.child(self.left(x)) * self.right(x)`` of a local ``x``, if ours can be joined."""
+        inner, name = called.args[0], called.func.attr
+        left, right = self._child(inner, self.routes.call), self._child(other, self.routes.call)
+        if not left or not right or not isinstance(inner.args[0], ast.Name):
+            return None
+        x = inner.args[0]
+        if x.id not in self.local_names or not _names(other.args[0], x.id):
+            return None
+        join = getattr(self.routes.product[name], "of_calls", None)
+        target = join(self.routes.call[left], self.routes.call[right]) if join is not None else None
+        if target is None:
+            return None
+        self.met["call"] |= {left, right}
+        label = f"{name}_{left}_{right}"
+        return self._replace(node, "product", name, target, [called.func, inner.func, other.func, x], label)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = self._child(node, self.routes.call)
@@ -306,10 +328,17 @@ class _Editor(ast.NodeTransformer):
         return ast.copy_location(choice, name)
 
     def _replace(
-        self, node: ast.expr, pattern: str, name: str, target: Any, arguments: list[ast.expr]
+        self,
+        node: ast.expr,
+        pattern: str,
+        name: str,
+        target: Any,
+        arguments: list[ast.expr],
+        label: str = "",
     ) -> ast.AST:
         self.met[pattern].add(name)
-        call = ast.Call(func=_load(self._bind(f"{pattern}_{name}", target)), args=arguments, keywords=[])
+        function = _load(self._bind(f"{pattern}_{label or name}", target))
+        call = ast.Call(func=function, args=arguments, keywords=[])
         return ast.copy_location(call, node)
 
     def _bind(self, label: str, value: Any) -> str:

@@ -81,7 +81,7 @@ def activation(x: Tensor, activation: str, alpha: float = 1.0) -> Tensor:
         Hendrycks and Gimpel 2016, arXiv:1606.08415 (GELU); So et al. 2021, arXiv:2109.08668 (squared ReLU).
     """
     check_dtype("activation", "x", x)
-    _check_activation("activation", activation, alpha)
+    check_activation("activation", activation, alpha)
     compute = torch.promote_types(x.dtype, torch.float32)
     return _activate(x.to(compute), activation, alpha).to(x.dtype).contiguous()
 
@@ -118,10 +118,11 @@ def _check_gated_activation(
         raise ActivationError(
             f"liteboost::{op}: limit must not be negative, got {limit}; pass None for no limit"
         )
-    _check_activation(op, activation, alpha)
+    check_activation(op, activation, alpha)
 
 
-def _check_activation(op: str, activation: str, alpha: float) -> None:
+def check_activation(op: str, activation: str, alpha: float) -> None:
+    """Raise `ActivationError` for what is no activation, or an alpha for another one than silu."""
     if activation not in ACTIVATIONS:
         raise ActivationError(
             f"liteboost::{op}: activation must be one of {', '.join(ACTIVATIONS)}, got '{activation}'; "

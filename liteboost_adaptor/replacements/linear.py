@@ -17,24 +17,28 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
     """``self.child(x)`` for a child that is exactly ``nn.Linear``, and still is when called."""
 
     def call(child: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if type(child) is not torch.nn.Linear:
-            reason = f"the layer is a {type(child).__module__}.{type(child).__qualname__}"
-        elif torch.nn.Linear.forward is not _FORWARD:
-            reason = "nn.Linear.forward was patched by someone else"
-        else:
-            # Straight from the dictionary: attribute access on a module goes through __getattr__.
-            parameters = child._parameters
-            weight, bias = parameters.get("weight"), parameters.get("bias")
-            if weight is None:
-                reason = "the weight is no parameter"
-            else:
-                reason = unserved(x, weight, bias) or observed(child) or autocast(x)
-                if not reason and weight.dtype != x.dtype:
-                    reason = "weight of another dtype"
+        reason = layer_unserved(child, x)
         if reason:
             tally.fell_back(reason)
             return child(x)
         tally.served()
-        return ops.linear(x, weight, bias)
+        parameters = child._parameters
+        return ops.linear(x, parameters["weight"], parameters.get("bias"))
 
+    call.tally = tally  # for those who make several such calls in one
     return call
+
+
+def layer_unserved(layer: torch.nn.Module, x: torch.Tensor) -> str:
+    """Why our ops do not serve ``layer(x)``: it is no plain ``nn.Linear``, or not ours to call."""
+    if type(layer) is not torch.nn.Linear:
+        return f"the layer is a {type(layer).__module__}.{type(layer).__qualname__}"
+    if torch.nn.Linear.forward is not _FORWARD:
+        return "nn.Linear.forward was patched by someone else"
+    # Straight from the dictionary: attribute access on a module goes through __getattr__.
+    parameters = layer._parameters
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if weight is None:
+        return "the weight is no parameter"
+    reason = unserved(x, weight, bias) or observed(layer) or autocast(x)
+    return reason or ("weight of another dtype" if weight.dtype != x.dtype else "")

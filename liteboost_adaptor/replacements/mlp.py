@@ -10,6 +10,7 @@ import torch
 from ..report import Tally
 from .guards import class_as_written, observed, unserved
 from .layout import elementwise
+from .linear import layer_unserved
 
 ops = torch.ops.liteboost
 
@@ -17,16 +18,20 @@ ops = torch.ops.liteboost
 def gated_activation(
     original: torch.nn.Module, tally: Tally, *, activation: str, alpha: float = 1.0
 ) -> Callable[..., torch.Tensor]:
-    """``act(gate) * up`` in one pass, for the activation module ``original``."""
+    """``act(gate) * up`` in one pass, for the activation module ``original``.
+
+    What it returns has ``of_calls``, see `engine.rewrite`: both linear layers of a gated MLP with it.
+    """
     # What users may patch is the class the author wrote, which a bound activation is based on.
     known, base = type(original), class_as_written(original)
     base_forward = base.forward
 
+    def exchanged(act: torch.nn.Module) -> str:
+        is_same = type(act) is known and base.forward is base_forward
+        return "" if is_same else "the activation was exchanged"
+
     def fused(act: torch.nn.Module, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        if type(act) is not known or base.forward is not base_forward:
-            reason = "the activation was exchanged"
-        else:
-            reason = _factors_unserved(gate, up) or observed(act)
+        reason = exchanged(act) or _factors_unserved(gate, up) or observed(act)
         if reason:
             tally.fell_back(reason)
             return act(gate) * up
@@ -35,6 +40,29 @@ def gated_activation(
             return ops.gated_activation(gate, up, activation, alpha)
         return elementwise(ops.gated_activation, gate, up, activation, alpha, fixed=0)
 
+    def of_calls(
+        gate_call: Callable[..., Any], up_call: Callable[..., Any]
+    ) -> Callable[..., torch.Tensor] | None:
+        """``act(gate(x)) * up(x)`` in one, for two linear layers; None for other calls."""
+        if not (hasattr(gate_call, "tally") and hasattr(up_call, "tally")):
+            return None
+
+        def gated_linear(
+            act: torch.nn.Module, gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor
+        ) -> torch.Tensor:
+            if exchanged(act) or observed(act) or _layers_unserved(gate, up, x):
+                # One by one; each counts why it is not served, if it is not.
+                return fused(act, gate_call(gate, x), up_call(up, x))
+            tally.served()
+            gate_call.tally.served()
+            up_call.tally.served()
+            first, second = gate._parameters, up._parameters
+            weights = first["weight"], first.get("bias"), second["weight"], second.get("bias")
+            return ops.gated_linear(x, *weights, activation, alpha)
+
+        return gated_linear
+
+    fused.of_calls = of_calls
     return fused
 
 
@@ -74,6 +102,13 @@ def activation(
         return elementwise(ops.activation, x, activation, alpha, fixed=0)
 
     return forward
+
+
+def _layers_unserved(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> str:
+    reason = layer_unserved(gate, x) or layer_unserved(up, x)
+    if not reason and gate._parameters["weight"].shape != up._parameters["weight"].shape:
+        return "layers of different shape"
+    return reason
 
 
 def _factors_unserved(gate: Any, up: Any) -> str:

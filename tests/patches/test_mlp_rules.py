@@ -68,3 +68,121 @@ def test_gradients_pass_through_the_original() -> None:
     for name, p in model.named_parameters():
         assert (p.grad is None) == (name not in expected)
         assert p.grad is None or torch.equal(p.grad, expected[name]), name
+
+
+def mlp_of(model: torch.nn.Module) -> torch.nn.Module:
+    return model.model.layers[0].mlp
+
+
+def served_by(model: torch.nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, calls.Served]:
+    with torch.no_grad(), calls.served() as served:
+        return mlp_of(model)(x), served
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_layers_and_the_gate_are_one_op_with_the_bits_of_three(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = numbers.cast(tiny_models.build("llama"), dtype)
+    x = torch.randn(2, 5, model.config.hidden_size).to(dtype)
+    ops = torch.ops.liteboost
+    mlp = mlp_of(model)
+    gate, up = (ops.linear(x, layer.weight.detach()) for layer in (mlp.gate_proj, mlp.up_proj))
+    expected = ops.linear(ops.gated_activation(gate, up), mlp.down_proj.weight.detach())
+    liteboost_adaptor.apply(model)
+    monkeypatch.setattr("liteboost_adaptor.replacements.linear.ops", OnlyLinear())
+    found, served = served_by(model, x)
+    assert torch.equal(found, expected)
+    assert served.rules == {"linear.call": 3, "mlp.silu": 1} and served.fallbacks == {}
+
+
+class OnlyLinear:
+    """The ops, of which linear may be called once: for down_proj."""
+
+    calls = 0
+
+    def linear(self, *args: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        assert self.calls == 1
+        return torch.ops.liteboost.linear(*args)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("linear.call", ({"mlp.silu": 1}, {})),
+        ("mlp.silu", ({"linear.call": 3}, {})),
+    ],
+)
+def test_either_rule_alone_acts(rule: str, expected: tuple[dict[str, int], dict[str, int]]) -> None:
+    model = tiny_models.build("llama")
+    x = torch.randn(2, 5, model.config.hidden_size)
+    with torch.no_grad():
+        original = mlp_of(model)(x)
+    liteboost_adaptor.apply(model, disable=rule)
+    found, served = served_by(model, x)
+    assert (dict(served.rules), dict(served.fallbacks)) == expected
+    assert numbers.relative(found, original) <= 2e-5
+
+
+def _hook(mlp: torch.nn.Module) -> None:
+    mlp.up_proj.register_forward_hook(lambda module, args, result: result + 1)
+
+
+def _subclass(mlp: torch.nn.Module) -> None:
+    class Louder(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    mlp.gate_proj.__class__ = Louder
+
+
+def _own_forward(mlp: torch.nn.Module) -> None:
+    mlp.act_fn.forward = lambda x: x * 0 + 1
+
+
+def _another_activation(mlp: torch.nn.Module) -> None:
+    mlp.act_fn = torch.nn.ReLU()
+
+
+def _another_width(mlp: torch.nn.Module) -> None:
+    mlp.up_proj = torch.nn.Linear(mlp.up_proj.in_features, 1, bias=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "rules", "reasons"),
+    [
+        (_hook, {"linear.call": 2, "mlp.silu": 1}, {("linear.call", "a hook on the module")}),
+        (_subclass, {"linear.call": 2, "mlp.silu": 1}, None),
+        (_own_forward, {"linear.call": 3}, {("mlp.silu", "the instance has a forward of its own")}),
+        (_another_activation, {"linear.call": 3}, {("mlp.silu", "the activation was exchanged")}),
+        (_another_width, {"linear.call": 3}, {("mlp.silu", "factors of different shape or dtype")}),
+    ],
+)
+def test_a_part_that_was_changed_is_called_and_the_others_are_served(
+    change: object, rules: dict[str, int], reasons: set[tuple[str, str]] | None
+) -> None:
+    model = tiny_models.build("llama")
+    x = torch.randn(2, 5, model.config.hidden_size)
+    liteboost_adaptor.apply(model)
+    mlp = mlp_of(model)
+    change(mlp)
+    found, served = served_by(model, x)
+    with torch.no_grad():
+        expected = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+    assert numbers.relative(found, expected) <= 2e-5
+    assert served.rules == rules
+    assert len(served.fallbacks) == 1 and (reasons is None or set(served.fallbacks) == reasons)
+
+
+def test_autocast_takes_the_layers_one_by_one() -> None:
+    model = tiny_models.build("llama")
+    x = torch.randn(2, 5, model.config.hidden_size)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        original = mlp_of(model)(x)
+        liteboost_adaptor.apply(model)
+        with calls.served() as served:
+            found = mlp_of(model)(x)
+    assert found.dtype == original.dtype == torch.bfloat16
+    assert served.fallbacks == {("linear.call", "autocast"): 3}
+    assert numbers.relative(found.float(), original.float()) <= 2.0**-7

@@ -73,6 +73,75 @@ def test_every_pattern_is_met_and_the_result_is_the_same(routed):
     }
 
 
+def joinable(counts, join):
+    """A replacement of a product that can be joined with those of two calls."""
+    product = counting(counts, "act", lambda m, a, b: m(a) * b)
+    product.of_calls = join
+    return product
+
+
+class Products(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act, self.gate, self.up = nn.SiLU(), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def joined(self, x):
+        return self.act(self.gate(x)) * self.up(x)
+
+    def exchanged(self, x):
+        return self.up(x) * self.act(self.gate(x))
+
+    def of_two(self, x, y):
+        return self.act(self.gate(x)) * self.up(y)
+
+    def of_an_expression(self, x):
+        return self.act(self.gate(x + 1)) * self.up(x + 1)
+
+    def of_one_layer(self, x):
+        return self.act(self.gate(x)) * x
+
+    def both_ways(self, x):
+        return self.act(self.gate(x)) * self.up(x) + self.act(x) * x
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("joined", {"whole": 1}),
+        ("exchanged", {"whole": 1}),
+        ("of_two", {"gate": 1, "up": 1, "act": 1}),
+        ("of_an_expression", {"gate": 1, "up": 1, "act": 1}),
+        ("of_one_layer", {"gate": 1, "act": 1}),
+        ("both_ways", {"whole": 1, "act": 1}),
+    ],
+)
+def test_a_product_of_two_calls_of_one_name_is_joined(name, expected):
+    counts = {}
+    call = {child: counting(counts, child, lambda m, x: m(x)) for child in ("gate", "up")}
+    whole = counting(counts, "whole", lambda act, gate, up, x: act(gate(x)) * up(x))
+
+    def join(left, right):
+        assert (left, right) == (call["gate"], call["up"])
+        return whole
+
+    block, arguments = Products(), torch.randn(2, 3, 4)[: 2 if name == "of_two" else 1]
+    routes = Routes(call=call, product={"act": joinable(counts, join)})
+    rewritten = rewrite(getattr(Products, name), routes)
+    assert torch.equal(rewritten.function(block, *arguments), getattr(block, name)(*arguments))
+    assert counts == expected
+    assert rewritten.met["call"] == {"gate"} if name == "of_one_layer" else {"gate", "up"}
+    assert rewritten.met["product"] == {"act"}
+
+
+def test_a_product_that_is_not_joined_is_rerouted_in_parts():
+    counts = {}
+    call = {child: counting(counts, child, lambda m, x: m(x)) for child in ("gate", "up")}
+    routes = Routes(call=call, product={"act": joinable(counts, lambda left, right: None)})
+    block, x = Products(), torch.randn(3, 4)
+    assert torch.equal(rewrite(Products.joined, routes).function(block, x), block.joined(x))
+    assert counts == {"gate": 1, "up": 1, "act": 1}
+
+
 def test_signature_defaults_and_documentation_stay(routed):
     function = routed[0].function
     assert inspect.signature(function) == inspect.signature(Block.forward)
