@@ -16,7 +16,7 @@
 // and is the closer to the exact value.
 //
 // Source: Shazeer 2020, arXiv:2002.05202 (SwiGLU, GEGLU); the clamped form with alpha = 1.702, limit = 7,
-// up_offset = 1 is GptOssExperts in transformers 5.23. No backward; no NPU kernel yet.
+// up_offset = 1 is GptOssExperts in transformers 5.23. No backward.
 #pragma once
 
 #include "common/dtype.h"

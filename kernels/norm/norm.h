@@ -28,8 +28,7 @@
 //
 // Sources: Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450; the rounding orders are
 // LlamaRMSNorm, Olmo2RMSNorm, Gemma2RMSNorm, Qwen3NextRMSNormGated, KimiLinear's gated norm and
-// MambaRMSNormGated of transformers 5.23. No backward. NPU: rms_norm, add_rms_norm and layer_norm
-// (norm_npu.cpp); the others run as references there.
+// MambaRMSNormGated of transformers 5.23. No backward. NPU: norm_npu.cpp.
 #pragma once
 
 #include "common/dtype.h"

@@ -1,13 +1,19 @@
 // The norms as aclnn operators. All compute in fp32 and round once, to the dtype of x (CANN documents no
 // rounding between the factor and the weight), so `late` and not `late` are one here.
+#include <ATen/DeviceGuard.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <torch/library.h>
 
+#include <map>
+#include <mutex>
 #include <tuple>
 
+#include "activation/activation_npu.h"
 #include "norm/norm_checks.h"
-#include "npu/aclnn.h"
-#include "npu/serve.h"
+#include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
+#include "torch_npu/csrc/core/npu/NPUStream.h"
 
 namespace liteboost {
 namespace {
@@ -26,7 +32,45 @@ const npu::Operator<Tensor, npu::Integers, Tensor, Tensor, double, Tensor, Tenso
 
 constexpr int64_t kMaxDims = 8;
 
+bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
+
 at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
+
+// Weights of ones by device, dtype and length. Never freed: captured graphs read them, and torch_npu may be gone
+// when a program ends.
+struct Ones {
+  std::mutex mutex;
+  std::map<std::tuple<int, at::ScalarType, int64_t>, at::Tensor> kept;
+};
+
+Ones& ones() {
+  static Ones* instance = new Ones;
+  return *instance;
+}
+
+bool is_capturing() {
+  return c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None;
+}
+
+// Whether `ones_for` has some. Not in a capture where there were none: its memory is written when it is replayed.
+bool has_ones(const at::Tensor& x, int64_t size) {
+  Ones& all = ones();
+  const std::lock_guard lock(all.mutex);
+  at::Tensor& found = all.kept[{x.device().index(), x.scalar_type(), size}];
+  if (found.defined()) return true;
+  if (is_capturing()) return false;
+  const c10::InferenceMode outside(false);
+  found = at::full({size}, 1, x.options());
+  // Other streams will read them, none of which waits for this one.
+  c10_npu::getCurrentNPUStream().synchronize();
+  return true;
+}
+
+at::Tensor ones_for(const at::Tensor& x, int64_t size) {
+  Ones& all = ones();
+  const std::lock_guard lock(all.mutex);
+  return all.kept.at({x.device().index(), x.scalar_type(), size});
+}
 
 // One factor a row, which the operators want a place for.
 at::Tensor factors(const at::Tensor& x) {
@@ -35,12 +79,9 @@ at::Tensor factors(const at::Tensor& x) {
   return at::empty(sizes, x.options().dtype(at::kFloat));
 }
 
-// What CANN's documents allow for x and weight of every RMSNorm operator.
-Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight) {
+// What CANN's documents allow for x of every RMSNorm operator.
+Refusal input_refusal(const at::Tensor& x) {
   if (x.numel() == 0) return "no elements";
-  if (!weight.has_value() || !weight->defined()) return "a norm without weight";
-  if (weight->dim() != 1) return "a weight for each group";
-  if (weight->scalar_type() != x.scalar_type()) return "a weight of another dtype than x";
   if (x.dim() > kMaxDims) return "more than eight dimensions";
   if (npu::soc() == npu::Soc::a310p) {
     if (x.scalar_type() == at::kBFloat16) return "bf16 on a 310P";
@@ -49,44 +90,149 @@ Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight) {
   return kServed;
 }
 
-std::string kind(const at::Tensor& x) { return npu::dtype_name(x.scalar_type()); }
+constexpr Refusal kNoOnes = "no weight of ones can be made while a graph is captured";
+constexpr Refusal kMissing = "not in this CANN";
+
+// The forms of weight, each of which has other operators: none or one for each group are ones in RmsNorm, and the
+// product with the weight, rounded again, a launch of its own.
+enum class Scale { none, plain, gemma, groups };
+
+Scale scale_of(const OptionalTensor& weight, double weight_offset) {
+  if (!given(weight)) return Scale::none;
+  if (weight->dim() != 1) return Scale::groups;
+  return weight_offset == 1.0 ? Scale::gemma : Scale::plain;
+}
+
+// `norm`: what serves one without weight or with a plain one.
+Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, double weight_offset,
+                         const npu::AnyOperator& norm = kRmsNorm) {
+  const Refusal refusal = input_refusal(x);
+  if (refusal != kServed) return refusal;
+  if (given(weight) && weight->scalar_type() != x.scalar_type()) return "a weight of another dtype than x";
+  switch (scale_of(weight, weight_offset)) {
+    case Scale::none:
+      if (!has_ones(x, x.size(-1))) return kNoOnes;
+      break;
+    case Scale::groups:
+      if (weight_offset != 0.0) return "an offset, and a weight for each group";
+      if (!kMul.available() || !kRmsNorm.available()) return kMissing;
+      return has_ones(x, x.size(-1)) ? kServed : kNoOnes;
+    case Scale::gemma:
+      if (npu::soc() == npu::Soc::a310p) return "Gemma's norm on a 310P";
+      return kGemmaRmsNorm.available() ? kServed : kMissing;
+    case Scale::plain:
+      if (weight_offset != 0.0) return "an offset that is not 0 or 1";
+  }
+  return norm.available() ? kServed : kMissing;
+}
+
+std::string kind(const at::Tensor& x, Scale scale) {
+  const std::string dtype = npu::dtype_name(x.scalar_type());
+  if (scale == Scale::gemma) return dtype + " offset";
+  if (scale == Scale::groups) return dtype + " groups";
+  return scale == Scale::none ? dtype + " weightless" : dtype;
+}
+
+at::Tensor normed(const at::Tensor& x, const OptionalTensor& weight, double eps, Scale scale) {
+  at::Tensor out = like(x);
+  if (scale == Scale::gemma) {
+    kGemmaRmsNorm(x, *weight, eps, out, factors(x));
+    return out;
+  }
+  kRmsNorm(x, scale == Scale::plain ? *weight : ones_for(x, x.size(-1)), eps, out, factors(x));
+  if (scale != Scale::groups) return out;
+  at::Tensor scaled = like(x);
+  kMul(out, *weight, scaled);
+  return scaled;
+}
 
 at::Tensor rms_norm_npu(const at::Tensor& x, const OptionalTensor& weight, double eps, double weight_offset,
                         bool late) {
-  check_rms_norm("rms_norm", x, weight, eps);
-  const bool is_gemma = weight_offset == 1.0;
-  Refusal refusal = rms_norm_refusal(x, weight);
-  if (refusal == kServed && weight_offset != 0.0 && !is_gemma) refusal = "an offset that is not 0 or 1";
-  if (refusal == kServed && is_gemma && npu::soc() == npu::Soc::a310p) refusal = "Gemma's norm on a 310P";
-  if (refusal == kServed && !(is_gemma ? kGemmaRmsNorm : kRmsNorm).available()) refusal = "not in this CANN";
-  if (refusal == kServed) refusal = npu::unverified("rms_norm", kind(x) + (is_gemma ? " offset" : ""));
+  constexpr const char* op = "rms_norm";
+  check_rms_norm(op, x, weight, eps);
+  const c10::DeviceGuard guard(x.device());
+  const Scale scale = scale_of(weight, weight_offset);
+  Refusal refusal = rms_norm_refusal(x, weight, weight_offset);
+  if (refusal == kServed) refusal = npu::unverified(op, kind(x, scale));
   if (refusal != kServed) {
-    return fall_back<decltype(rms_norm_npu)>("rms_norm", refusal).call(x, weight, eps, weight_offset, late);
+    return fall_back<decltype(rms_norm_npu)>(op, refusal).call(x, weight, eps, weight_offset, late);
   }
-  at::Tensor out = like(x);
-  (is_gemma ? kGemmaRmsNorm : kRmsNorm)(x, *weight, eps, out, factors(x));
-  npu::count_served("rms_norm");
-  return out;
+  npu::count_served(op);
+  return normed(x, weight, eps, scale);
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm_npu(const at::Tensor& x, const at::Tensor& residual,
                                                     const OptionalTensor& weight, double eps,
                                                     double weight_offset, bool late) {
-  check_rms_norm("add_rms_norm", x, weight, eps);
+  constexpr const char* op = "add_rms_norm";
+  check_rms_norm(op, x, weight, eps);
   check_residual(x, residual);
-  Refusal refusal = rms_norm_refusal(x, weight);
-  if (refusal == kServed && weight_offset != 0.0) refusal = "an offset";
-  if (refusal == kServed && !kAddRmsNorm.available()) refusal = "not in this CANN";
-  if (refusal == kServed) refusal = npu::unverified("add_rms_norm", kind(x));
+  const c10::DeviceGuard guard(x.device());
+  const Scale scale = scale_of(weight, weight_offset);
+  const bool is_one_launch = scale == Scale::plain || scale == Scale::none;
+  Refusal refusal = rms_norm_refusal(x, weight, weight_offset, kAddRmsNorm);
+  if (refusal == kServed) refusal = npu::unverified(op, kind(x, scale));
   if (refusal != kServed) {
-    return fall_back<decltype(add_rms_norm_npu)>("add_rms_norm", refusal)
+    return fall_back<decltype(add_rms_norm_npu)>(op, refusal)
         .call(x, residual, weight, eps, weight_offset, late);
+  }
+  npu::count_served(op);
+  if (!is_one_launch) {
+    at::Tensor sum = at::add(x, residual).contiguous();
+    return {normed(sum, weight, eps, scale), sum};
   }
   at::Tensor out = like(x);
   at::Tensor sum = like(x);
-  kAddRmsNorm(x, residual, *weight, eps, out, factors(x), sum);
-  npu::count_served("add_rms_norm");
+  const at::Tensor scales = scale == Scale::plain ? *weight : ones_for(x, x.size(-1));
+  kAddRmsNorm(x, residual, scales, eps, out, factors(x), sum);
   return {out, sum};
+}
+
+// What RmsNorm notes of each row, to the dtype of x.
+at::Tensor inverse_rms_npu(const at::Tensor& x, double eps) {
+  constexpr const char* op = "inverse_rms";
+  check_inverse_rms(x, eps);
+  const c10::DeviceGuard guard(x.device());
+  Refusal refusal = rms_norm_refusal(x, std::nullopt, 0.0);
+  if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
+  if (refusal != kServed) return fall_back<decltype(inverse_rms_npu)>(op, refusal).call(x, eps);
+  npu::count_served(op);
+  const at::Tensor found = factors(x);
+  kRmsNorm(x, ones_for(x, x.size(-1)), eps, like(x), found);
+  return found.to(x.scalar_type());
+}
+
+// RmsNorm and a gated activation, each in fp32 and rounded, in either order.
+at::Tensor gated_rms_norm_npu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                              double eps, c10::string_view activation, bool gate_first, bool late,
+                              int64_t group_size) {
+  constexpr const char* op = "gated_rms_norm";
+  const bool is_silu =
+      check_gated_rms_norm(x, gate, weight, eps, activation, gate_first, group_size) == NormGate::silu;
+  const c10::DeviceGuard guard(x.device());
+  const bool has_groups = group_size != 0 && group_size != x.size(-1);
+  Gating gating;
+  gating.activation = is_silu ? Activation::silu : Activation::sigmoid;
+  Refusal refusal = rms_norm_refusal(x, weight, 0.0);
+  if (refusal == kServed) refusal = gating_refusal(x.scalar_type(), x.size(-1), gating);
+  if (refusal == kServed && has_groups && !kMul.available()) refusal = kMissing;
+  if (refusal == kServed && has_groups && !has_ones(x, group_size)) refusal = kNoOnes;
+  if (refusal == kServed) {
+    std::string text = gating_kind(x.scalar_type(), gating);
+    if (gate_first) text += has_groups ? " first groups" : " first";
+    refusal = npu::unverified(op, text);
+  }
+  if (refusal != kServed) {
+    return fall_back<decltype(gated_rms_norm_npu)>(op, refusal)
+        .call(x, gate, weight, eps, activation, gate_first, late, group_size);
+  }
+  npu::count_served(op);
+  if (!gate_first) return gated(gate, normed(x, weight, eps, Scale::plain), gating);
+  const at::Tensor product = gated(gate, x, gating);
+  if (!has_groups) return normed(product, weight, eps, Scale::plain);
+  const std::vector<int64_t> groups{x.numel() / x.size(-1), x.size(-1) / group_size, group_size};
+  return normed(product.view(groups), weight.reshape({groups[1], groups[2]}), eps, Scale::groups)
+      .view(x.sizes());
 }
 
 Refusal layer_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias) {
@@ -103,8 +249,9 @@ Refusal layer_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, co
 at::Tensor layer_norm_npu(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
                           double eps) {
   check_layer_norm(x, weight, bias, eps);
+  const c10::DeviceGuard guard(x.device());
   Refusal refusal = layer_norm_refusal(x, weight, bias);
-  if (refusal == kServed) refusal = npu::unverified("layer_norm", kind(x));
+  if (refusal == kServed) refusal = npu::unverified("layer_norm", npu::dtype_name(x.scalar_type()));
   if (refusal != kServed) {
     return fall_back<decltype(layer_norm_npu)>("layer_norm", refusal).call(x, weight, bias, eps);
   }
@@ -122,5 +269,7 @@ at::Tensor layer_norm_npu(const at::Tensor& x, const OptionalTensor& weight, con
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {
   m.impl("rms_norm", &liteboost::rms_norm_npu);
   m.impl("add_rms_norm", &liteboost::add_rms_norm_npu);
+  m.impl("inverse_rms", &liteboost::inverse_rms_npu);
+  m.impl("gated_rms_norm", &liteboost::gated_rms_norm_npu);
   m.impl("layer_norm", &liteboost::layer_norm_npu);
 }

@@ -23,6 +23,7 @@ void destroy(const char* function, T* object) {
 void release(aclTensor* tensor) { destroy("aclDestroyTensor", tensor); }
 void release(aclIntArray* integers) { destroy("aclDestroyIntArray", integers); }
 void release(aclTensorList* tensors) { destroy("aclDestroyTensorList", tensors); }
+void release(aclScalar* scalar) { destroy("aclDestroyScalar", scalar); }
 
 AnyOperator::AnyOperator(const char* name, std::string signature)
     : name_(name), signature_(std::move(signature)) {

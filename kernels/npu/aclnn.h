@@ -35,6 +35,7 @@ namespace liteboost::npu {
 using Tensor = at::Tensor;
 using Tensors = at::TensorList;
 using Integers = c10::OptionalIntArrayRef;
+using Scalar = at::Scalar;
 using Text = const char*;
 
 template <class T>
@@ -42,6 +43,7 @@ constexpr std::string_view kind_name() {
   if constexpr (std::is_same_v<T, Tensor>) return "tensor";
   if constexpr (std::is_same_v<T, Tensors>) return "tensors";
   if constexpr (std::is_same_v<T, Integers>) return "integers";
+  if constexpr (std::is_same_v<T, Scalar>) return "scalar";
   if constexpr (std::is_same_v<T, Text>) return "text";
   if constexpr (std::is_same_v<T, double>) return "double";
   if constexpr (std::is_same_v<T, float>) return "float";
@@ -78,6 +80,7 @@ void add_to_key(const T& argument) {
 void release(aclTensor* tensor);
 void release(aclIntArray* integers);
 void release(aclTensorList* tensors);
+void release(aclScalar* scalar);
 template <class T>
 void release(T) {}
 

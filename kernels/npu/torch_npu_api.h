@@ -17,6 +17,7 @@ struct aclOpExecutor;
 struct aclTensor;
 struct aclIntArray;
 struct aclTensorList;
+struct aclScalar;
 
 // A symbol of CANN's operator libraries, or null.
 void* GetOpApiFuncAddr(const char* name);
@@ -25,6 +26,7 @@ void* GetOpApiFuncAddr(const char* name);
 aclTensor* ConvertType(const at::Tensor& tensor);
 aclIntArray* ConvertType(const c10::OptionalIntArrayRef& integers);
 aclTensorList* ConvertType(const at::TensorList& tensors);
+aclScalar* ConvertType(const at::Scalar& scalar);
 
 // The executor cache: the key of a call is put together in a buffer of the thread.
 struct CacheParams {
@@ -39,6 +41,7 @@ void add_param_to_buf(const std::string& text);
 void add_param_to_buf(const at::Tensor& tensor);
 void add_param_to_buf(const c10::OptionalIntArrayRef& integers);
 void add_param_to_buf(const at::TensorList& tensors);
+void add_param_to_buf(const at::Scalar& scalar);
 // Whether the call was found, and has been put on the queue.
 bool ExecuteCachedOp(aclrtStream stream, const char* name, void* launch);
 

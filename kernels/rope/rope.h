@@ -17,8 +17,7 @@
 //   rotary_dim   R; 0 means W, a table of full width
 //   returns      (q, k) rotated, contiguous, shapes and dtype of the arguments
 //
-// Source: Su et al. 2021, arXiv:2104.09864; apply_rotary_pos_emb of transformers 5.23. No backward; no NPU
-// kernel yet.
+// Source: Su et al. 2021, arXiv:2104.09864; apply_rotary_pos_emb of transformers 5.23. No backward.
 #pragma once
 
 #include "common/dtype.h"

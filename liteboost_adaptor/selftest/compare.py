@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,9 +114,23 @@ def compare(op: str, kind: str, device: str) -> Result:
 
 def place(tensor: Tensor, device: str) -> Tensor:
     """A copy of ``tensor`` on ``device`` with the same strides, in memory laid out like its own."""
-    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    memory = tensor.as_strided((elements,), (1,), 0).to(device, copy=True)
-    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return placed({"": tensor}, device)[""]
+
+
+def placed(arguments: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """`place` for the tensors among ``arguments``; those that share memory share its copy."""
+    memories: dict[tuple[int, torch.dtype], Tensor] = {}
+    found = dict(arguments)
+    for name, tensor in arguments.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr() or id(storage), tensor.dtype  # no two that are empty share any
+        if key not in memories:
+            elements = storage.nbytes() // tensor.element_size()
+            memories[key] = tensor.as_strided((elements,), (1,), 0).to(device, copy=True)
+        found[name] = memories[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return found
 
 
 @contextlib.contextmanager
@@ -141,10 +155,7 @@ def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Fi
     reference = ops()[op].reference
     exact = _listed(reference(**{name: _double(value) for name, value in case.arguments.items()}))
     own = _listed(reference(**case.arguments))
-    arguments = {
-        name: place(value, device) if isinstance(value, Tensor) else value
-        for name, value in case.arguments.items()
-    }
+    arguments = placed(case.arguments, device)
     try:
         results = _listed(getattr(torch.ops.liteboost, op)(**arguments))
         found = [result.cpu() for result in results]

@@ -62,6 +62,14 @@ def test_strides_survive_the_way_to_the_device() -> None:
         assert torch.equal(placed, tensor) and placed.data_ptr() != tensor.data_ptr()
 
 
+def test_halves_of_one_tensor_are_halves_of_one_on_the_device_too() -> None:
+    gate, up = Kind("fp32", torch.float32, "").normal(2, 6).chunk(2, -1)
+    there = compare.placed({"gate": gate, "up": up, "limit": None, "other": gate.clone()}, "cpu")
+    assert there["up"].data_ptr() - there["gate"].data_ptr() == up.data_ptr() - gate.data_ptr()
+    assert there["gate"].data_ptr() != gate.data_ptr() and there["limit"] is None
+    assert all(torch.equal(there[name], x) for name, x in (("gate", gate), ("up", up), ("other", gate)))
+
+
 def _wrong(monkeypatch: pytest.MonkeyPatch, op: str, change: Any) -> None:
     """Let ``torch.ops.liteboost.X`` give what ``change`` makes of its arguments and its true result."""
     right = getattr(torch.ops.liteboost, op)
@@ -246,7 +254,8 @@ def test_command_prints_a_table_and_writes_a_report(
     assert code == 0 and out.count("pass") == len(kinds_of("rms_norm")) + len(kinds_of("rope"))
     text = (tmp_path / "selftest-cpu.md").read_text()
     assert text.startswith("# liteboost_adaptor selftest on cpu: passes\n") and torch.__version__ in text
-    assert "| rope | bf16 half | 12 of 12 |" in text
+    count = compare.ROUNDS * len(cases_of("rope", "bf16 half"))
+    assert f"| rope | bf16 half | {count} of {count} |" in text
     figures = json.loads((tmp_path / "all.json").read_text())
     assert figures["passed"] and {each["op"] for each in figures["results"]} == {"rms_norm", "rope"}
 
@@ -257,8 +266,11 @@ def test_command_ends_with_status_1_when_an_op_is_wrong(
     _wrong(monkeypatch, "rms_norm", lambda op, given: op(**{**given, "eps": 0.0}))
     path = tmp_path / "report.md"
     code, out, err = _run(capsys, "--device", "cpu", "--ops", "rms_norm,linear", "--report", str(path))
-    assert code == 1 and "6 of 9 kinds differ from their reference: rms_norm (fp32)" in err
-    assert out.count("FAIL") == 6 and "allowed" in out
+    wrong, right = len(kinds_of("rms_norm")), len(kinds_of("linear"))
+    assert (
+        code == 1 and f"{wrong} of {wrong + right} kinds differ from their reference: rms_norm (fp32)" in err
+    )
+    assert out.count("FAIL") == wrong and "allowed" in out
     assert "**fails**" in path.read_text() and "- [1, 1, 64]: error" in path.read_text()
 
 

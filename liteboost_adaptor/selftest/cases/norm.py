@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from ...ops.norm import GATES
 from ..case import Case, Kind, makes_cases
 
 SIZES = ((1, 1, 64), (2, 7, 96), (3, 5, 131), (1, 16, 4, 128), (2, 1, 2048))
@@ -20,11 +21,18 @@ def _inputs(kind: Kind) -> Iterator[tuple[str, Tensor]]:
     yield "[2, 6, 3, 64] heads before positions", kind.swapped(2, 6, 3, 64)
 
 
-def _weight(kind: Kind, x: Tensor) -> Tensor:
-    return kind.normal(x.shape[-1], scale=0.5, mean=0.0 if "offset" in kind.words else 1.0)
+def _weight(kind: Kind, x: Tensor) -> Tensor | None:
+    if "weightless" in kind.words:
+        return None
+    size = x.shape[-2:] if "groups" in kind.words else x.shape[-1:]
+    return kind.normal(*size, scale=0.5, mean=0.0 if "offset" in kind.words else 1.0)
 
 
-@makes_cases("rms_norm", "", "offset")
+#: What a kernel may tell apart: Gemma's weight, none, one for each group of channels.
+SCALES = ("", "offset", "weightless", "groups")
+
+
+@makes_cases("rms_norm", *SCALES)
 def rms_norm(kind: Kind) -> Iterator[Case]:
     offset = 1.0 if "offset" in kind.words else 0.0
     for label, x in _inputs(kind):
@@ -32,13 +40,12 @@ def rms_norm(kind: Kind) -> Iterator[Case]:
         yield Case(label, {"x": x, "weight": weight, "eps": EPS, "weight_offset": offset, "late": True})
 
 
-@makes_cases("add_rms_norm")
+@makes_cases("add_rms_norm", *SCALES)
 def add_rms_norm(kind: Kind) -> Iterator[Case]:
+    offset = 1.0 if "offset" in kind.words else 0.0
     for label, x in _inputs(kind):
-        residual = kind.normal(*x.shape)
-        yield Case(
-            label, {"x": x, "residual": residual, "weight": _weight(kind, x), "eps": EPS, "late": True}
-        )
+        arguments = {"x": x, "residual": kind.normal(*x.shape), "weight": _weight(kind, x), "eps": EPS}
+        yield Case(label, {**arguments, "weight_offset": offset, "late": True})
 
 
 @makes_cases("inverse_rms")
@@ -47,11 +54,23 @@ def inverse_rms(kind: Kind) -> Iterator[Case]:
         yield Case(label, {"x": x, "eps": EPS})
 
 
-@makes_cases("gated_rms_norm")
+@makes_cases(
+    "gated_rms_norm", *(f"{gate}{order}" for gate in GATES for order in ("", " first", " first groups"))
+)
 def gated_rms_norm(kind: Kind) -> Iterator[Case]:
     for label, x in _inputs(kind):
-        gate = kind.normal(*x.shape)
-        yield Case(label, {"x": x, "gate": gate, "weight": _weight(kind, x), "eps": EPS})
+        arguments = {"x": x, "gate": kind.normal(*x.shape), "weight": kind.normal(x.shape[-1], mean=1.0)}
+        groups = 3 if x.shape[-1] % 3 == 0 else 1 if x.shape[-1] % 2 else 4
+        yield Case(
+            label,
+            {
+                **arguments,
+                "eps": EPS,
+                "activation": kind.words[0],
+                "gate_first": "first" in kind.words,
+                "group_size": x.shape[-1] // groups if "groups" in kind.words else 0,
+            },
+        )
 
 
 @makes_cases("layer_norm")

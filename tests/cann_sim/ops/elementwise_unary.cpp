@@ -46,6 +46,11 @@ UNARY_AND_INPLACE(Relu, x.relu())
 UNARY_AND_INPLACE(LogicalNot, x.logical_not())
 UNARY_AND_INPLACE(Frac, x.frac())
 OP(aclnnGeluV2, T, x, int64_t, mode, O, o) { put(o, at::gelu(*x, mode ? "tanh" : "none")); }
+/// x * sigmoid(beta * x), in float32; beta is 1 where it is not given.
+OP(aclnnSwish, T, x, S, beta, O, o) {
+  auto v = x->to(at::kFloat);
+  put(o, v * at::sigmoid(beta ? v * *beta : v));
+}
 OP(aclnnSoftplus, T, x, S, b, S, t, O, o) { put(o, at::softplus(*x, *b, *t)); }
 OP(aclnnLeakyRelu, T, x, S, s, O, o) { put(o, at::leaky_relu(*x, *s)); }
 OP(aclnnElu, T, x, S, a, S, b, S, c, O, o) { put(o, at::elu(*x, *a, *b, *c)); }

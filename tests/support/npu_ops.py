@@ -1,0 +1,91 @@
+"""An op of ours on the NPU: what it gives, what it launches, and whether an aclnn operator served it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from liteboost_adaptor import native_npu
+from liteboost_adaptor.ops import ops
+from liteboost_adaptor.selftest.compare import placed
+from support.compare import NOISE, assert_close
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
+
+
+@dataclass
+class Run:
+    """One call.
+
+    Attributes:
+        results: On the CPU.
+        launches: Names of the operators launched, in order, without ``aclnn``.
+        reasons: Why the reference ran; empty when the op was served.
+    """
+
+    results: list[Tensor]
+    launches: list[str]
+    reasons: list[str]
+
+
+def run(name: str, /, **arguments: Any) -> Run:
+    """Call ``torch.ops.liteboost.<name>`` with tensors that lie on the NPU as these do on the CPU."""
+    there = placed(arguments, "npu")
+    op = getattr(torch.ops.liteboost, name)
+    with torch.no_grad():
+        op(**there)  # what is used for the first time is compared first, which launches more
+        torch.ops.liteboost._npu_forget_counts()
+        results = _listed(op(**there))
+        counts = native_npu.calls()
+        with _memory_left_as_it_is(), trace.recording() as recorded:
+            again = _listed(op(**there))
+    assert sum(count for op_name, _, count in counts if op_name == name) == 1, counts
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(results, again, strict=True))
+    launches = [launch.removeprefix("aclnn") for launch in recorded.ops]
+    return Run([each.cpu() for each in results], launches, [reason for _, reason, _ in counts if reason])
+
+
+@contextmanager
+def _memory_left_as_it_is() -> Iterator[None]:
+    """Without the launches that fill new memory in tests (`conftest`)."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: Any) -> Run:
+    """`run`, and the results against the reference in float64, as the CPU kernel's are."""
+    found = run(name, **arguments)
+    assert found.reasons == [], f"{name} was not served: {found.reasons}"
+    reference = ops()[name].reference
+    exact, original = (
+        _listed(each)
+        for each in (
+            reference(**{key: _double(value) for key, value in arguments.items()}),
+            reference(**arguments),
+        )
+    )
+    for result, wanted, plain in zip(found.results, exact, original, strict=True):
+        assert result.dtype == plain.dtype
+        assert_close(result, wanted, plain, roundings=roundings, noise=noise)
+    return found
+
+
+def _listed(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
