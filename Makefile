@@ -17,6 +17,10 @@ SETUP_INPUTS := pyproject.toml constraints.txt CMakeLists.txt Makefile build_sup
 SETUP_KEY := $(shell { "$(PYTHON)" -VV || echo none; pwd; find $(SETUP_INPUTS) -type f -not -name '*.pyc' -print0 \
 	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
 READY := .venv/ready-$(SETUP_KEY)
+# torch_npu has an environment of its own: without CANN it breaks `import torch` for everybody.
+NPU_PYTHON := .venv-npu/bin/python
+NPU_READY := .venv-npu/ready-$(SETUP_KEY)
+NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 
 CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
@@ -24,7 +28,8 @@ CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
 help:
 	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
-	@echo "make test       first tier of the tests, at most 25 minutes on 2 cores"
+	@echo "make test       first tier of the tests, on the CPU and then on a simulated NPU, at most 30 minutes on 2 cores"
+	@echo "make test-npu   its second half: torch_npu in an environment of its own, CANN simulated (tests/cann_sim)"
 	@echo "make test-full  the second tier: what the first leaves out"
 	@echo "make coverage   measure every family of models and write docs/coverage.md"
 	@echo "make foreign    run other projects' tests and write docs/foreign_tests.md"
@@ -51,10 +56,34 @@ demo: $(READY)
 	@$(VENV_PYTHON) examples/demo.py
 
 test: $(READY)
-	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	@status=0; $(VENV_PYTHON) -m pytest $(PYTEST_ARGS) || status=$$?; \
+		$(MAKE) --no-print-directory test-npu || status=$$?; exit $$status
+
+.PHONY: setup-npu test-npu test-npu-full
+setup-npu: $(NPU_READY)
+
+$(NPU_READY): export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
+$(NPU_READY): | $(READY)
+	@echo "Setting up .venv-npu (once; a few minutes)"
+	@made="$$PWD $$("$(PYTHON)" -VV)"; if [ "$$(cat .venv-npu/made 2>/dev/null)" != "$$made" ]; then \
+		"$(PYTHON)" -m venv --clear .venv-npu; printf '%s' "$$made" > .venv-npu/made; \
+	fi
+	@rm -f .venv-npu/ready-*
+	@$(subst $(VENV_PYTHON),$(NPU_PYTHON),$(PIP_INSTALL)) torch torch_npu scikit-build-core cmake ninja
+	@LITEBOOST_REQUIRE_NATIVE=1 $(subst $(VENV_PYTHON),$(NPU_PYTHON),$(PIP_INSTALL)) --no-build-isolation \
+		--config-settings=build-dir=build/npu-{state} --editable '.[test,npu]'
+	@PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim build >/dev/null
+	@touch $@
+
+test-npu: $(NPU_READY)
+	@$(NPU_RUN) tests/npu $(PYTEST_ARGS)
+
+test-npu-full: $(NPU_READY)
+	@$(NPU_RUN) tests/npu -m full $(PYTEST_ARGS)
 
 test-full: $(READY)
-	@$(VENV_PYTHON) -m pytest -m full $(PYTEST_ARGS)
+	@status=0; $(VENV_PYTHON) -m pytest -m full $(PYTEST_ARGS) || status=$$?; \
+		$(MAKE) --no-print-directory test-npu-full || status=$$?; exit $$status
 
 .PHONY: coverage
 coverage: $(READY)
@@ -80,4 +109,4 @@ format: $(READY)
 	@.venv/bin/clang-format -i $(CPP_FILES)
 
 clean:
-	rm -rf .venv build dist liteboost_adaptor/_native
+	rm -rf .venv .venv-npu build dist liteboost_adaptor/_native
