@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,11 @@ def bench(
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the random weight file here for the next run.")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or npu with --modelled.")] = "cpu",
+    modelled: Annotated[
+        bool, typer.Option("--modelled", help="Model a decode step on an Ascend card from a simulated run.")
+    ] = False,
+    card: Annotated[str, typer.Option(help="With --modelled: 910B, 910B-280T or 910C.")] = "910B",
 ) -> None:
     """Compare the variants, then time them in turn, each in a process of its own.
 
@@ -59,6 +65,14 @@ def bench(
         repeats=repeats,
         threads=usable_cores() if threads is None else threads,
     )
+    if (device == "npu") != modelled or device not in ("cpu", "npu"):
+        raise ConfigError(
+            f"--device is cpu, or npu together with --modelled; found --device {device}"
+            f"{' --modelled' if modelled else ''}. Times on a real NPU are not measured by this version."
+        )
+    if modelled:
+        _modelled(settings, card, json_file)
+        return
     check_outputs(json_file, plot, workdir)
     from ..bench import report, runner
 
@@ -73,6 +87,18 @@ def bench(
         typer.echo(f"error: {failure}", err=True)
     if summary["failures"]:
         raise typer.Exit(1)
+
+
+def _modelled(settings: Settings, card: str, json_file: str | None) -> None:
+    """Print what each variant's decode step would take on ``card``."""
+    from ..bench import modelled
+
+    check_outputs(json_file, None, None)
+    with progress_bar() as progress:
+        found = modelled.run(settings, card, progress)
+    console_for(sys.stderr if json_file == "-" else sys.stdout).print(tables.modelled_table(found, card))
+    figures = [dataclasses.asdict(each) | {"card": card, "modelled": True} for each in found]
+    _write_json({"modelled": figures}, json_file)
 
 
 def check_outputs(json_file: str | None, plot: Path | None, workdir: Path | None) -> None:

@@ -183,6 +183,36 @@ def selftest_table(facts: Mapping[str, str], rows: Sequence[Sequence[str]]) -> R
     return Group(*(Text(f"{name}: {value}") for name, value in facts.items()), table)
 
 
+def modelled_table(found: Sequence[Any], card: str) -> RenderableType:
+    """Modelled decode steps.
+
+    Args:
+        found: `liteboost_adaptor.bench.modelled.Modelled` of every variant.
+        card: They are modelled for.
+    """
+    table = Table(
+        title=f"modelled decode step on {card}: launches of a simulated run, no card was asked",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("variant")
+    headings = ("launches", "MB moved", "of what must", "host ms", "device ms", "eager tok/s", "graph tok/s")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for each in found:
+        table.add_row(
+            each.variant,
+            str(each.launches),
+            f"{each.bytes / 1e6:.1f}",
+            f"{each.bytes / each.must_move:.2f}",
+            f"{each.time.host * 1e3:.2f}",
+            f"{each.time.device * 1e3:.2f}",
+            f"{1 / each.time.eager:.0f}",
+            f"{1 / each.time.graph:.0f}",
+        )
+    return table
+
+
 def bench_table(summary: Mapping[str, Any]) -> RenderableType:
     """The figures of a benchmark.
 

@@ -1,0 +1,254 @@
+"""What a decode step would take on an Ascend card, modelled from its launches on the simulator.
+
+A launch costs what a kernel of its kind costs before it does anything, plus the longer of its arithmetic and
+its memory traffic at the efficiencies that Huawei's own simulator assumes. Without a captured graph the host
+launches one after another, and the slower of host and device sets the pace.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import config
+from ..errors import ConfigError, LiteBoostError
+from . import models
+from .settings import Settings
+
+TERA, TEBI = 1e12, 2.0**40
+
+
+@dataclass(frozen=True)
+class Card:
+    """One Ascend card (or die), as msmodeling's device profiles describe it.
+
+    Attributes:
+        cube: Peak of the matrix units in FLOP/s by dtype.
+        vector: Peak of the vector units in FLOP/s, 16 bit.
+        bandwidth: Of its memory, bytes/s.
+        memory_gb: Its memory.
+    """
+
+    cube: dict[str, float]
+    vector: float
+    bandwidth: float
+    memory_gb: int
+
+
+#: Peaks from msmodeling's tensor_cast/device.py, whose authors call latencies and static costs unconfirmed.
+CARDS = {
+    "910B": Card(
+        {"float16": 376 * TERA, "bfloat16": 353.9 * TERA, "int8": 752 * TERA, "float32": 99.5 * TERA},
+        22 * TERA,
+        1.6 * TEBI,
+        64,
+    ),
+    "910B-280T": Card(
+        {"float16": 280 * TERA, "bfloat16": 245.8 * TERA, "int8": 560 * TERA, "float32": 75 * TERA},
+        16 * TERA,
+        1.6 * TEBI,
+        64,
+    ),
+    "910C": Card(
+        {"float16": 376 * TERA, "bfloat16": 353.9 * TERA, "int8": 752 * TERA, "float32": 99.5 * TERA},
+        22 * TERA,
+        1.6 * TEBI,
+        64,
+    ),
+}
+COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.6
+#: Seconds a kernel takes before it does anything, by its unit.
+STATIC_S = {"matmul": 5e-6, "vector": 2e-6, "collective": 10e-6}
+#: Seconds of the host for one eager launch: 25.0 to 13.7 us were saved by fusing two into one (vllm-ascend
+#: pull request 15902, a 950); 11 to 14 us is what the reference infers from it.
+HOST_LAUNCH_S = 12.5e-6
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: its unit (a key of `STATIC_S`), dtype, arithmetic and memory traffic."""
+
+    unit: str
+    dtype: str
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Modelled seconds of one step.
+
+    Attributes:
+        device: The kernels one after another.
+        host: Launching them one after another.
+    """
+
+    device: float
+    host: float
+
+    @property
+    def eager(self) -> float:
+        """Host and device side by side: the slower sets the pace."""
+        return max(self.device, self.host)
+
+    @property
+    def graph(self) -> float:
+        """Replayed from a captured graph: the host launches once."""
+        return self.device + HOST_LAUNCH_S
+
+
+def device_seconds(launch: Launch, card: Card) -> float:
+    """Modelled time of one launch on the device."""
+    peak = card.cube.get(launch.dtype, card.cube["float16"]) if launch.unit == "matmul" else card.vector
+    arithmetic = launch.flops / (peak * COMPUTE_EFFICIENCY)
+    traffic = launch.bytes / (card.bandwidth * MEMORY_EFFICIENCY)
+    return STATIC_S[launch.unit] + max(arithmetic, traffic)
+
+
+def step_time(launches: Iterable[Launch], card: Card) -> StepTime:
+    """Modelled time of the launches of one step."""
+    each = [device_seconds(launch, card) for launch in launches]
+    return StepTime(device=sum(each), host=HOST_LAUNCH_S * len(each))
+
+
+#: Operators of the matrix units; everything else runs on the vector units.
+_CUBE = ("matmul", "mm", "flashattention", "attentionscore", "gatedeltarule")
+
+
+def launches_of(lines: Iterable[str], label: str) -> list[Launch]:
+    """The launches between the mark ``label`` and the next one, in a trace of the simulator.
+
+    Args:
+        lines: JSON, an event each, as `tests/cann_sim` writes them.
+        label: Of the mark.
+    """
+    found, current = [], ""
+    for line in lines:
+        event = json.loads(line)
+        if event["event"] == "mark":
+            current = event["label"]
+        elif event["event"] == "launch" and current == label:
+            found.append(_launch(event))
+    return found
+
+
+def _launch(event: dict[str, Any]) -> Launch:
+    name = event["op"].removeprefix("aclnn").lower()
+    unit = "matmul" if any(word in name for word in _CUBE) else "vector"
+    if "allreduce" in name or "allgather" in name or "reducescatter" in name:
+        unit = "collective"
+    tensors = [one for each in event["arguments"] for one in each.get("tensors", ()) if one]
+    dtype = {"f32": "float32", "i8": "int8", "bf16": "bfloat16"}.get(_dtype(tensors), "float16")
+    return Launch(unit, dtype, event["flops"], event["read"] + event["written"])
+
+
+def _dtype(tensors: list[dict[str, Any]]) -> str:
+    return tensors[0]["dtype"] if tensors else ""
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """One variant.
+
+    Attributes:
+        launches: Of one decoded token.
+        bytes: That they move.
+        must_move: Bytes that a step must read, from the weights and the cache.
+        time: Modelled.
+    """
+
+    variant: str
+    launches: int
+    bytes: float
+    must_move: float
+    time: StepTime
+
+
+class SimulatorError(LiteBoostError, RuntimeError):
+    """The simulator is not there, or a program failed on it."""
+
+
+def run(
+    settings: Settings, card: str, progress: Callable[[str, int, int], None] | None = None
+) -> list[Modelled]:
+    """Generate with every variant on the simulated NPU, and model the last token's step.
+
+    Args:
+        settings: What to run; repeats and threads do not matter here.
+        card: A name in `CARDS`.
+        progress: Told about each step.
+
+    Raises:
+        ConfigError: The card is unknown.
+        SimulatorError: There is no checkout with the simulator, or a variant failed on it.
+    """
+    if card not in CARDS:
+        raise ConfigError(f"--card must be one of {', '.join(CARDS)}; found {card!r}. Choose one.")
+    simulator = _simulator()
+    report = progress or (lambda doing, done, total: None)
+    with tempfile.TemporaryDirectory(prefix="liteboost-modelled-") as scratch:
+        report("writing the weight file", 0, len(settings.variants) + 1)
+        model = models.prepare(settings.arch, settings.dtype, Path(scratch), settings.seed)
+        found = []
+        for number, variant in enumerate(settings.variants, 1):
+            report(f"{variant}: generating on the simulator", number, len(settings.variants) + 1)
+            trace = Path(scratch) / f"{variant}.jsonl"
+            _generate(settings, variant, model, trace, simulator)
+            with trace.open(encoding="utf-8") as lines:
+                launches = launches_of(lines, f"token {settings.new - 1}")
+            if not launches:
+                raise SimulatorError(f"{variant} launched nothing for a token; see the trace {trace}")
+            # The step that makes the last token sees the prompt and all tokens before it.
+            last = 2 * model.cost.decode_bytes(settings.batch, settings.prompt, settings.new)
+            last -= model.cost.decode_bytes(settings.batch, settings.prompt, 2)
+            moved = sum(launch.bytes for launch in launches)
+            found.append(Modelled(variant, len(launches), moved, last, step_time(launches, CARDS[card])))
+    return found
+
+
+def _simulator() -> Path:
+    """The folder that holds the package ``cann_sim``: the tests of a checkout."""
+    folder = Path(__file__).resolve().parents[2] / "tests"
+    if not (folder / "cann_sim" / "__main__.py").is_file():
+        raise SimulatorError(
+            f"--modelled runs on the simulator of a checkout, and there is none in {folder}. "
+            "Clone the repository and run it there (see tests/cann_sim/README.md)."
+        )
+    return folder
+
+
+def _generate(
+    settings: Settings, variant: str, model: models.BenchModel, trace: Path, simulator: Path
+) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(settings.seed)
+    prompt = torch.randint(0, model.vocab_size, (settings.batch, settings.prompt), generator=generator)
+    options = {
+        "variant": variant,
+        "package": str(Path(__file__).resolve().parents[1] / "__init__.py"),
+        "model": str(model.folder),
+        "dtype": settings.dtype,
+        "threads": settings.threads,
+        "prompt": prompt.tolist(),
+        "new": settings.new,
+        "trace": str(trace),
+    }
+    level = variant.removeprefix("level") if variant.startswith("level") else None
+    environment = config.child_environment(
+        HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(settings.threads), LITEBOOST_LEVEL=level
+    )
+    places = (str(simulator), environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = ":".join(place for place in places if place)
+    program = Path(__file__).with_name("modelled_worker.py")
+    command = [sys.executable, "-m", "cann_sim", "run", str(program), json.dumps(options)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-20:])
+        raise SimulatorError(f"{variant} failed on the simulator with status {done.returncode}:\n{tail}")
