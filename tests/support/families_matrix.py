@@ -257,14 +257,14 @@ def _together(cell: Cell, parts: list[Part]) -> Result:
     return Result(cell, math.sqrt(ours / max(own, 1e-60)), kept / positions, OK if is_near else WRONG)
 
 
-def _paddings(length: int) -> tuple[int, ...]:
+def paddings(length: int) -> tuple[int, ...]:
     return (0, length // 2, length // 4)
 
 
 def _run_fp32(cell: Cell) -> Result:
     model = cell.build(cell.seed)
     plain = families.inputs_of(model, cell.length, (0, 0), cell.seed)
-    padded = families.inputs_of(model, cell.length, _paddings(cell.length), cell.seed)
+    padded = families.inputs_of(model, cell.length, paddings(cell.length), cell.seed)
     expected = families.prefill(model, plain)
     tokens, steps = families.decode(model, padded, STEPS)
     with liteboost_adaptor.patched(model, level=cell.level):
@@ -283,17 +283,17 @@ def _low_precision(cell: Cell, seed: int) -> Part:
     dtype = DTYPES[cell.dtype]
     model = families.cast(cell.build(seed), dtype)
     plain = families.inputs_of(model, cell.length, (0, 0), seed)
-    padded = families.inputs_of(model, cell.length, _paddings(cell.length), seed)
+    padded = families.inputs_of(model, cell.length, paddings(cell.length), seed)
 
-    exact = _Run(families.cast(model, torch.float32), plain, padded, None)
+    exact = Run(families.cast(model, torch.float32), plain, padded, None)
     families.cast(model, dtype)
     try:
-        own = _Run(model, plain, padded, exact.tokens)
+        own = Run(model, plain, padded, exact.tokens)
     except RuntimeError as fault:
         raise OriginalRaises(str(fault).splitlines()[0]) from fault
     with liteboost_adaptor.patched(model, level=cell.level):
-        ours = _logits(model, plain, padded, exact.tokens)
-    kept = _hangs_on_no_close_choice(exact, own, cell.length) & own.logits.isfinite().all(-1)
+        ours = logits_with(model, plain, padded, exact.tokens)
+    kept = hangs_on_no_close_choice(exact, own, cell.length) & own.logits.isfinite().all(-1)
     wanted = exact.logits[kept].double()
     return Part(
         ours=float((ours[kept].double() - wanted).norm() ** 2),
@@ -304,7 +304,7 @@ def _low_precision(cell: Cell, seed: int) -> Part:
     )
 
 
-class _Run:
+class Run:
     """Logits of the unpatched model, the tokens of its steps, and the choices it made."""
 
     def __init__(
@@ -322,16 +322,16 @@ class _Run:
         self.logits = torch.cat(self.outputs)
 
 
-def _logits(
+def logits_with(
     model: torch.nn.Module, plain: dict[str, Any], padded: dict[str, Any], tokens: torch.Tensor
 ) -> torch.Tensor:
     _, steps = families.decode(model, padded, STEPS, forced=tokens)
     return torch.cat([families.prefill(model, plain).flatten(0, 1), steps.flatten(0, 1)])
 
 
-def _hangs_on_no_close_choice(exact: _Run, own: _Run, length: int) -> torch.Tensor:
+def hangs_on_no_close_choice(exact: Run, own: Run, length: int) -> torch.Tensor:
     """Which rows of the logits rounding cannot have made another function's."""
-    rows = len(_paddings(length))
+    rows = len(paddings(length))
     parts = (
         safe(exact.prefill_choices.made, own.prefill_choices.made, 2, length),
         safe(exact.decode_choices.made, own.decode_choices.made, rows, length, STEPS)[:, -STEPS:],

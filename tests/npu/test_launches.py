@@ -1,0 +1,104 @@
+"""What decoding a token launches, moves and waits for on an NPU, counted by the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cann_sim.trace import Trace, mark, recording
+from support.must_move import must_move
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+
+import liteboost_adaptor
+
+#: transformers on torch_npu (sdpa, bf16): launches a layer, and outside the layers, a token.
+ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE = 40, 36
+PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
+
+
+class Marks(LogitsProcessor):
+    """Marks where the work for a token ends."""
+
+    def __init__(self) -> None:
+        self.token = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.token += 1
+        mark(f"token {self.token}")
+        return scores
+
+
+def llama(layers: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        vocab_size=1024,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
+
+
+def decoded(model: torch.nn.Module, **settings: Any) -> Trace:
+    """What happens for one token in the middle of ``generate``."""
+    ids = torch.randint(3, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0)).npu()
+    arguments = {
+        "do_sample": False,
+        "max_new_tokens": NEW,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    } | settings
+    arguments["attention_mask"] = torch.ones_like(ids)
+    model.generate(ids, **arguments)  # what is made once is made here
+    with recording() as trace:
+        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
+    return trace.part(f"token {NEW - 1}")
+
+
+@pytest.fixture(params=[0, 1], ids=["level 0", "level 1"])
+def level(request: pytest.FixtureRequest, no_grad: None) -> Any:
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=request.param)
+    yield request.param
+    liteboost_adaptor.undo()
+
+
+def test_launches_of_a_layer_and_outside_the_layers(level: int, record_property: Any) -> None:
+    fewer, more = decoded(llama(2)), decoded(llama(3))
+    a_layer = len(more.launches) - len(fewer.launches)
+    outside = len(fewer.launches) - 2 * a_layer
+    record_property("launches a layer, outside", (a_layer, outside))
+    if level:
+        assert a_layer <= 16, more.ops
+        assert outside <= ORIGINAL_OUTSIDE / 2, fewer.ops
+    else:
+        # What is measured here is what the figures of the original were measured by.
+        assert (a_layer, outside) == (ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE), more.ops
+
+
+def test_the_host_waits_for_the_device_at_most_once_a_token(level: int) -> None:
+    if not level:
+        pytest.skip("level 0 leaves generate as it is")
+    fewer, more = decoded(llama(2)), decoded(llama(3))
+    for one, layers in ((fewer, 2), (more, 3)):
+        assert len(one.copies("d2h")) <= 1, layers
+        assert len(one.copies("d2h")) == len(fewer.copies("d2h")), "a layer copies to the host"
+        assert len(one.synchronisations) == len(fewer.synchronisations), "a layer waits"
+
+
+def test_bytes_are_counted_against_what_must_move(level: int, record_property: Any) -> None:
+    model = llama(3)
+    moved = decoded(model).bytes
+    least = must_move(model.config, PROMPT + NEW - 1).total
+    record_property("bytes over what must move", moved / least)
+    # Activations come on top, and at level 1 the cache is copied for each token.
+    assert moved > least
+    if level:
+        assert moved < 1.5 * least

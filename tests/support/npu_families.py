@@ -1,0 +1,115 @@
+"""Families on an NPU in bf16: whether every norm, rotation, attention and gate is an aclnn call of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import liteboost_adaptor
+from liteboost_adaptor import native_npu
+
+from . import coverage, families, families_matrix, numbers, tiny_models
+from .families_matrix import Run, hangs_on_no_close_choice, logits_with, paddings
+
+HEAD_DIM, LENGTH = 64, 12
+#: Heads and kv heads, in the order they are tried.
+HEADS = ((4, 2), (4, 4), (2, 2), (4, 1))
+KINDS = ("norm", "rope", "attention", "gated")
+SEEDS = (0, 1, 2)
+
+
+@dataclass
+class Outcome:
+    """What one family showed.
+
+    Attributes:
+        unserved: What still runs the original, or fell back to the reference on the NPU, in words.
+        launches: Of our ops by name, counted where they launch.
+        ours: Distance of our logits from fp32 over all seeds, relative.
+        own: That of the unpatched model in bf16 on the CPU.
+        kept: Share of the positions compared; the others hang on a choice too close to call.
+    """
+
+    family: str
+    unserved: list[str] = field(default_factory=list)
+    launches: dict[str, int] = field(default_factory=dict)
+    ours: float = 0.0
+    own: float = 0.0
+    kept: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """No norm, rotation, attention or gate but as an aclnn call."""
+        return not self.unserved
+
+    @property
+    def is_near(self) -> bool:
+        """At most 1.5 times as far as the original, or one rounding of the logits."""
+        return self.kept > 0 and self.ours <= max(1.5 * self.own, numbers.ULP[torch.bfloat16])
+
+
+def build(family: str, seed: int = 0) -> torch.nn.Module:
+    """A tiny model with heads of `HEAD_DIM`, in fp32 on the CPU."""
+    fault: Exception | None = None
+    for heads in HEADS:
+        try:
+            return tiny_models.build(family, seed, tiny_models.sizes(family, HEAD_DIM, *heads))
+        except Exception as error:  # noqa: BLE001 - whatever a configuration class has against a value
+            fault = error
+    raise AssertionError(f"{family} has no model with heads of {HEAD_DIM}: {fault}")
+
+
+def examine(family: str) -> Outcome:
+    """Measure a family: coverage on one seed, distances over all."""
+    outcome = Outcome(family)
+    model = families.cast(build(family), torch.bfloat16).to("npu")
+    plain, padded = _inputs(model, 0, "npu")
+    torch.ops.liteboost._npu_forget_counts()
+    measured = coverage.measure(family, model, lambda: _run(model, plain, padded))
+    for kind in KINDS:
+        outcome.unserved += [f"{kind}: {name} x {n}" for name, n in measured.unserved.get(kind, {}).items()]
+    for op, reason, n in native_npu.calls():
+        if reason:
+            outcome.unserved.append(f"{op}: {reason} x {n}")
+        else:
+            outcome.launches[op] = n
+    distances = [_distances(family, seed) for seed in SEEDS]
+    ours, own, wanted, kept, positions = map(sum, zip(*distances, strict=True))
+    outcome.ours, outcome.own = (ours / wanted) ** 0.5, (own / wanted) ** 0.5
+    outcome.kept = kept / positions
+    return outcome
+
+
+def _distances(family: str, seed: int) -> tuple[float, float, float, int, int]:
+    """Squared distances of ours and of the original from fp32, its square, positions compared and all."""
+    model = families.cast(build(family, seed), torch.bfloat16)
+    plain, padded = _inputs(model, seed, "cpu")
+    with liteboost_adaptor.patched(model, level=0):
+        exact = Run(families.cast(model, torch.float32), plain, padded, None)
+        own = Run(families.cast(model, torch.bfloat16), plain, padded, exact.tokens)
+    kept = hangs_on_no_close_choice(exact, own, LENGTH) & own.logits.isfinite().all(-1)
+    model = model.to("npu")
+    with liteboost_adaptor.patched(model, level=1):
+        found = logits_with(model, *_inputs(model, seed, "npu"), exact.tokens.to("npu")).cpu()
+    wanted = exact.logits[kept].double()
+    far = [float((each[kept].double() - wanted).norm() ** 2) for each in (found, own.logits)]
+    return *far, float(wanted.norm() ** 2), int(kept.sum()), kept.numel()
+
+
+def _inputs(model: torch.nn.Module, seed: int, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    both = (
+        families.inputs_of(model, LENGTH, (0, 0), seed),
+        families.inputs_of(model, LENGTH, paddings(LENGTH), seed),
+    )
+    return tuple({name: _to(value, device) for name, value in inputs.items()} for inputs in both)
+
+
+def _to(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _run(model: torch.nn.Module, plain: dict[str, Any], padded: dict[str, Any]) -> None:
+    families.prefill(model, plain)
+    families.decode(model, padded, families_matrix.STEPS)
