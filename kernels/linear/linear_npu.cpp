@@ -2,6 +2,10 @@
 //
 // The weight is read as nn.Linear stores it, through a transposed view. Products are summed in fp32; fp32 inputs
 // stay fp32 (cubeMathType 0, in which torch_npu's own default would allow HF32).
+//
+// A weight in FRACTAL_NZ, which the user has cast (torch_npu.npu_format_cast), is left to torch_npu's own linear: the
+// layout it was cast to is a matter of the SoC, and so is the operator. None is cast here: parameters, and what is
+// saved of them, stay the user's.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>

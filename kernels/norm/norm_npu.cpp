@@ -30,6 +30,9 @@ const npu::Operator<Tensor, Tensor, Tensor, double, Tensor, Tensor, Tensor> kAdd
 const npu::Operator<Tensor, npu::Integers, Tensor, Tensor, double, Tensor, Tensor, Tensor> kLayerNorm{
     "aclnnLayerNorm"};
 
+// self, tensor1, tensor2, value, out: self + value * tensor1 * tensor2
+const npu::Operator<Tensor, Tensor, Tensor, npu::Scalar, Tensor> kAddcmul{"aclnnAddcmul"};
+
 constexpr int64_t kMaxDims = 8;
 
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
@@ -94,13 +97,16 @@ constexpr Refusal kNoOnes = "no weight of ones can be made while a graph is capt
 constexpr Refusal kMissing = "not in this CANN";
 
 // The forms of weight, each of which has other operators: none or one for each group are ones in RmsNorm, and the
-// product with the weight, rounded again, a launch of its own.
-enum class Scale { none, plain, gemma, groups };
+// product with the weight (or with one more than it), rounded again, a launch of its own.
+enum class Scale { none, plain, gemma, groups, gemma_groups };
+
+bool has_groups(Scale scale) { return scale == Scale::groups || scale == Scale::gemma_groups; }
 
 Scale scale_of(const OptionalTensor& weight, double weight_offset) {
   if (!given(weight)) return Scale::none;
-  if (weight->dim() != 1) return Scale::groups;
-  return weight_offset == 1.0 ? Scale::gemma : Scale::plain;
+  const bool is_gemma = weight_offset == 1.0;
+  if (weight->dim() != 1) return is_gemma ? Scale::gemma_groups : Scale::groups;
+  return is_gemma ? Scale::gemma : Scale::plain;
 }
 
 // `norm`: what serves one without weight or with a plain one.
@@ -109,19 +115,17 @@ Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, doub
   const Refusal refusal = input_refusal(x);
   if (refusal != kServed) return refusal;
   if (given(weight) && weight->scalar_type() != x.scalar_type()) return "a weight of another dtype than x";
-  switch (scale_of(weight, weight_offset)) {
-    case Scale::none:
-      if (!has_ones(x, x.size(-1))) return kNoOnes;
-      break;
-    case Scale::groups:
-      if (weight_offset != 0.0) return "an offset, and a weight for each group";
-      if (!kMul.available() || !kRmsNorm.available()) return kMissing;
-      return has_ones(x, x.size(-1)) ? kServed : kNoOnes;
-    case Scale::gemma:
-      if (npu::soc() == npu::Soc::a310p) return "Gemma's norm on a 310P";
-      return kGemmaRmsNorm.available() ? kServed : kMissing;
-    case Scale::plain:
-      if (weight_offset != 0.0) return "an offset that is not 0 or 1";
+  const Scale scale = scale_of(weight, weight_offset);
+  const bool takes_offset = scale == Scale::none || weight_offset == 0.0 || weight_offset == 1.0;
+  if (!takes_offset) return "an offset that is not 0 or 1";
+  if (scale == Scale::gemma) {
+    if (npu::soc() == npu::Soc::a310p) return "Gemma's norm on a 310P";
+    return kGemmaRmsNorm.available() ? kServed : kMissing;
+  }
+  if (scale != Scale::plain && !has_ones(x, x.size(-1))) return kNoOnes;
+  if (has_groups(scale)) {
+    const bool is_there = scale == Scale::groups ? kMul.available() : kAddcmul.available();
+    return is_there && kRmsNorm.available() ? kServed : kMissing;
   }
   return norm.available() ? kServed : kMissing;
 }
@@ -129,7 +133,7 @@ Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, doub
 std::string kind(const at::Tensor& x, Scale scale) {
   const std::string dtype = npu::dtype_name(x.scalar_type());
   if (scale == Scale::gemma) return dtype + " offset";
-  if (scale == Scale::groups) return dtype + " groups";
+  if (has_groups(scale)) return dtype + (scale == Scale::groups ? " groups" : " offset groups");
   return scale == Scale::none ? dtype + " weightless" : dtype;
 }
 
@@ -140,9 +144,13 @@ at::Tensor normed(const at::Tensor& x, const OptionalTensor& weight, double eps,
     return out;
   }
   kRmsNorm(x, scale == Scale::plain ? *weight : ones_for(x, x.size(-1)), eps, out, factors(x));
-  if (scale != Scale::groups) return out;
+  if (!has_groups(scale)) return out;
   at::Tensor scaled = like(x);
-  kMul(out, *weight, scaled);
+  if (scale == Scale::groups) {
+    kMul(out, *weight, scaled);
+  } else {
+    kAddcmul(out, out, *weight, at::Scalar(1), scaled);
+  }
   return scaled;
 }
 
@@ -210,16 +218,16 @@ at::Tensor gated_rms_norm_npu(const at::Tensor& x, const at::Tensor& gate, const
   const bool is_silu =
       check_gated_rms_norm(x, gate, weight, eps, activation, gate_first, group_size) == NormGate::silu;
   const c10::DeviceGuard guard(x.device());
-  const bool has_groups = group_size != 0 && group_size != x.size(-1);
+  const bool in_groups = group_size != 0 && group_size != x.size(-1);
   Gating gating;
   gating.activation = is_silu ? Activation::silu : Activation::sigmoid;
   Refusal refusal = rms_norm_refusal(x, weight, 0.0);
   if (refusal == kServed) refusal = gating_refusal(x.scalar_type(), x.size(-1), gating);
-  if (refusal == kServed && has_groups && !kMul.available()) refusal = kMissing;
-  if (refusal == kServed && has_groups && !has_ones(x, group_size)) refusal = kNoOnes;
+  if (refusal == kServed && in_groups && !kMul.available()) refusal = kMissing;
+  if (refusal == kServed && in_groups && !has_ones(x, group_size)) refusal = kNoOnes;
   if (refusal == kServed) {
     std::string text = gating_kind(x.scalar_type(), gating);
-    if (gate_first) text += has_groups ? " first groups" : " first";
+    if (gate_first) text += in_groups ? " first groups" : " first";
     refusal = npu::unverified(op, text);
   }
   if (refusal != kServed) {
@@ -229,7 +237,7 @@ at::Tensor gated_rms_norm_npu(const at::Tensor& x, const at::Tensor& gate, const
   npu::count_served(op);
   if (!gate_first) return gated(gate, normed(x, weight, eps, Scale::plain), gating);
   const at::Tensor product = gated(gate, x, gating);
-  if (!has_groups) return normed(product, weight, eps, Scale::plain);
+  if (!in_groups) return normed(product, weight, eps, Scale::plain);
   const std::vector<int64_t> groups{x.numel() / x.size(-1), x.size(-1) / group_size, group_size};
   return normed(product.view(groups), weight.reshape({groups[1], groups[2]}), eps, Scale::groups)
       .view(x.sizes());

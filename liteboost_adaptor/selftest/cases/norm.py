@@ -29,7 +29,7 @@ def _weight(kind: Kind, x: Tensor) -> Tensor | None:
 
 
 #: What a kernel may tell apart: Gemma's weight, none, one for each group of channels.
-SCALES = ("", "offset", "weightless", "groups")
+SCALES = ("", "offset", "weightless", "groups", "offset groups")
 
 
 @makes_cases("rms_norm", *SCALES)

@@ -35,6 +35,8 @@ def test_a_weight_for_each_group(dtype: torch.dtype) -> None:
     arguments = {**make(2, 7, 4, 96, dtype=dtype), "weight": torch.randn(4, 96).to(dtype)}
     found = npu_ops.check("rms_norm", **arguments, roundings=2)
     assert found.launches == ["RmsNorm", "Mul"]
+    offset = npu_ops.check("rms_norm", **arguments, weight_offset=1.0, late=True, roundings=3)
+    assert offset.launches == ["RmsNorm", "Addcmul"]
     sums = npu_ops.check(
         "add_rms_norm", **arguments, residual=torch.randn(2, 7, 4, 96).to(dtype), roundings=4
     )
