@@ -30,8 +30,6 @@ NOT_WHOLE = {
     "inkling_text": "attention: a float mask",
     "mimo_v2_flash": "attention: a float mask",
     "minimax_m3_vl_text": "attention: a float mask",
-    "qwen4_exp": "rms_norm: an offset, and a weight for each group",
-    "qwen4_exp_text": "rms_norm: an offset, and a weight for each group",
     "reformer": "its hash draws its random projections on the device",
     "roformer": "rope: RoFormerSelfAttention.apply_rotary_position_embeddings",
     "rwkv": "gated: RwkvFeedForward",

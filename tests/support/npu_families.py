@@ -66,6 +66,7 @@ def examine(family: str) -> Outcome:
     outcome = Outcome(family)
     model = families.cast(build(family), torch.bfloat16).to("npu")
     plain, padded = _inputs(model, 0, "npu")
+    assert native_npu.load().loaded
     torch.ops.liteboost._npu_forget_counts()
     measured = coverage.measure(family, model, lambda: _run(model, plain, padded))
     for kind in KINDS:
