@@ -3,6 +3,7 @@
 // Both read [B, N, S, D] (BNSD) or [B, S, N, D] (BSND) and only contiguous. Of one query, as in decode, the two
 // are the same memory; in prefill the query is copied where keys and values come from a cache in the other order.
 // Queries that see no key give 0: the operator is asked to repair such rows (innerPrecise 2) where there is a mask.
+#include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/ones.h>
@@ -16,6 +17,8 @@
 #include "attention/attention_checks.h"
 #include "npu/aclnn.h"
 #include "npu/serve.h"
+#include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
+#include "torch_npu/csrc/core/npu/NPUStream.h"
 
 namespace liteboost {
 namespace {
@@ -115,18 +118,36 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
   return (is_half ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
 }
 
-// True above the diagonal. Kept for the life of the process: made once a device.
+struct Triangles {
+  std::mutex mutex;
+  std::map<int, at::Tensor> kept;  // by device
+};
+
+// Never destroyed: at the end of the process the device may be gone before.
+Triangles& triangles() {
+  static Triangles* instance = new Triangles;
+  return *instance;
+}
+
+// Whether `triangle` has one. Not in a capture where there was none: its memory is written when it is replayed.
+bool has_triangle(const at::Device& device) {
+  Triangles& all = triangles();
+  const std::lock_guard lock(all.mutex);
+  at::Tensor& found = all.kept[device.index()];
+  if (found.defined()) return true;
+  if (c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None) return false;
+  const c10::InferenceMode outside(false);
+  found = at::triu(at::ones({kTriangle, kTriangle}, at::TensorOptions().device(device).dtype(at::kBool)), 1);
+  // Other streams will read it, none of which waits for this one.
+  c10_npu::getCurrentNPUStream().synchronize();
+  return true;
+}
+
+// True above the diagonal.
 at::Tensor triangle(const at::Device& device) {
-  static std::mutex mutex;
-  static std::map<int, at::Tensor> kept;
-  const std::lock_guard lock(mutex);
-  at::Tensor& found = kept[device.index()];
-  if (!found.defined()) {
-    const c10::InferenceMode outside(false);
-    found =
-        at::triu(at::ones({kTriangle, kTriangle}, at::TensorOptions().device(device).dtype(at::kBool)), 1);
-  }
-  return found;
+  Triangles& all = triangles();
+  const std::lock_guard lock(all.mutex);
+  return all.kept.at(device.index());
 }
 
 Hiding hiding(const at::Tensor& query, const at::Tensor& key, const OptionalTensor& mask, bool is_causal,
@@ -212,7 +233,11 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
                          const OptionalTensor& mask, double scaling, bool is_causal, int64_t sliding_window,
                          double softcap, const OptionalTensor& sinks) {
   check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
+  const c10::DeviceGuard guard(query.device());
   Refusal refusal = refusal_of(query, key, value, mask, is_causal, sliding_window, softcap, sinks);
+  if (refusal == kServed && is_causal && query.size(2) > 1 && !has_triangle(query.device())) {
+    refusal = "no causal mask can be made while a graph is captured";
+  }
   Hiding how;
   if (refusal == kServed) {
     how = hiding(query, key, mask, is_causal, sliding_window);

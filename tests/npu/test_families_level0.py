@@ -44,12 +44,19 @@ def undone(no_grad: None) -> Any:
 
 
 def run(model: torch.nn.Module, device: str) -> list[torch.Tensor]:
-    """Logits of a left-padded batch, then tokens and logits of greedy decoding with a cache."""
+    """Logits of a left-padded batch, then tokens and logits of greedy decoding with a cache.
+
+    Of its real positions: at a padded one, which sees no key, attention gives what it likes, and nothing
+    reads it.
+    """
     inputs = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in tiny_models.example_inputs(model, padding=3).items()
     }
     logits = families.prefill(model, dict(inputs))
+    mask = inputs.get("attention_mask")
+    if mask is not None and logits.shape[:2] == mask.shape:
+        logits = logits[mask.bool()]
     return [logits.cpu(), *(each.cpu() for each in families.decode(model, inputs, STEPS))]
 
 
