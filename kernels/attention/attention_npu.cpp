@@ -2,7 +2,8 @@
 //
 // Both read [B, N, S, D] (BNSD) or [B, S, N, D] (BSND) and only contiguous. Of one query, as in decode, the two
 // are the same memory; in prefill the query is copied where keys and values come from a cache in the other order.
-// Queries that see no key give 0: the operator is asked to repair such rows (innerPrecise 2) where there is a mask.
+// Queries that see no key give 0: the operators are asked to repair such rows where there is a mask, and where one
+// does not take that (one query of a head size that is neither 64 nor 128) the result is multiplied.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logical_not.h>
@@ -88,7 +89,12 @@ struct Hiding {
   int64_t mode = kMaskOnly;
   int64_t before = kAllTokens;
   int64_t after = kAllTokens;
+
+  // Whether there may be queries that see no key.
+  bool may_hide_all() const { return mode == kMaskOnly && mask.defined(); }
 };
+
+enum Precision : int64_t { kPrecise = 0, kPreciseAndRepaired = 2 };
 
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
@@ -197,11 +203,10 @@ Operands operands(const at::Tensor& query, const at::Tensor& key, const at::Tens
 }
 
 void infer(const Operands& on, const Hiding& how, int64_t heads, int64_t kv_heads, double scaling,
-           const OptionalTensor& sinks) {
+           Precision precise, const OptionalTensor& sinks) {
   const at::Tensor none;
   // Asked for or not, the operator wants a place for the logarithms of the sums.
   const at::Tensor lse = at::empty({1}, on.query.options().dtype(at::kFloat));
-  const int64_t precise = how.mode == kMaskOnly && how.mask.defined() && on.query.size(2) > 1 ? 2 : 0;
   const std::vector<at::Tensor> keys{on.key}, values{on.value};
   if (given(sinks)) {
     kInferWithSinks(on.query, keys, values, none, how.mask, {}, {}, none, none, none, none, none, none, none,
@@ -225,7 +230,8 @@ at::Tensor flash(const at::Tensor& query, const at::Tensor& key, const at::Tenso
   const at::Tensor sum = at::empty(largest.sizes(), fp32);
   const at::Tensor out = at::empty(q.sizes(), q.options());
   kFlash(q, key.contiguous(), value.contiguous(), none, none, none, how.mask, {}, scaling, 1.0, how.before,
-         how.after, q.size(1), "BNSD", 0, how.mode, largest, sum, at::empty({0}, q.options()), out);
+         how.after, q.size(1), "BNSD", how.may_hide_all() ? kPreciseAndRepaired : kPrecise, how.mode, largest,
+         sum, at::empty({0}, q.options()), out);
   return out.transpose(1, 2).contiguous();
 }
 
@@ -252,7 +258,14 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
   const Operands on = operands(query, key, value);
   const OptionalTensor logits =
       given(sinks) ? OptionalTensor(sinks->to(query.scalar_type()).contiguous()) : OptionalTensor();
-  infer(on, how, query.size(1), key.size(1), scaling, logits);
+  const int64_t head_dim = query.size(3);
+  const bool can_repair = query.size(2) > 1 || head_dim == 64 || head_dim == 128;
+  const Precision precise = how.may_hide_all() && can_repair ? kPreciseAndRepaired : kPrecise;
+  infer(on, how, query.size(1), key.size(1), scaling, precise, logits);
+  if (how.may_hide_all() && !can_repair) {
+    // [B, 1, q_len] -> [B, q_len, 1, 1], beside [B, q_len, N, D].
+    on.result.mul_(mask->any(-1).transpose(1, 2).unsqueeze(-1));
+  }
   return on.result;
 }
 

@@ -67,11 +67,18 @@ def test_lengths_masks_and_layouts(
     assert refused == (["a window in decode"] if case == "window" and q_len == 1 else [])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rows_that_see_no_key_are_zero(dtype: torch.dtype) -> None:
-    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    mask[0, :, :2] = False
-    check([*states(5, 5, dtype), mask, 0.125, False, 0, 0.0, None], True)
+@pytest.mark.parametrize("head_dim", [48, 64, 128])
+@pytest.mark.parametrize("q_len", [1, 5])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rows_that_see_no_key_are_zero(dtype: torch.dtype, q_len: int, head_dim: int) -> None:
+    mask = torch.ones(2, 1, q_len, 5, dtype=torch.bool).tril(5 - q_len)
+    mask[0, :, 0] = False
+    q, k, v = states(q_len, 5, dtype, head_dim)
+    arguments = [q, k, v, mask, 0.125, False, 0, 0.0, None]
+    expected = torch.ops.liteboost_reference.attention(*arguments)
+    assert not expected[0, 0].any() and expected[1, 0].any()
+    check(arguments, True)
+    assert all(not reason for _, reason, _ in native_npu.calls())
 
 
 @pytest.mark.parametrize(
