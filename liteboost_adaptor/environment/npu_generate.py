@@ -86,12 +86,21 @@ def sampling(original: Any, inside: list[int]) -> Any:
 
 
 def first_positions(original: Any) -> Any:
-    """``_prepare_position_ids_for_generation`` that notes a bound: they count tokens, or ones of a mask."""
+    """``_prepare_position_ids_for_generation`` that notes a bound: they count tokens, or ones of a mask.
+
+    A mask may hold other numbers than 0 and 1, which transformers sums up all the same: the largest position
+    is read, once a ``generate``.
+    """
 
     @functools.wraps(original)
     def _prepare_position_ids_for_generation(*args: Any, **kwargs: Any) -> torch.Tensor:
         position_ids = original(*args, **kwargs)
-        if type(position_ids) is torch.Tensor and position_ids.device.type == "npu":
+        if (
+            type(position_ids) is torch.Tensor
+            and position_ids.device.type == "npu"
+            and position_ids.numel()
+            and int(position_ids.max()) < position_ids.shape[-1]
+        ):
             setattr(position_ids, BELOW, position_ids.shape[-1])
         return position_ids
 

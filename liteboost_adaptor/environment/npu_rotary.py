@@ -42,7 +42,7 @@ class _Table:
     cos: torch.Tensor
     sin: torch.Tensor
     made_from: tuple[Any, ...]
-    held: tuple[Any, ...]  # the buffers, so that no other tensor takes their identity
+    held: tuple[Any, ...]  # buffers and their memory, so that nothing else takes their identity or address
 
 
 _tables: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, _Table]] = weakref.WeakKeyDictionary()
@@ -100,6 +100,9 @@ def _looking_up(module: torch.nn.Module, original: Callable[..., Any]) -> Callab
         below = getattr(position_ids, BELOW, 0)
         if not below or torch.compiler.is_compiling() or x.device != position_ids.device:
             return original(x, position_ids, *layer_type, **named)
+        if any(buffer is not None and buffer.is_inference() for buffer in module._buffers.values()):
+            tally.fell_back("buffers made in inference mode, which do not tell when they are written to")
+            return original(x, position_ids, *layer_type, **named)
         tally.served()
         table = _table(module, original, x, below, layer_type, named)
         look_up = torch.nn.functional.embedding
@@ -126,18 +129,25 @@ def _table(
         every = torch.arange(length, device=x.device)[None]
         cos, sin = original(x, every, *layer_type, **named)
         found = tables[key] = _Table(
-            cos[0].contiguous(), sin[0].contiguous(), made_from, tuple(module._buffers.values())
+            cos[0].contiguous(), sin[0].contiguous(), made_from, tuple(_held(module))
         )
     return found
 
 
 def _state(module: torch.nn.Module) -> tuple[Any, ...]:
-    """What a table depends on: which tensors the buffers are, how often written to, and the scalings."""
+    """What a table depends on: buffers, their memory, how often they were written to, and the scalings."""
     buffers = tuple(
-        (name, id(buffer), None if buffer.is_inference() else buffer._version)
+        (name, id(buffer), buffer._version, buffer.data_ptr())
         for name, buffer in module._buffers.items()
         if buffer is not None
     )
     return buffers + tuple(
         (name, value) for name, value in vars(module).items() if name.endswith("attention_scaling")
     )
+
+
+def _held(module: torch.nn.Module) -> Iterator[Any]:
+    for buffer in module._buffers.values():
+        if buffer is not None:
+            yield buffer
+            yield buffer.untyped_storage()  # its own: ``buffer.data = other`` lets go of it

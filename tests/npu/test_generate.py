@@ -315,6 +315,46 @@ def test_a_table_follows_the_frequencies() -> None:
     assert torch.equal(fourth, third * 0.5)
 
 
+def test_a_table_follows_buffers_that_get_other_memory() -> None:
+    model = llama().npu()
+    rotary, x = model.model.rotary_emb, torch.zeros(1, 1, 64, device="npu")
+    ids = torch.tensor([[9]], device="npu")
+    expected = []
+    for factor in (1.0, 2.0, 3.0):
+        rotary.inv_freq.data = rotary.inv_freq.data * factor
+        expected.append(rotary(x, ids)[0])
+    rotary.inv_freq.data = rotary.inv_freq.data / 6
+    setattr(ids, npu_rotary.BELOW, 10)
+    with npu_rotary.looked_up(model):
+        for factor, cos in zip((1.0, 2.0, 3.0), expected, strict=True):
+            rotary.inv_freq.data = rotary.inv_freq.data * factor
+            torch.testing.assert_close(rotary(x, ids)[0], cos)
+
+
+def test_no_table_is_made_of_buffers_that_do_not_tell_of_writes() -> None:
+    model = llama().npu()
+    rotary, x = model.model.rotary_emb, torch.zeros(1, 1, 64, device="npu")
+    ids = torch.tensor([[9]], device="npu")
+    with torch.inference_mode():
+        rotary.inv_freq = rotary.inv_freq * 1
+        expected = [rotary(x, ids)[0], (rotary.inv_freq.mul_(2), rotary(x, ids)[0])[1]]
+        rotary.inv_freq.div_(2)
+        setattr(ids, npu_rotary.BELOW, 10)
+        with npu_rotary.looked_up(model):
+            first = rotary(x, ids)[0].clone()
+            rotary.inv_freq.mul_(2)
+            second = rotary(x, ids)[0]
+    assert torch.equal(first, expected[0]) and torch.equal(second, expected[1])
+
+
+def test_masks_of_other_numbers_than_ones_give_transformers_positions() -> None:
+    model, inputs = llama(), prompts(2, padding=3)
+    inputs["attention_mask"] *= 100  # positions up to 699: beyond the shortest table
+    arguments = {"do_sample": False, "max_new_tokens": 4, "eos_token_id": None}
+    expected = model.generate(**inputs, **arguments)
+    assert torch.equal(model.npu().generate(**there(inputs), **arguments).cpu(), expected)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_frequencies_that_follow_the_length_are_computed(kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
