@@ -118,6 +118,7 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
   if (given(sinks)) {
     if (!is_half) return "sinks in fp32";
     if (sinks->dim() != 1) return "a sink for each query";
+    if (sinks->scalar_type() != query.scalar_type()) return "sinks of another dtype than the queries";
     if (head_dim != 64 && head_dim != 128) return "sinks at this head size";
     if (!kInferWithSinks.available()) return "not in this CANN";
   }
@@ -161,7 +162,9 @@ Hiding hiding(const at::Tensor& query, const at::Tensor& key, const OptionalTens
   Hiding how;
   if (given(mask)) {
     const int64_t q_len = query.size(2);
-    how.mask = at::logical_not(mask->expand({mask->size(0), 1, q_len, key.size(2)})).contiguous();
+    // Of several queries the operator takes one mask for all sequences, of one query it does not.
+    const int64_t batch = q_len == 1 ? query.size(0) : mask->size(0);
+    how.mask = at::logical_not(mask->expand({batch, 1, q_len, key.size(2)})).contiguous();
   } else if (is_causal && query.size(2) > 1) {
     how.mask = triangle(query.device());
     how.mode = sliding_window > 0 ? kBand : kCausalAtTheEnd;
@@ -256,8 +259,7 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
   npu::count_served(kOp);
   if (query.scalar_type() == at::kFloat) return flash(query, key, value, how, scaling);
   const Operands on = operands(query, key, value);
-  const OptionalTensor logits =
-      given(sinks) ? OptionalTensor(sinks->to(query.scalar_type()).contiguous()) : OptionalTensor();
+  const OptionalTensor logits = given(sinks) ? OptionalTensor(sinks->contiguous()) : OptionalTensor();
   const int64_t head_dim = query.size(3);
   const bool can_repair = query.size(2) > 1 || head_dim == 64 || head_dim == 128;
   const Precision precise = how.may_hide_all() && can_repair ? kPreciseAndRepaired : kPrecise;

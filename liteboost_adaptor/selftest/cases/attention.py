@@ -33,7 +33,11 @@ def attention(kind: Kind) -> Iterator[Case]:
         for option in options:
             arguments |= _option(option, kind, size)
         label = f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}"
-        yield Case(label, arguments)
+        yield Case(label, dict(arguments))
+        if phase == "prefill":  # one query: both orders are the same memory
+            for name in ("key", "value"):
+                arguments[name] = kind.swapped(batch, kv_heads, keys, head)
+            yield Case(f"{label}, all with positions before heads", dict(arguments))
 
 
 def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:

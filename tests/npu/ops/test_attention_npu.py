@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from npu.simulator.programs import output
 
 from liteboost_adaptor import native_npu
 
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
 if not torch.npu.is_available():
     pytest.skip("needs an NPU", allow_module_level=True)
+
+recording = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace").recording
 
 ops = torch.ops.liteboost
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -81,6 +85,60 @@ def test_rows_that_see_no_key_are_zero(dtype: torch.dtype, q_len: int, head_dim:
     assert all(not reason for _, reason, _ in native_npu.calls())
 
 
+@pytest.mark.parametrize("q_len", [1, 5])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_mask_may_be_one_for_all_sequences(dtype: torch.dtype, q_len: int) -> None:
+    mask = torch.ones(1, 1, q_len, 9, dtype=torch.bool)
+    mask[..., :3] = False
+    check([*states(q_len, 9, dtype), mask, 0.125, False, 0, 0.0, None], True)
+    assert native_npu.calls() == [("attention", "", 1)]
+
+
+def test_a_call_runs_on_the_device_of_its_tensors() -> None:
+    """Its launches stand in a queue of the tensors' device, also where that is not the current one."""
+    q, k, v = (x.to("npu:1") for x in states(5, 5, torch.bfloat16))
+    arguments = [q, k, v, None, 0.125, False, 0, 0.0, None]
+    ops.attention(*arguments)
+    with torch.npu.device(1), recording() as inside:
+        ops.attention(*arguments)
+    with torch.npu.device(0), recording() as outside:
+        ops.attention(*arguments)
+    assert [x.stream for x in inside.launches] == [x.stream for x in outside.launches] != []
+
+
+# The first causal call on a device is one that is captured; its kind is known from another device.
+CAPTURED_FIRST = """
+import json, torch, torch_npu
+from liteboost_adaptor import native_npu
+native_npu.load()
+states = [torch.randn(1, heads, 5, 64).bfloat16() for heads in (4, 2, 2)]
+attention = torch.ops.liteboost.attention
+rest = (None, 0.125, True, 0, 0.0, None)
+with torch.no_grad():
+    expected = torch.ops.liteboost_reference.attention(*(x.double() for x in states), *rest)
+    attention(*(x.npu() for x in states), *rest)
+    torch.npu.set_device(1)
+    on_npu = [x.npu() for x in states]
+    torch.npu.synchronize()
+    torch.ops.liteboost._npu_forget_counts()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        captured = attention(*on_npu, *rest)
+    after = attention(*on_npu, *rest)
+    graph.replay()
+    torch.npu.synchronize()
+errors = [(x.cpu() - expected).abs().max().item() for x in (captured, after)]
+print(json.dumps([errors, native_npu.calls()]))
+"""
+
+
+def test_a_causal_mask_is_not_made_while_a_graph_is_captured() -> None:
+    errors, calls = json.loads(output(CAPTURED_FIRST)[-1])
+    assert max(errors) <= TOLERANCE[torch.bfloat16]
+    reason = "no causal mask can be made while a graph is captured"
+    assert calls == [["attention", "", 1], ["attention", reason, 1]]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -88,6 +146,7 @@ def test_rows_that_see_no_key_are_zero(dtype: torch.dtype, q_len: int, head_dim:
         ({"mask": torch.zeros(2, 1, 5, 5)}, "a float mask"),
         ({"mask": torch.ones(2, 4, 5, 5, dtype=torch.bool)}, "a mask for each head"),
         ({"sinks": torch.randn(2, 4, 5)}, "a sink for each query"),
+        ({"sinks": torch.randn(4)}, "sinks of another dtype than the queries"),
         ({"head_dim": 24}, "a head size that is no multiple of 16"),
     ],
 )
