@@ -1,5 +1,6 @@
 // The same as one aclnn operator. One of your own, in a libcust_opapi.so on ASCEND_CUSTOM_OPP_PATH, is called in the
 // same way: its name is looked up in vendors' libraries first, then in CANN's.
+#include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
@@ -14,6 +15,7 @@ using liteboost::npu::Tensor;
 const Operator<Tensor, Tensor, Tensor, Tensor> kLerp{"aclnnLerp"};
 
 at::Tensor mix_npu(const at::Tensor& a, const at::Tensor& b, const at::Tensor& weight) {
+  const c10::DeviceGuard guard(a.device());  // launches go to the current device's stream
   at::Tensor out = at::empty_like(a);
   kLerp(a, b, weight, out);
   return out;
