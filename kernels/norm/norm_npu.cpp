@@ -82,13 +82,16 @@ at::Tensor factors(const at::Tensor& x) {
   return at::empty(sizes, x.options().dtype(at::kFloat));
 }
 
+constexpr int64_t kLeastRowOn310P = 32;  // bytes
+constexpr Refusal kShortRows = "rows below 32 bytes on a 310P";
+
 // What CANN's documents allow for x of every RMSNorm operator.
 Refusal input_refusal(const at::Tensor& x) {
   if (x.numel() == 0) return "no elements";
   if (x.dim() > kMaxDims) return "more than eight dimensions";
   if (npu::soc() == npu::Soc::a310p) {
     if (x.scalar_type() == at::kBFloat16) return "bf16 on a 310P";
-    if (x.size(-1) * x.element_size() < 32) return "rows below 32 bytes on a 310P";
+    if (x.size(-1) * x.element_size() < kLeastRowOn310P) return kShortRows;
   }
   return kServed;
 }
@@ -223,6 +226,10 @@ at::Tensor gated_rms_norm_npu(const at::Tensor& x, const at::Tensor& gate, const
   gating.activation = is_silu ? Activation::silu : Activation::sigmoid;
   Refusal refusal = rms_norm_refusal(x, weight, 0.0);
   if (refusal == kServed) refusal = gating_refusal(x.scalar_type(), x.size(-1), gating);
+  if (refusal == kServed && in_groups && npu::soc() == npu::Soc::a310p &&
+      group_size * x.element_size() < kLeastRowOn310P) {
+    refusal = kShortRows;
+  }
   if (refusal == kServed && in_groups && !kMul.available()) refusal = kMissing;
   if (refusal == kServed && in_groups && !has_ones(x, group_size)) refusal = kNoOnes;
   if (refusal == kServed) {

@@ -34,6 +34,10 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[str, dict[str, Any]]]:
         "add_rms_norm": ("add_rms_norm", {"x": x, "residual": x, "weight": ones, "eps": 1e-6}),
         "inverse_rms": ("inverse_rms", {"x": x, "eps": 1e-6}),
         "gated_rms_norm": ("gated_rms_norm", {"x": x, "gate": x, "weight": ones, "eps": 1e-6}),
+        "short groups": (
+            "gated_rms_norm",
+            {"x": x, "gate": x, "weight": ones, "eps": 1e-6, "gate_first": True, "group_size": 4},
+        ),
         "layer_norm": ("layer_norm", {"x": x, "weight": ones, "bias": ones, "eps": 1e-6}),
         "rope": ("rope", rope),
         "pairs": ("rope", {**rope, "layout": "interleaved"}),

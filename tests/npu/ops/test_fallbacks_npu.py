@@ -62,6 +62,7 @@ def test_a_310p_serves_fp16() -> None:
     assert reasons(served("--soc", "310P"), "float16") == {
         "gemma's norm": ["Gemma's norm on a 310P"],
         "short rows": ["rows below 32 bytes on a 310P"],
+        "short groups": ["rows below 32 bytes on a 310P"],
         "layer_norm": ["LayerNorm on a 310P"],
         "pairs": ["interleaved on a 310P"],
         "clipped": ["a limit, slope or offset on a 310P"],
@@ -83,7 +84,7 @@ def test_an_operator_that_this_cann_lacks(dtype: str) -> None:
     hidden = ("SwiGlu", "RotaryPositionEmbedding", "RmsNorm", "MoeInitRoutingV2")
     found = reasons(served("--without", ",".join(f"aclnn{name}" for name in hidden)), dtype)
     labels = ("gated_activation", "odd rows", "gated_linear", "rope", "pairs", "rms_norm", "short rows")
-    labels += ("inverse_rms", "gated_rms_norm", "experts_linear")
+    labels += ("inverse_rms", "gated_rms_norm", "short groups", "experts_linear")
     assert found == {label: MISSING for label in labels}
 
 
