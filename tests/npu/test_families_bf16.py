@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from support import families, npu_families
 
 import liteboost_adaptor
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
 
 #: Of the first tier; the rest is in the second.
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3", "gpt_neox", "mixtral", "olmo2", "starcoder2")

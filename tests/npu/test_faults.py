@@ -14,6 +14,10 @@ from cann_sim.faults import failing
 
 from liteboost_adaptor import native_npu
 
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 ops = torch.ops.liteboost

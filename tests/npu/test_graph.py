@@ -12,6 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
 
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
 PROMPT, STEPS, LENGTH = 7, 7, 32
 
 

@@ -12,6 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsP
 
 import liteboost_adaptor
 
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
 #: transformers on torch_npu (sdpa, bf16): launches a layer, and outside the layers, a token.
 ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE = 40, 36
 PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
