@@ -9,7 +9,10 @@
 namespace liteboost {
 namespace {
 
-std::string build_info() { return LB_BUILD_INFO; }
+// An object of its own: it is read from the file, too, where a literal may be cut into the compiler's moves.
+[[gnu::used]] const char kBuildInfo[] = LB_BUILD_INFO;
+
+std::string build_info() { return kBuildInfo; }
 
 }  // namespace
 }  // namespace liteboost

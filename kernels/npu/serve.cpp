@@ -117,7 +117,10 @@ const char* dtype_name(at::ScalarType dtype) {
 
 namespace {
 
-std::string build_info() { return LB_BUILD_INFO; }
+// An object of its own: it is read from the file, too, where a literal may be cut into the compiler's moves.
+[[gnu::used]] const char kBuildInfo[] = LB_BUILD_INFO;
+
+std::string build_info() { return kBuildInfo; }
 
 std::string escaped(const std::string& text) {
   std::string out;
