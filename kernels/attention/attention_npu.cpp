@@ -12,14 +12,11 @@
 #include <torch/library.h>
 
 #include <limits>
-#include <map>
-#include <mutex>
 
 #include "attention/attention_checks.h"
 #include "npu/aclnn.h"
+#include "npu/kept.h"
 #include "npu/serve.h"
-#include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
-#include "torch_npu/csrc/core/npu/NPUStream.h"
 
 namespace liteboost {
 namespace {
@@ -125,36 +122,12 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
   return (is_half ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
 }
 
-struct Triangles {
-  std::mutex mutex;
-  std::map<int, at::Tensor> kept;  // by device
-};
-
-// Never destroyed: at the end of the process the device may be gone before.
-Triangles& triangles() {
-  static Triangles* instance = new Triangles;
-  return *instance;
-}
-
-// Whether `triangle` has one. Not in a capture where there was none: its memory is written when it is replayed.
-bool has_triangle(const at::Device& device) {
-  Triangles& all = triangles();
-  const std::lock_guard lock(all.mutex);
-  at::Tensor& found = all.kept[device.index()];
-  if (found.defined()) return true;
-  if (c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None) return false;
-  const c10::InferenceMode outside(false);
-  found = at::triu(at::ones({kTriangle, kTriangle}, at::TensorOptions().device(device).dtype(at::kBool)), 1);
-  // Other streams will read it, none of which waits for this one.
-  c10_npu::getCurrentNPUStream().synchronize();
-  return true;
-}
-
-// True above the diagonal.
+// True above the diagonal; undefined where none can be made.
 at::Tensor triangle(const at::Device& device) {
-  Triangles& all = triangles();
-  const std::lock_guard lock(all.mutex);
-  return all.kept.at(device.index());
+  static auto* kept = new npu::Kept<int>;
+  return kept->get(device.index(), [&] {
+    return at::triu(at::ones({kTriangle, kTriangle}, at::TensorOptions().device(device).dtype(at::kBool)), 1);
+  });
 }
 
 Hiding hiding(const at::Tensor& query, const at::Tensor& key, const OptionalTensor& mask, bool is_causal,
@@ -244,7 +217,7 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
   check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   const c10::DeviceGuard guard(query.device());
   Refusal refusal = refusal_of(query, key, value, mask, is_causal, sliding_window, softcap, sinks);
-  if (refusal == kServed && is_causal && query.size(2) > 1 && !has_triangle(query.device())) {
+  if (refusal == kServed && is_causal && query.size(2) > 1 && !triangle(query.device()).defined()) {
     refusal = "no causal mask can be made while a graph is captured";
   }
   Hiding how;

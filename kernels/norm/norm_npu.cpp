@@ -6,14 +6,11 @@
 #include <ATen/ops/full.h>
 #include <torch/library.h>
 
-#include <map>
-#include <mutex>
 #include <tuple>
 
 #include "activation/activation_npu.h"
 #include "norm/norm_checks.h"
-#include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
-#include "torch_npu/csrc/core/npu/NPUStream.h"
+#include "npu/kept.h"
 
 namespace liteboost {
 namespace {
@@ -39,40 +36,11 @@ bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->
 
 at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
 
-// Weights of ones by device, dtype and length. Never freed: captured graphs read them, and torch_npu may be gone
-// when a program ends.
-struct Ones {
-  std::mutex mutex;
-  std::map<std::tuple<int, at::ScalarType, int64_t>, at::Tensor> kept;
-};
-
-Ones& ones() {
-  static Ones* instance = new Ones;
-  return *instance;
-}
-
-bool is_capturing() {
-  return c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None;
-}
-
-// Whether `ones_for` has some. Not in a capture where there were none: its memory is written when it is replayed.
-bool has_ones(const at::Tensor& x, int64_t size) {
-  Ones& all = ones();
-  const std::lock_guard lock(all.mutex);
-  at::Tensor& found = all.kept[{x.device().index(), x.scalar_type(), size}];
-  if (found.defined()) return true;
-  if (is_capturing()) return false;
-  const c10::InferenceMode outside(false);
-  found = at::full({size}, 1, x.options());
-  // Other streams will read them, none of which waits for this one.
-  c10_npu::getCurrentNPUStream().synchronize();
-  return true;
-}
-
+// A weight of ones; undefined where none can be made.
 at::Tensor ones_for(const at::Tensor& x, int64_t size) {
-  Ones& all = ones();
-  const std::lock_guard lock(all.mutex);
-  return all.kept.at({x.device().index(), x.scalar_type(), size});
+  static auto* kept = new npu::Kept<std::tuple<int, at::ScalarType, int64_t>>;
+  return kept->get({x.device().index(), x.scalar_type(), size},
+                   [&] { return at::full({size}, 1, x.options()); });
 }
 
 // One factor a row, which the operators want a place for.
@@ -125,7 +93,7 @@ Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, doub
     if (npu::soc() == npu::Soc::a310p) return "Gemma's norm on a 310P";
     return kGemmaRmsNorm.available() ? kServed : kMissing;
   }
-  if (scale != Scale::plain && !has_ones(x, x.size(-1))) return kNoOnes;
+  if (scale != Scale::plain && !ones_for(x, x.size(-1)).defined()) return kNoOnes;
   if (has_groups(scale)) {
     const bool is_there = scale == Scale::groups ? kMul.available() : kAddcmul.available();
     return is_there && kRmsNorm.available() ? kServed : kMissing;
@@ -231,7 +199,7 @@ at::Tensor gated_rms_norm_npu(const at::Tensor& x, const at::Tensor& gate, const
     refusal = kShortRows;
   }
   if (refusal == kServed && in_groups && !kMul.available()) refusal = kMissing;
-  if (refusal == kServed && in_groups && !has_ones(x, group_size)) refusal = kNoOnes;
+  if (refusal == kServed && in_groups && !ones_for(x, group_size).defined()) refusal = kNoOnes;
   if (refusal == kServed) {
     std::string text = gating_kind(x.scalar_type(), gating);
     if (gate_first) text += in_groups ? " first groups" : " first";

@@ -74,8 +74,9 @@ std::string soc_name() {
 
 }  // namespace
 
-Verifying::Verifying() { ++verifying; }
-Verifying::~Verifying() { --verifying; }
+bool is_capturing() {
+  return c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None;
+}
 
 Refusal unverified(const char* op, const std::string& kind) {
   if (verifying > 0) return kServed;
@@ -83,7 +84,7 @@ Refusal unverified(const char* op, const std::string& kind) {
   bool known = false;
   const Refusal answer = verdict_of(key, known);
   if (known) return answer;
-  if (c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None) {
+  if (is_capturing()) {
     return "not compared with its reference before a graph was captured: run the step once before";
   }
   std::string words = compare(op, kind);
@@ -117,10 +118,11 @@ const char* dtype_name(at::ScalarType dtype) {
 
 namespace {
 
-// An object of its own: it is read from the file, too, where a literal may be cut into the compiler's moves.
-[[gnu::used]] const char kBuildInfo[] = LB_BUILD_INFO;
+// Read from the file, too. Through a pointer that the compiler does not see through: known, the text is cut into
+// the moves that copy it.
+const char* volatile build_info_text = LB_BUILD_INFO;
 
-std::string build_info() { return kBuildInfo; }
+std::string build_info() { return build_info_text; }
 
 std::string escaped(const std::string& text) {
   std::string out;

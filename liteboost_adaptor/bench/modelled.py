@@ -118,7 +118,7 @@ def step_time(launches: Iterable[Launch], card: Card) -> StepTime:
 
 
 #: Operators of the matrix units; everything else runs on the vector units.
-_CUBE = ("matmul", "mm", "flashattention", "attentionscore", "gatedeltarule")
+_CUBE = ("matmul", "mm", "flashattention", "attentionscore", "gateddeltarule")
 
 
 def launches_of(lines: Iterable[str], label: str) -> list[Launch]:

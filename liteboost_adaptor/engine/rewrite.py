@@ -22,7 +22,7 @@ from __future__ import annotations
 import ast
 import copy
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,13 +268,22 @@ class _Editor(ast.NodeTransformer):
             joined = self._product_of_calls(node, called, other)
             if joined is not None:
                 return joined
-            arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
-            return self._replace(node, "product", name, self.routes.product[name], arguments)
+            return self._in_order(node, called, other, "product", name, self.routes.product[name])
         text = callee(called, self.local_names)
         if text in self.routes.factor:
-            arguments = [called.func, self.visit(called.args[0]), self.visit(other)]
-            return self._replace(node, "factor", text, self.routes.factor[text], arguments)
+            return self._in_order(node, called, other, "factor", text, self.routes.factor[text])
         return None
+
+    def _in_order(
+        self, node: ast.BinOp, called: ast.Call, other: ast.expr, pattern: str, name: str, target: Any
+    ) -> ast.AST:
+        """``r(f, a, b)`` for ``f(a) * b``; for ``b * f(a)`` the same with ``b`` computed first, as it was."""
+        argument, factor = called.args[0], other
+        if called is node.left:
+            arguments = [called.func, self.visit(argument), self.visit(factor)]
+            return self._replace(node, pattern, name, target, arguments)
+        arguments = [called.func, self.visit(factor), self.visit(argument)]
+        return self._replace(node, pattern, name, _factor_first(target), arguments, f"{name}_second")
 
     def _product_of_calls(self, node: ast.BinOp, called: ast.Call, other: ast.expr) -> ast.AST | None:
         """``self.child(self.left(x)) * self.right(x)`` of a local ``x``, if ours can be joined."""
@@ -381,6 +390,15 @@ class _Editor(ast.NodeTransformer):
             copied = ast.Assign(targets=[ast.Name(id=kept, ctx=ast.Store())], value=_load(holder))
             statements.append(ast.copy_location(copied, body[1]))
         return statements, 3 if kept else 2
+
+
+def _factor_first(target: Callable[..., Any]) -> Callable[..., Any]:
+    """``target(function, argument, factor)`` with its last two arguments exchanged."""
+
+    def exchanged(function: Any, factor: Any, argument: Any) -> Any:
+        return target(function, argument, factor)
+
+    return exchanged
 
 
 def _assigned_name(statement: ast.stmt | None) -> str:

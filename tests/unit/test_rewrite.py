@@ -334,3 +334,41 @@ def test_forwarding_keeps_names_and_defaults():
     forwarded = forwarding(original, lambda *args: args)
     assert forwarded(1, hidden_states=2) == (1, 2, 1)
     assert forwarded(1, 2, unsqueeze_dim=5) == (1, 2, 5)
+
+
+class Ordered(nn.Module):
+    """Its factors note when they are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = nn.SiLU()
+        self.order = []
+
+    def noted(self, name, x):
+        self.order.append(name)
+        return x
+
+    def act_first(self, x):
+        return self.act(self.noted("gate", x)) * self.noted("up", x + 1)
+
+    def act_second(self, x):
+        return self.noted("up", x + 1) * self.act(self.noted("gate", x))
+
+    def function_first(self, x):
+        return nn.functional.silu(self.noted("gate", x)) * self.noted("up", x + 1)
+
+    def function_second(self, x):
+        return self.noted("up", x + 1) * nn.functional.silu(self.noted("gate", x))
+
+
+@pytest.mark.parametrize("name", ["act_first", "act_second", "function_first", "function_second"])
+def test_factors_are_computed_in_the_order_they_are_written_in(name):
+    counts, block, x = {}, Ordered(), torch.randn(3)
+    target = counting(counts, "product", lambda f, a, b: f(a) * b)
+    routes = Routes(product={"act": target}, factor={"nn.functional.silu": target})
+    expected = getattr(block, name)(x)
+    order, block.order = block.order, []
+    rewritten = rewrite(getattr(Ordered, name), routes)
+    assert torch.equal(rewritten.function(block, x), expected)
+    assert counts == {"product": 1}
+    assert block.order == order == (["gate", "up"] if name.endswith("first") else ["up", "gate"])
