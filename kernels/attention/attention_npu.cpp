@@ -1,11 +1,12 @@
 // Attention as one aclnn operator: FusedInferAttentionScore for bf16 and fp16, FlashAttentionScore for fp32.
 //
-// Both read [B, N, S, D] (BNSD) or [B, S, N, D] (BSND) and only contiguous. Of one query, as in decode, the two
-// are the same memory; in prefill the query is copied where keys and values come from a cache in the other order.
+// Both read contiguous tensors: attention_npu_operands.h says how the three come to be that. The only query of a
+// decode step sees the last keys of its window and no others, so that the operator is given just those.
 // Queries that see no key give 0: the operators are asked to repair such rows where there is a mask, and where one
 // does not take that (one query of a head size that is neither 64 nor 128) the result is multiplied.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/triu.h>
@@ -14,6 +15,7 @@
 #include <limits>
 
 #include "attention/attention_checks.h"
+#include "attention/attention_npu_operands.h"
 #include "npu/aclnn.h"
 #include "npu/kept.h"
 #include "npu/serve.h"
@@ -80,46 +82,76 @@ constexpr int64_t kTriangle = 2048;
 
 enum SparseMode : int64_t { kMaskOnly = 0, kCausalAtTheEnd = 3, kBand = 4 };
 
-// How a call hides keys.
-struct Hiding {
-  at::Tensor mask;  // true where hidden, or undefined
-  int64_t mode = kMaskOnly;
-  int64_t before = kAllTokens;
-  int64_t after = kAllTokens;
-
-  // Whether there may be queries that see no key.
-  bool may_hide_all() const { return mode == kMaskOnly && mask.defined(); }
-};
-
 enum Precision : int64_t { kPrecise = 0, kPreciseAndRepaired = 2 };
+
+// What hides keys from queries.
+enum class Hides { nothing, causality, window, mask };
 
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
-Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                   const OptionalTensor& mask, bool is_causal, int64_t sliding_window, double softcap,
-                   const OptionalTensor& sinks) {
-  const bool is_half = query.scalar_type() != at::kFloat;
+// A call, without what has no effect on it.
+struct Call {
+  at::Tensor query;
+  Keys keys;
+  at::Tensor mask;  // of the keys that count, or undefined
+  double scaling;
+  bool is_causal;
+  int64_t window;  // 0: none
+  double softcap;
+  OptionalTensor sinks;
+
+  bool is_half() const { return query.scalar_type() != at::kFloat; }
+  bool is_one() const { return query.size(2) == 1; }
+  Hides hides() const {
+    if (mask.defined()) return Hides::mask;
+    if (!is_causal) return Hides::nothing;
+    return window > 0 ? Hides::window : Hides::causality;
+  }
+  // Whether there may be queries that see no key.
+  bool may_hide_all() const { return hides() == Hides::mask; }
+};
+
+Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+             const OptionalTensor& mask, double scaling, bool is_causal, int64_t sliding_window,
+             double softcap, const OptionalTensor& sinks) {
+  const int64_t kv_len = key.size(2);
+  const bool is_one = query.size(2) == 1;
+  const int64_t window = sliding_window < kv_len ? sliding_window : 0;
+  Call call{query,   {key, value}, given(mask) ? *mask : at::Tensor(), scaling, is_causal && !is_one, window,
+            softcap, sinks};
+  if (is_one && window > 0) {
+    call.keys.first = kv_len - window;
+    call.window = 0;
+    if (call.mask.defined() && call.mask.size(3) > 1)
+      call.mask = call.mask.narrow(3, call.keys.first, window);
+  }
+  return call;
+}
+
+Refusal refusal_of(const Call& call) {
+  const at::Tensor &query = call.query, &key = call.keys.key;
   const int64_t head_dim = query.size(3);
   if (query.numel() == 0 || key.numel() == 0) return "no elements";
   if (npu::soc() == npu::Soc::a310p) return "a 310P";
-  if (softcap != 0.0) return "a softcap";
-  if (value.size(3) != head_dim) return "values of another size than keys";
+  if (call.softcap != 0.0) return "a softcap";
+  if (call.keys.value.size(3) != head_dim) return "values of another size than keys";
   if (head_dim % 16 != 0) return "a head size that is no multiple of 16";
-  if (head_dim > (is_half ? 512 : 768)) return "a head size beyond the operator's";
+  if (head_dim > (call.is_half() ? 512 : 768)) return "a head size beyond the operator's";
   if (query.size(1) > 256) return "more than 256 heads";
-  if (given(mask) && mask->scalar_type() != at::kBool) return "a float mask";
-  if (given(mask) && mask->size(1) != 1) return "a mask for each head";
-  if (given(mask) && is_causal) return "a mask beside causality";
-  if (sliding_window > 0 && query.size(2) == 1) return "a window in decode";
-  if (is_causal && query.size(2) > key.size(2)) return "more queries than keys";
-  if (given(sinks)) {
-    if (!is_half) return "sinks in fp32";
-    if (sinks->dim() != 1) return "a sink for each query";
-    if (sinks->scalar_type() != query.scalar_type()) return "sinks of another dtype than the queries";
+  if (call.mask.defined()) {
+    if (call.mask.scalar_type() != at::kBool) return "a float mask";
+    if (call.mask.size(1) != 1) return "a mask for each head";
+    if (call.is_causal) return "a mask beside causality";
+  }
+  if (call.is_causal && query.size(2) > key.size(2)) return "more queries than keys";
+  if (given(call.sinks)) {
+    if (!call.is_half()) return "sinks in fp32";
+    if (call.sinks->dim() != 1) return "a sink for each query";
+    if (call.sinks->scalar_type() != query.scalar_type()) return "sinks of another dtype than the queries";
     if (head_dim != 64 && head_dim != 128) return "sinks at this head size";
     if (!kInferWithSinks.available()) return "not in this CANN";
   }
-  return (is_half ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
+  return (call.is_half() ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
 }
 
 // True above the diagonal; undefined where none can be made.
@@ -130,84 +162,126 @@ at::Tensor triangle(const at::Device& device) {
   });
 }
 
-Hiding hiding(const at::Tensor& query, const at::Tensor& key, const OptionalTensor& mask, bool is_causal,
-              int64_t sliding_window) {
+// How the operators are told which keys are hidden.
+struct Hiding {
+  at::Tensor mask;  // true where hidden, or undefined
+  int64_t mode = kMaskOnly;
+  int64_t before = kAllTokens;
+  int64_t after = kAllTokens;
+};
+
+Hiding hiding(const Call& call) {
   Hiding how;
-  if (given(mask)) {
-    const int64_t q_len = query.size(2);
-    // Of several queries the operator takes one mask for all sequences, of one query it does not.
-    const int64_t batch = q_len == 1 ? query.size(0) : mask->size(0);
-    how.mask = at::logical_not(mask->expand({batch, 1, q_len, key.size(2)})).contiguous();
-  } else if (is_causal && query.size(2) > 1) {
-    how.mask = triangle(query.device());
-    how.mode = sliding_window > 0 ? kBand : kCausalAtTheEnd;
-    if (sliding_window > 0) how.before = sliding_window - 1;
-    how.after = 0;
+  switch (call.hides()) {
+    case Hides::nothing:
+      break;
+    case Hides::mask: {
+      // Of several queries the operator takes one mask for all sequences, of one query it does not.
+      const int64_t batch = call.is_one() ? call.query.size(0) : call.mask.size(0);
+      how.mask =
+          at::logical_not(call.mask.expand({batch, 1, call.query.size(2), call.keys.length()})).contiguous();
+      break;
+    }
+    case Hides::causality:
+    case Hides::window:
+      how.mask = triangle(call.query.device());
+      how.mode = call.window > 0 ? kBand : kCausalAtTheEnd;
+      if (call.window > 0) how.before = call.window - 1;
+      how.after = 0;
   }
   return how;
 }
 
-std::string kind(const at::Tensor& query, const Hiding& how, const OptionalTensor& sinks) {
-  std::string text = npu::dtype_name(query.scalar_type());
-  text += query.size(2) == 1 ? " decode" : " prefill";
-  if (how.mode == kMaskOnly && how.mask.defined()) text += " mask";
-  if (how.mode == kMaskOnly && !how.mask.defined() && query.size(2) > 1) text += " full";
-  if (how.mode == kBand) text += " window";
-  if (given(sinks)) text += " sinks";
+// How the operator is to read the tensors of a call; `within_cache` as of `plan`.
+Plan plan_of(const Call& call, bool within_cache) {
+  // Of several queries the operator wants masks for the whole cache.
+  if (!call.is_half() || (call.mask.defined() && !call.is_one())) within_cache = false;
+  // What is counted from the end goes with no mask and no sinks.
+  const bool from_end = within_cache && call.is_one() && !call.mask.defined() && !given(call.sinks);
+  return plan(call.query, call.keys, within_cache, from_end);
+}
+
+std::string kind(const Call& call, const Plan& plan) {
+  std::string text = npu::dtype_name(call.query.scalar_type());
+  text += call.is_one() ? " decode" : " prefill";
+  switch (call.hides()) {
+    case Hides::nothing:
+      if (!call.is_one()) text += " full";
+      break;
+    case Hides::mask:
+      text += " mask";
+      break;
+    case Hides::causality:
+      break;
+    case Hides::window:
+      text += " window";
+  }
+  if (given(call.sinks)) text += " sinks";
+  if (plan.has_lengths()) text += plan.cache->at_end ? " window" : " cache";
   return text;
 }
 
-// Query, keys and values as the operator reads them, and where it writes, in `layout`.
-struct Operands {
-  at::Tensor query, key, value, out;
-  at::Tensor result;  // out as [B, S, N, D]
-  Text layout;
-};
-
-Operands operands(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  const auto by_position = [](const at::Tensor& x) { return x.transpose(1, 2); };
-  at::Tensor out = at::empty({query.size(0), query.size(2), query.size(1), value.size(3)}, query.options());
-  if (query.size(2) > 1 && by_position(query).is_contiguous() && by_position(key).is_contiguous() &&
-      by_position(value).is_contiguous()) {
-    return {by_position(query), by_position(key), by_position(value), out, out, "BSND"};
-  }
-  // One query: [B, N, 1, D] and [B, 1, N, D] are the same memory, and the operator knows no mixed layout there.
-  const bool is_one = query.size(2) == 1;
-  const Text layout = is_one ? "BNSD" : "BNSD_BSND";
-  return {
-      query.contiguous(), key.contiguous(), value.contiguous(), is_one ? by_position(out) : out, out, layout};
-}
-
-void infer(const Operands& on, const Hiding& how, int64_t heads, int64_t kv_heads, double scaling,
-           Precision precise, const OptionalTensor& sinks) {
+void infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
+           Precision precise) {
   const at::Tensor none;
   // Asked for or not, the operator wants a place for the logarithms of the sums.
   const at::Tensor lse = at::empty({1}, on.query.options().dtype(at::kFloat));
   const std::vector<at::Tensor> keys{on.key}, values{on.value};
-  if (given(sinks)) {
-    kInferWithSinks(on.query, keys, values, none, how.mask, {}, {}, none, none, none, none, none, none, none,
-                    none, none, none, none, none, none, none, none, none, {}, none, none, none, none, *sinks,
-                    heads, scaling, how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0,
-                    false, 0, 0, 0, on.out, lse);
+  const Integers lengths = on.length ? Integers(*on.length) : Integers();
+  const int64_t heads = call.query.size(1), kv_heads = call.keys.key.size(1);
+  if (given(call.sinks)) {
+    kInferWithSinks(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none,
+                    none, none, none, after, none, none, none, none, none, none, {}, none, none, none, none,
+                    call.sinks->contiguous(), heads, call.scaling, how.before, how.after, on.layout, kv_heads,
+                    how.mode, precise, 0, 0, false, 0, 0, 0, on.out, lse);
     return;
   }
-  kInfer(on.query, keys, values, none, how.mask, {}, {}, none, none, none, none, none, none, none, none, none,
-         none, none, none, none, none, none, none, {}, none, none, none, heads, scaling, how.before,
-         how.after, on.layout, kv_heads, how.mode, precise, 0, 0, false, 0, 0, on.out, lse);
+  kInfer(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none, none, none,
+         none, after, none, none, none, none, none, none, {}, none, none, none, heads, call.scaling,
+         how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, false, 0, 0, on.out, lse);
+}
+
+// How many positions behind those that count do not, as the operator reads it.
+at::Tensor counted_from_end(int64_t after, const at::Device& device) {
+  static auto* kept = new npu::Kept<int>;
+  const auto options = at::TensorOptions().device(device).dtype(at::kLong);
+  const at::Tensor zero =
+      after == 0 ? kept->get(device.index(), [&] { return at::full({1}, 0, options); }) : at::Tensor();
+  return zero.defined() ? zero : at::full({1}, after, options);
+}
+
+at::Tensor fused(const Call& call, const Plan& plan) {
+  const at::Tensor& query = call.query;
+  const at::Tensor out =
+      at::empty({query.size(0), query.size(2), query.size(1), query.size(3)}, query.options());
+  const Operands on = operands(plan, query, call.keys, out);
+  const at::Tensor after = plan.has_lengths() && plan.cache->at_end
+                               ? counted_from_end(plan.cache->after, query.device())
+                               : at::Tensor();
+  const bool can_repair = !call.is_one() || query.size(3) == 64 || query.size(3) == 128;
+  const Precision precise = call.may_hide_all() && can_repair ? kPreciseAndRepaired : kPrecise;
+  infer(call, on, hiding(call), after, precise);
+  if (call.may_hide_all() && !can_repair) {
+    // [B, 1, q_len] -> [B, q_len, 1, 1], beside [B, q_len, N, D].
+    out.mul_(call.mask.any(-1).transpose(1, 2).unsqueeze(-1));
+  }
+  return out;
 }
 
 // The operator for training, which takes fp32. No mixed layout: the result of BNSD is put in order behind it.
-at::Tensor flash(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Hiding& how,
-                 double scaling) {
+at::Tensor flash(const Call& call) {
   const at::Tensor none;
-  const at::Tensor q = query.contiguous();
+  const Hiding how = hiding(call);
+  const at::Tensor q = call.query.contiguous();
+  const at::Tensor key = call.keys.counting(call.keys.key).contiguous();
+  const at::Tensor value = call.keys.counting(call.keys.value).contiguous();
   const at::TensorOptions fp32 = q.options().dtype(at::kFloat);
   const at::Tensor largest = at::empty({q.size(0), q.size(1), q.size(2), 8}, fp32);
   const at::Tensor sum = at::empty(largest.sizes(), fp32);
   const at::Tensor out = at::empty(q.sizes(), q.options());
-  kFlash(q, key.contiguous(), value.contiguous(), none, none, none, how.mask, {}, scaling, 1.0, how.before,
-         how.after, q.size(1), "BNSD", how.may_hide_all() ? kPreciseAndRepaired : kPrecise, how.mode, largest,
-         sum, at::empty({0}, q.options()), out);
+  kFlash(q, key, value, none, none, none, how.mask, {}, call.scaling, 1.0, how.before, how.after, q.size(1),
+         "BNSD", call.may_hide_all() ? kPreciseAndRepaired : kPrecise, how.mode, largest, sum,
+         at::empty({0}, q.options()), out);
   return out.transpose(1, 2).contiguous();
 }
 
@@ -216,32 +290,27 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
                          double softcap, const OptionalTensor& sinks) {
   check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   const c10::DeviceGuard guard(query.device());
-  Refusal refusal = refusal_of(query, key, value, mask, is_causal, sliding_window, softcap, sinks);
-  if (refusal == kServed && is_causal && query.size(2) > 1 && !triangle(query.device()).defined()) {
+  const Call call = call_of(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
+  Refusal refusal = refusal_of(call);
+  const bool is_diagonal = call.hides() == Hides::causality || call.hides() == Hides::window;
+  if (refusal == kServed && is_diagonal && !triangle(query.device()).defined()) {
     refusal = "no causal mask can be made while a graph is captured";
   }
-  Hiding how;
+  Plan plan;
   if (refusal == kServed) {
-    how = hiding(query, key, mask, is_causal, sliding_window);
-    refusal = npu::unverified(kOp, kind(query, how, sinks));
+    plan = plan_of(call, true);
+    refusal = npu::unverified(kOp, kind(call, plan));
+    if (refusal != kServed && plan.has_lengths()) {  // the operator may be right of copies all the same
+      plan = plan_of(call, false);
+      refusal = npu::unverified(kOp, kind(call, plan));
+    }
   }
   if (refusal != kServed) {
     return fall_back<decltype(attention_npu)>(kOp, refusal)
         .call(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   }
   npu::count_served(kOp);
-  if (query.scalar_type() == at::kFloat) return flash(query, key, value, how, scaling);
-  const Operands on = operands(query, key, value);
-  const OptionalTensor logits = given(sinks) ? OptionalTensor(sinks->contiguous()) : OptionalTensor();
-  const int64_t head_dim = query.size(3);
-  const bool can_repair = query.size(2) > 1 || head_dim == 64 || head_dim == 128;
-  const Precision precise = how.may_hide_all() && can_repair ? kPreciseAndRepaired : kPrecise;
-  infer(on, how, query.size(1), key.size(1), scaling, precise, logits);
-  if (how.may_hide_all() && !can_repair) {
-    // [B, 1, q_len] -> [B, q_len, 1, 1], beside [B, q_len, N, D].
-    on.result.mul_(mask->any(-1).transpose(1, 2).unsqueeze(-1));
-  }
-  return on.result;
+  return call.is_half() ? fused(call, plan) : flash(call);
 }
 
 }  // namespace

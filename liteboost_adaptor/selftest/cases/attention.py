@@ -12,9 +12,19 @@ from ..case import Case, Kind, makes_cases
 #: (batch, heads, kv heads, queries, keys, head size); queries are 1 where a token is decoded.
 PREFILL = ((1, 2, 2, 16, 16, 64), (2, 4, 1, 9, 9, 128), (2, 6, 2, 5, 21, 64))
 DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64))
-#: What a kernel may tell apart, behind "prefill" or "decode".
-OPTIONS = ("", "full", "mask", "bias", "window", "sinks", "softcap")
-LAYOUTS = tuple(f"{phase} {option}".strip() for phase in ("prefill", "decode") for option in OPTIONS)
+#: What hides keys, or else changes the logits; "" is causality alone.
+OPTIONS = ("", "full", "mask", "bias", "window", "softcap")
+#: What may come on top: sinks; keys and values that are the front of a longer cache.
+BESIDE = ("", "sinks", "cache", "sinks cache")
+#: Positions of a cache behind those that count.
+SPARE = 7
+#: What a kernel may tell apart.
+LAYOUTS = tuple(
+    " ".join(f"{phase} {option} {beside}".split())
+    for phase in ("prefill", "decode")
+    for option in OPTIONS
+    for beside in BESIDE
+)
 
 
 @makes_cases("attention", *LAYOUTS)
@@ -24,8 +34,6 @@ def attention(kind: Kind) -> Iterator[Case]:
         batch, heads, kv_heads, queries, keys, head = size
         arguments: dict[str, Any] = {
             "query": kind.swapped(batch, heads, queries, head),
-            "key": kind.normal(batch, kv_heads, keys, head),
-            "value": kind.normal(batch, kv_heads, keys, head),
             "mask": None,
             "scaling": 1.5 * head**-0.5,
             "is_causal": True,
@@ -33,11 +41,13 @@ def attention(kind: Kind) -> Iterator[Case]:
         for option in options:
             arguments |= _option(option, kind, size)
         label = f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}"
-        yield Case(label, dict(arguments))
-        if phase == "prefill":  # one query: both orders are the same memory
+        spare = SPARE if "cache" in options else 0
+        for order, make in (("", kind.normal), (", all with positions before heads", kind.swapped)):
             for name in ("key", "value"):
-                arguments[name] = kind.swapped(batch, kv_heads, keys, head)
-            yield Case(f"{label}, all with positions before heads", dict(arguments))
+                states = make(batch, kv_heads, keys + spare, head)
+                states[:, :, keys:] = torch.nan  # never written, so anything may stand there
+                arguments[name] = states[:, :, :keys]
+            yield Case(label + order, dict(arguments))
 
 
 def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
@@ -57,5 +67,7 @@ def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
             return {"sliding_window": 4}
         case "sinks":
             return {"sinks": kind.normal(heads)}
+        case "cache":
+            return {}
         case _:
             return {"softcap": 2.0}

@@ -1,5 +1,5 @@
-// Masks, biases and sinks of inference attention. The mask of one query row: incre_flash_attention_tiling_check.cpp of
-// ops-transformer.
+// Masks, biases and sinks of inference attention. Of one query row: incre_flash_attention_tiling_check.cpp of
+// ops-transformer; the columns of several: prompt_flash_attention_tiling.cpp.
 #include "attention.h"
 
 namespace sim {
@@ -7,10 +7,12 @@ namespace {
 
 constexpr int64_t kMaskSide = 2048;
 
-/// Columns a mask or bias must have.
-int64_t columns_of(const Inference& a) {
+/// Columns a mask or bias must have: those of the keys' axis, however many count. Only the mask of one query row may be
+/// as short as the longest sequence.
+int64_t columns_of(const Inference& a, bool row_mask = false) {
   if (a.table) return a.table->size(1) * a.block_size;
-  if (a.kv_lengths && !(*a.kv_lengths).empty()) return longest(a, a.kv_lengths, a.packed());
+  if ((row_mask || a.packed()) && a.kv_lengths && !(*a.kv_lengths).empty())
+    return longest(a, a.kv_lengths, a.packed());
   int64_t most = 0;
   for (size_t k = 0; k < a.key.size(); k++)
     most = std::max(most, a.key.at(k).size(a.in_layout() == "BNSD" ? 2 : 1));
@@ -31,7 +33,7 @@ void check_fixed_mask(const Inference& a) {
 void check_mask(const Inference& a) {
   require(a.sparse >= 0 && (a.sparse <= 4 || a.sparse == 9), "sparseMode is ", a.sparse, ": 0 to 4, or 9");
   require(a.sparse != 9, "sparseMode 9 (tree) is not simulated");
-  auto columns = columns_of(a);
+  auto columns = columns_of(a, a.one_row());
   if (a.one_row()) {
     // sparseMode is without effect: the mask, if any, is a row for each sequence.
     if (!a.mask) return;

@@ -126,6 +126,15 @@ def test_masks() -> None:
     assert "is not that of a 2048 x 2048 strict upper triangle" in started().call(op, *arguments)["message"]
 
 
+def test_columns_of_masks_and_biases_are_those_of_the_cache() -> None:
+    short = torch.zeros(2, 1, 4, 3, dtype=torch.bool)
+    check("attenMask has shape [2, 1, 4, 3]", mask=short, kv_lens=[3])
+    check("pseShift has shape [2, 8, 4, 3]", bias=zeros(2, 8, 4, 3), kv_lens=[3])
+    check("pseShift has shape [2, 8, 1, 3]", rows=1, bias=zeros(2, 8, 1, 3), kv_lens=[3])
+    op, arguments = call(rows=1, mask=torch.zeros(2, 3, dtype=torch.bool), kv_lens=[3])
+    run(op, *arguments)
+
+
 def test_mask_of_one_row() -> None:
     message = "one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B 2"
     check(message, rows=1, sparse=3, mask=FIXED_MASK)
