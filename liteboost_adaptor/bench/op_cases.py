@@ -1,6 +1,7 @@
 """What ``bench.ops`` times: each op beside the ATen sequence it replaces, at the sizes of Qwen3-0.6B.
 
-Experts are those of a layer of Qwen3-30B-A3B, half of them to save memory.
+Experts are those of a layer of Qwen3-30B-A3B, half of them to save memory; the gated delta rule has the heads of
+Qwen3-Next-80B-A3B.
 
 The sequences are those of transformers 5.23 (``modeling_qwen3``, and ``modeling_qwen3_next`` for the gated
 norm), written out here because in this process the modeling files themselves may be patched.
@@ -35,6 +36,7 @@ LAYER_WEIGHTS = {
 WEIGHT_BYTES = 256 << 20
 EPS = 1e-6
 EXPERTS, EXPERTS_A_TOKEN, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 64, 8, 2048, 768
+DELTA_KEY_HEADS, DELTA_VALUE_HEADS = 16, 32
 
 Run = Callable[[], object]
 
@@ -292,6 +294,54 @@ def _combine(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("experts_combine", str(list(y.shape)), _plain_combine, y, scores)
 
 
+def _delta_inputs(rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Query, key, value, g, beta and state of a layer of Qwen3-Next-80B-A3B."""
+    heads = {"query": DELTA_KEY_HEADS, "key": DELTA_KEY_HEADS, "value": DELTA_VALUE_HEADS}
+    query, key, value = (torch.randn(1, rows, count, HEAD_DIM).to(dtype) for count in heads.values())
+    g = -torch.rand(1, rows, DELTA_VALUE_HEADS)
+    beta = torch.rand(1, rows, DELTA_VALUE_HEADS).to(dtype)
+    return query, key, value, g, beta, torch.randn(1, DELTA_VALUE_HEADS, HEAD_DIM, HEAD_DIM)
+
+
+def _delta_case(
+    name: str, original: Callable[..., object], rows: int, dtype: torch.dtype, copies: bool
+) -> Case:
+    """``original``: of ``modeling_qwen3_next``. ``copies``: the op gets a state of its own, which it changes."""
+    *inputs, state = _delta_inputs(rows, dtype)
+    scaling = HEAD_DIM**-0.5
+    forms = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+
+    def run(op: Callable[..., object], *tensors: Tensor) -> object:
+        *rest, memory = tensors
+        memory = memory.clone() if copies else memory
+        result = op(*rest, memory, scaling=scaling, normalize=True)
+        return (result, memory) if copies else result
+
+    exact = [x.double() for x in (*inputs, state)]
+    return Case(
+        name,
+        f"{list(inputs[1].shape)}, {list(inputs[2].shape)}",
+        dtype,
+        lambda: run(getattr(torch.ops.liteboost, name), *inputs, state),
+        lambda: original(*inputs, initial_state=state, **forms),
+        lambda: run(references()[name].reference, *exact),
+    )
+
+
+def _recurrent_delta_rule(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    from transformers.models.qwen3_next.modeling_qwen3_next import (
+        torch_recurrent_gated_delta_rule as original,
+    )
+
+    yield _delta_case("recurrent_gated_delta_rule", original, rows, dtype, copies=True)
+
+
+def _chunk_delta_rule(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as original
+
+    yield _delta_case("chunk_gated_delta_rule", original, rows, dtype, copies=False)
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -306,4 +356,6 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "attention": _attention,
     "experts_linear": _experts,
     "experts_combine": _combine,
+    "recurrent_gated_delta_rule": _recurrent_delta_rule,
+    "chunk_gated_delta_rule": _chunk_delta_rule,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,6 +30,11 @@ class Op:
     name: str
     schema: str
     reference: Callable[..., Any]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The arguments that a call changes, as the schema says: ``Tensor(a!) state``."""
+        return tuple(re.findall(r"\(\w+!\)\??\s+(\w+)", self.schema))
 
 
 def define(schema: str, reference: Callable[..., Any]) -> None:

@@ -153,11 +153,11 @@ def _verifying(device: str) -> Iterator[Callable[[], str]]:
 
 def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Figure:
     reference = ops()[op].reference
-    exact = _listed(reference(**{name: _double(value) for name, value in case.arguments.items()}))
-    own = _listed(reference(**case.arguments))
+    exact = _results(op, reference, {name: _double(value) for name, value in case.arguments.items()})
+    own = _results(op, reference, placed(case.arguments, "cpu"))
     arguments = placed(case.arguments, device)
     try:
-        results = _listed(getattr(torch.ops.liteboost, op)(**arguments))
+        results = _results(op, getattr(torch.ops.liteboost, op), arguments)
         found = [result.cpu() for result in results]
     except torch.OutOfMemoryError:
         raise
@@ -165,6 +165,11 @@ def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Fi
         words = " ".join(str(fault).split()) or type(fault).__name__
         return Figure(case.label, math.inf, 0.0, f"{type(fault).__name__}: {words}")
     return replace(_worst(case.label, found, own, exact), fallback=fallback())
+
+
+def _results(op: str, function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
+    """What a call of ``function`` returns, and behind it what it has written into its arguments."""
+    return _listed(function(**arguments)) + [arguments[name] for name in ops()[op].written]
 
 
 def _worst(label: str, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:

@@ -12,5 +12,6 @@ void test_activation();
 void test_linear();
 void test_experts();
 void test_attention();
+void test_delta_rule();
 
 }  // namespace testing

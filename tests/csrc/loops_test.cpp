@@ -9,5 +9,6 @@ int main() {
   testing::test_linear();
   testing::test_experts();
   testing::test_attention();
+  testing::test_delta_rule();
   return testing::report("loops_test");
 }

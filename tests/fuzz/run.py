@@ -22,18 +22,22 @@ def valid(name: str, cases: int, number: int, note: Note | None = None) -> int:
     isas = st.sampled_from(torch.ops.liteboost._isas())
 
     def one(values: int, isa: str, threads: int, case: table.Case) -> None:
+        written = {name: _copy(case.arguments[name]) for name in ops()[name].written}
+        arguments = {**case.arguments, **written}
         before = {key: _bits(value) for key, value in case.arguments.items() if isinstance(value, Tensor)}
         torch.ops.liteboost._limit_isa(isa)
         torch.set_num_threads(threads)
         try:
-            result = table.op(name)(**case.arguments)
+            result = table.op(name)(**arguments)
         finally:
             torch.ops.liteboost._limit_isa("")
             torch.set_num_threads(1)
         results = [result] if isinstance(result, Tensor) else list(result)
-        case.check(results)
+        case.check(results + [each.contiguous() for each in written.values()])
         for key, bits in before.items():
-            given = case.arguments[key]
+            given = arguments[key]
+            if key in written:  # but only where it is
+                given.copy_(case.arguments[key])
             assert torch.equal(bits, _bits(given)), f"{key} was written to"
             for each in results:
                 assert (
@@ -94,6 +98,14 @@ def _seeded(draw: Any, strategies: dict[str, st.SearchStrategy[Any]]) -> dict[st
     values = draw(st.integers(0, 2**31 - 1))
     torch.manual_seed(values)
     return {"values": values, **{key: draw(strategy) for key, strategy in strategies.items()}}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """The same tensor in an allocation of its own that is as the given one's."""
+    memory = tensor.untyped_storage().clone()
+    return torch.tensor([], dtype=tensor.dtype).set_(
+        memory, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ class Case:
 
     Attributes:
         arguments: By the names of the schema.
-        check: Takes the list of results; raises AssertionError where one is wrong.
+        check: Takes the list of results, and behind them of the arguments that the op writes into, which in
+            `arguments` are still as they were; raises AssertionError where one is wrong.
     """
 
     arguments: dict[str, Any]

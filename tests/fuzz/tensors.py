@@ -30,6 +30,11 @@ LAYOUTS = st.sampled_from(
 )
 
 
+#: For what is written to: each element in a place of its own.
+WRITABLE = st.sampled_from(["contiguous", "contiguous", "offset", "gaps", "step", "permuted", "mixed"])
+Layouts = st.SearchStrategy[str]
+
+
 def shape(draw: DrawFn, leading: int | None = None, width: int | None = None) -> tuple[int, ...]:
     """``[..., width]`` with ``leading`` or up to three leading dimensions; now and then a large one."""
     width = draw(WIDTHS) if width is None else width
@@ -43,9 +48,11 @@ def shape(draw: DrawFn, leading: int | None = None, width: int | None = None) ->
     return (*sizes, width)
 
 
-def tensor(draw: DrawFn, size: Sequence[int], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def tensor(
+    draw: DrawFn, size: Sequence[int], dtype: torch.dtype, scale: float = 1.0, layouts: Layouts = LAYOUTS
+) -> Tensor:
     """A tensor of normal numbers times ``scale``; bool is true in seven of ten places."""
-    strides, offset = _layout(draw, size)
+    strides, offset = _layout(draw, size, layouts)
     elements = _elements(size, strides, offset)
     if dtype == torch.bool:
         return (torch.rand(elements) < 0.7).as_strided(size, strides, offset)
@@ -72,9 +79,9 @@ def _elements(size: Sequence[int], strides: Sequence[int], offset: int) -> int:
     return offset + 1 + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))
 
 
-def _layout(draw: DrawFn, size: Sequence[int]) -> tuple[list[int], int]:
+def _layout(draw: DrawFn, size: Sequence[int], layouts: Layouts) -> tuple[list[int], int]:
     """Strides and storage offset."""
-    kind = draw(LAYOUTS)
+    kind = draw(layouts)
     dims = len(size)
     order = list(range(dims))
     if kind in ("permuted", "mixed"):

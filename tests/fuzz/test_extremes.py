@@ -51,6 +51,15 @@ CALLS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
         *torch.randn(2, 1, 2, 2, 16).bfloat16(), far((2, 16), 0), far((2, 16), 0, 1000)
     ),
     "linear": lambda far: ops.linear(torch.randn(3, 40).bfloat16(), far((2, 40), 0)),
+    "recurrent_gated_delta_rule": lambda far: ops.recurrent_gated_delta_rule(
+        far((1, 2, 1, 40), 1),
+        far((1, 2, 1, 40), 1, 1000),
+        far((1, 2, 1, 40), 1, 2000),
+        *torch.rand(2, 1, 2, 1).neg(),
+        torch.ones(1, 1, 40, 40),
+        scaling=1.0,
+        normalize=True,
+    ),
     "attention, keys": lambda far: ops.attention(
         torch.randn(1, 2, 1, 32).bfloat16(), far((1, 1, 2, 32), 2), far((1, 1, 2, 32), 2, 1000), None, 0.1
     ),

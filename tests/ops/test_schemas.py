@@ -89,10 +89,17 @@ def test_kernels_are_registered(native_only: None, name: str, key: str) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"liteboost::{name}", key)
 
 
+#: What an op changes beside returning something: the states of a recurrence.
+WRITTEN = {"recurrent_gated_delta_rule": ("state",)}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_mutated_or_aliased(name: str) -> None:
+def test_nothing_else_is_mutated_and_nothing_is_aliased(name: str) -> None:
     schema = torch._C.parse_schema(f"liteboost::{ops.ops()[name].schema}")
-    assert all(value.alias_info is None for value in (*schema.arguments, *schema.returns))
+    written = tuple(value.name for value in schema.arguments if value.alias_info is not None)
+    assert written == ops.ops()[name].written == WRITTEN.get(name, ())
+    assert all(value.alias_info.is_write for value in schema.arguments if value.name in written)
+    assert all(value.alias_info is None for value in schema.returns)
 
 
 def test_fallback_ops_have_the_same_schemas(fallback: dict) -> None:
