@@ -1,7 +1,7 @@
 """What ``bench.ops`` times: each op beside the ATen sequence it replaces, at the sizes of Qwen3-0.6B.
 
-Experts are those of a layer of Qwen3-30B-A3B, half of them to save memory; the gated delta rule has the heads of
-Qwen3-Next-80B-A3B.
+Experts are those of a layer of Qwen3-30B-A3B, half of them to save memory; the gated delta rule has the heads
+of Qwen3-Next-80B-A3B.
 
 The sequences are those of transformers 5.23 (``modeling_qwen3``, and ``modeling_qwen3_next`` for the gated
 norm), written out here because in this process the modeling files themselves may be patched.
@@ -329,16 +329,16 @@ def _delta_case(
 
 
 def _recurrent_delta_rule(rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    from transformers.models.qwen3_next.modeling_qwen3_next import (
-        torch_recurrent_gated_delta_rule as original,
-    )
+    from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
+    original = modeling.torch_recurrent_gated_delta_rule
     yield _delta_case("recurrent_gated_delta_rule", original, rows, dtype, copies=True)
 
 
 def _chunk_delta_rule(rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as original
+    from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
+    original = modeling.torch_chunk_gated_delta_rule
     yield _delta_case("chunk_gated_delta_rule", original, rows, dtype, copies=False)
 
 

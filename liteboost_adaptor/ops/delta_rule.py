@@ -37,9 +37,10 @@ def recurrent_gated_delta_rule(
     Args:
         query: ``[batch, tokens, k_heads, k_dim]``, fp32/bf16/fp16 (here also fp64). Any strides.
         key: Shape and dtype of ``query``. Any strides.
-        value: ``[batch, tokens, v_heads, v_dim]``, dtype of ``query``. Any strides. ``v_heads`` is a multiple of
-            ``k_heads``: each key head serves as many consecutive value heads.
-        g: ``[batch, tokens, v_heads]``, the logarithm of the decay, meant to be at most 0; dtype of ``value`` or fp32.
+        value: ``[batch, tokens, v_heads, v_dim]``, dtype of ``query``. Any strides. ``v_heads`` is a multiple
+            of ``k_heads``: each key head serves as many consecutive value heads.
+        g: ``[batch, tokens, v_heads]``, the logarithm of the decay, meant to be at most 0; dtype of ``value``
+            or fp32.
         beta: ``[batch, tokens, v_heads]``, how far the state is corrected; dtype of ``value`` or fp32.
         state: ``[batch, v_heads, k_dim, v_dim]``, fp32 (here also fp64), updated in place. Any strides.
         scaling: Factor of the query, ``k_dim**-0.5`` in the models.
@@ -58,8 +59,8 @@ def recurrent_gated_delta_rule(
         (``kernels/delta_rule/delta_rule.h``): other sums of the same terms.
 
     Source:
-        Yang et al. 2024, arXiv:2412.06464; ``torch_recurrent_gated_delta_rule`` of transformers 5.23, with its
-        ``use_qk_l2norm_in_kernel`` as ``normalize``.
+        Yang et al. 2024, arXiv:2412.06464; ``torch_recurrent_gated_delta_rule`` of transformers 5.23, with
+        its ``use_qk_l2norm_in_kernel`` as ``normalize``.
     """
     op = "recurrent_gated_delta_rule"
     _check_inputs(op, query, key, value, g, beta)
@@ -103,8 +104,8 @@ def chunk_gated_delta_rule(
         normalize: As there.
 
     Returns:
-        The output, shape and dtype of ``value``, and the state behind the last token, ``[batch, v_heads, k_dim,
-        v_dim]`` in fp32. Both contiguous.
+        The output, shape and dtype of ``value``, and the state behind the last token,
+        ``[batch, v_heads, k_dim, v_dim]`` in fp32. Both contiguous.
 
     Raises:
         ShapeError: The shapes do not fit together.
@@ -112,8 +113,8 @@ def chunk_gated_delta_rule(
         DeviceError: The tensors are on different devices.
 
     Numerics:
-        As `recurrent_gated_delta_rule`. Here chunks of 64 tokens, in which the corrections solve a triangular system,
-        as in the models; the native kernel takes chunks of a few.
+        As `recurrent_gated_delta_rule`. Here chunks of 64 tokens, in which the corrections solve a triangular
+        system, as in the models; the native kernel takes chunks of a few.
 
     Source:
         Yang et al. 2024, arXiv:2406.06484; ``torch_chunk_gated_delta_rule`` of transformers 5.23.
