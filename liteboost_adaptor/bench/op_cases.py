@@ -306,7 +306,7 @@ def _delta_inputs(rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
 def _delta_case(
     name: str, original: Callable[..., object], rows: int, dtype: torch.dtype, copies: bool
 ) -> Case:
-    """``original``: of ``modeling_qwen3_next``. ``copies``: the op gets a state of its own, which it changes."""
+    """``original``: of ``modeling_qwen3_next``. ``copies``: the op gets a state of its own to change."""
     *inputs, state = _delta_inputs(rows, dtype)
     scaling = HEAD_DIM**-0.5
     forms = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
