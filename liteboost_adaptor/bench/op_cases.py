@@ -236,6 +236,34 @@ def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("attention", shapes, plain, query, key, value, None, scaling, is_causal=True)
 
 
+def _kv_append(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Into a cache with room for as many positions again, behind those that are attended to."""
+    capacity = 2 * max(rows, CONTEXT)
+    key, value = (torch.randn(1, rows, KV_HEADS, HEAD_DIM).to(dtype).transpose(1, 2) for _ in range(2))
+    buffers = [
+        [torch.zeros(1, KV_HEADS, capacity, HEAD_DIM, dtype=dtype) for _ in range(2)] for _ in range(3)
+    ]
+    position = torch.arange(CONTEXT - 1, CONTEXT - 1 + rows)
+
+    def append(caches: list[Tensor]) -> list[Tensor]:
+        torch.ops.liteboost.kv_append(*caches, key, value, position.unsqueeze(0))
+        return caches
+
+    def plain(caches: list[Tensor]) -> list[Tensor]:
+        # transformers' StaticLayer
+        for cache, added in zip(caches, (key, value), strict=True):
+            cache.index_copy_(2, position, added)
+        return caches
+
+    def exact() -> list[Tensor]:
+        caches = [cache.double() for cache in buffers[2]]
+        _exact("kv_append", *caches, key, value, position.unsqueeze(0))
+        return caches
+
+    shapes = f"{list(key.shape)} into {list(buffers[0][0].shape)}"
+    yield Case("kv_append", shapes, dtype, lambda: append(buffers[0]), lambda: plain(buffers[1]), exact)
+
+
 def _experts(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """All that experts do for their tokens: both products, the gate and the weighted sum."""
     from transformers.integrations.moe import grouped_mm_experts_forward
@@ -354,6 +382,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "linear": _linear,
     "gated_linear": _gated_linear,
     "attention": _attention,
+    "kv_append": _kv_append,
     "experts_linear": _experts,
     "experts_combine": _combine,
     "recurrent_gated_delta_rule": _recurrent_delta_rule,

@@ -4,13 +4,14 @@ The ops themselves are ``torch.ops.liteboost.*``. The native library defines the
 `register_reference_ops` defines the same names on the references.
 """
 
-from . import activation, attention, delta_rule, experts, linear, norm, rope
+from . import activation, attention, cache, delta_rule, experts, linear, norm, rope
 from .registry import Op, define, ops, register_reference_ops
 
 __all__ = [
     "Op",
     "activation",
     "attention",
+    "cache",
     "define",
     "delta_rule",
     "experts",

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 NAMESPACE = "liteboost"
 
@@ -35,6 +36,16 @@ class Op:
     def written(self) -> tuple[str, ...]:
         """The arguments that a call changes, as the schema says: ``Tensor(a!) state``."""
         return tuple(re.findall(r"\(\w+!\)\??\s+(\w+)", self.schema))
+
+    def outputs(self, result: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
+        """All that a call gives.
+
+        Args:
+            result: What the call returned.
+            arguments: What it was called with, by name; those it writes to come behind its results.
+        """
+        results = [result] if isinstance(result, Tensor) else list(result or ())
+        return results + [arguments[name] for name in self.written]
 
 
 def define(schema: str, reference: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,6 +69,11 @@ class Kind:
     def integers(self, below: int, *size: int) -> Tensor:
         """Uniformly distributed integers from 0, int64."""
         return torch.empty(size, dtype=torch.int64, device="cpu").random_(below, generator=self._generator)
+
+    def different(self, below: int, *size: int) -> Tensor:
+        """The same, no two of them equal."""
+        order = torch.randperm(below, generator=self._generator, dtype=torch.int64, device="cpu")
+        return order[: math.prod(size)].reshape(size)
 
 
 Maker = Callable[[Kind], Iterator[Case]]

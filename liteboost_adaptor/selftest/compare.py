@@ -169,7 +169,7 @@ def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Fi
 
 def _results(op: str, function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
     """What a call of ``function`` returns, and behind it what it has written into its arguments."""
-    return _listed(function(**arguments)) + [arguments[name] for name in ops()[op].written]
+    return ops()[op].outputs(function(**arguments), arguments)
 
 
 def _worst(label: str, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:
@@ -200,7 +200,3 @@ def _described(tensor: Tensor) -> str:
 
 def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _listed(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)

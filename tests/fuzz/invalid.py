@@ -64,7 +64,7 @@ def outcome(function: Any, arguments: dict[str, Any]) -> str:
         result = function(**arguments)
     except ERRORS as error:
         return next(kind.__name__ for kind in ERRORS if isinstance(error, kind))
-    results = [result] if isinstance(result, Tensor) else result
+    results = [result] if isinstance(result, Tensor) else result or ()
     return str([(tuple(each.shape), each.dtype) for each in results])
 
 

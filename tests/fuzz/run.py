@@ -32,7 +32,7 @@ def valid(name: str, cases: int, number: int, note: Note | None = None) -> int:
         finally:
             torch.ops.liteboost._limit_isa("")
             torch.set_num_threads(1)
-        results = [result] if isinstance(result, Tensor) else list(result)
+        results = [result] if isinstance(result, Tensor) else list(result or ())
         case.check(results + [each.contiguous() for each in written.values()])
         for key, bits in before.items():
             given = arguments[key]

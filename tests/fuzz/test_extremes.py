@@ -35,6 +35,11 @@ def far_apart(plane: Tensor, size: tuple[int, ...], dim: int, offset: int = 0) -
     return plane.as_strided(size, strides, offset).copy_(values)
 
 
+def appended(keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    ops.kv_append(keys, values, key, value, torch.tensor([[2, 0]]))
+    return [keys.clone(), values.clone()]
+
+
 CALLS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "rms_norm": lambda far: ops.rms_norm(far((2, 40), 0), None, 1e-6),
     "add_rms_norm": lambda far: ops.add_rms_norm(far((2, 40), 0), far((2, 40), 0, 1000), None, 1e-6),
@@ -68,6 +73,12 @@ CALLS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     ),
     "attention, mask": lambda far: ops.attention(
         *torch.randn(3, 1, 1, 2, 32).bfloat16(), far((1, 1, 2, 2), 2), 0.1
+    ),
+    "kv_append, cache": lambda far: appended(
+        far((1, 2, 3, 16), 1), far((1, 2, 3, 16), 1, 1000), *torch.randn(2, 1, 2, 2, 16).bfloat16()
+    ),
+    "kv_append, tokens": lambda far: appended(
+        *torch.zeros(2, 1, 2, 3, 16).bfloat16(), far((1, 2, 2, 16), 1), far((1, 2, 2, 16), 2, 1000)
     ),
 }
 

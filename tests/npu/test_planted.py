@@ -48,6 +48,15 @@ extern "C" int aclnnRmsNormGetWorkspaceSize(
   %s
 }
 """
+KV_APPEND = """
+PHASE_TWO(aclnnScatterPaKvCache)
+extern "C" int aclnnScatterPaKvCacheGetWorkspaceSize(
+    P key, P keys, P slots, P value, P values, P lens, P offset, P lengths, P mode, P scatter, P strides,
+    P offsets, uint64_t* bytes, P* executor) {
+  return pass_on("aclnnScatterPaKvCacheGetWorkspaceSize", %s, lens, offset, lengths, mode, scatter,
+                 strides, offsets, bytes, executor);
+}
+"""
 PASS_ON = 'pass_on("aclnnRmsNormGetWorkspaceSize", x, weight, eps, out, %s, bytes, executor)'
 
 #: (op, mistake): the library, and what the refusal says.
@@ -59,6 +68,14 @@ PLANTS = {
     ("rope", "wrong layout constant"): (
         ROPE % "cos, sin, 1 - mode",
         "differs from its reference (fp32 half) in ",
+    ),
+    ("kv_append", "key and value exchanged"): (
+        KV_APPEND % "value, keys, slots, key, values",
+        "differs from its reference (bf16) in ",
+    ),
+    ("kv_append", "one of the caches twice"): (
+        KV_APPEND % "key, keys, slots, key, keys",
+        "differs from its reference (bf16) in ",
     ),
     ("rms_norm", "missing output tensor"): (
         RMS_NORM % f"return {PASS_ON % 'P(nullptr)'};",
@@ -97,6 +114,14 @@ CALLS = {
         "q, k = torch.randn(2, 4, 7, 64), torch.randn(2, 2, 7, 64)\n"
         "angles = torch.rand(2, 7, 32).repeat(1, 1, 2)\ncos, sin = angles.cos(), angles.sin()",
         "torch.cat(torch.ops.{namespace}.rope(q, k, cos, sin), dim=1)",
+    ),
+    "kv_append": (
+        "caches = torch.randn(2, 2, 16, 4, 64).bfloat16().transpose(2, 3)\n"
+        "new = torch.randn(2, 2, 4, 3, 64).bfloat16()\n"
+        "slots = torch.tensor([[3, 17, 0], [20, 5, 31]])\n"
+        "def written(op):\n    to = [each.clone() for each in caches]\n    op(*to, *new, slots)\n"
+        "    return torch.cat(to)",
+        "written(torch.ops.{namespace}.kv_append)",
     ),
 }
 

@@ -89,8 +89,8 @@ def test_kernels_are_registered(native_only: None, name: str, key: str) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"liteboost::{name}", key)
 
 
-#: What an op changes beside returning something: the states of a recurrence.
-WRITTEN = {"recurrent_gated_delta_rule": ("state",)}
+#: What an op changes beside returning something: the states of a recurrence, a cache.
+WRITTEN = {"recurrent_gated_delta_rule": ("state",), "kv_append": ("keys", "values")}
 
 
 @pytest.mark.parametrize("name", NAMES)

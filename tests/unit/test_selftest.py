@@ -124,6 +124,17 @@ WRONG = {
     "one element lost": ("rms_norm", "fp32", lambda op, given: _with_one_zero(op(**given))),
     "computed in bf16": ("layer_norm", "fp32", lambda op, given: op(**given).bfloat16().float()),
     "not a number": ("linear", "bf16", lambda op, given: op(**given) * math.nan),
+    "written to other places": (
+        "kv_append",
+        "bf16",
+        lambda op, given: op(**{**given, "slots": given["slots"].flatten().flip(0).view_as(given["slots"])}),
+    ),
+    "one half of a cache not written": (
+        "kv_append",
+        "fp32",
+        lambda op, given: op(**{**given, "values": given["values"].clone()}),
+    ),
+    "not written": ("kv_append", "fp16", lambda op, given: None),
     "another shape": ("linear", "bf16", lambda op, given: op(**given).flatten(0, 1)),
     "another dtype": ("linear", "bf16", lambda op, given: op(**given).float()),
 }

@@ -65,6 +65,7 @@ def test_a_310p_serves_fp16() -> None:
         "short groups": ["rows below 32 bytes on a 310P"],
         "layer_norm": ["LayerNorm on a 310P"],
         "pairs": ["interleaved on a 310P"],
+        "kv_append": ["on a 310P"],
         "clipped": ["a limit, slope or offset on a 310P"],
         "odd rows": ["rows of no multiple of 64 bytes on a 310P"],
     }
@@ -82,9 +83,10 @@ def test_a_310p_multiplies_in_fp16_only_and_has_no_bf16() -> None:
 @pytest.mark.parametrize("dtype", ALLOWED)
 def test_an_operator_that_this_cann_lacks(dtype: str) -> None:
     hidden = ("SwiGlu", "RotaryPositionEmbedding", "RmsNorm", "MoeInitRoutingV2")
+    hidden += ("ScatterPaKvCache", "ScatterNdUpdate")
     found = reasons(served("--without", ",".join(f"aclnn{name}" for name in hidden)), dtype)
     labels = ("gated_activation", "odd rows", "gated_linear", "rope", "pairs", "rms_norm", "short rows")
-    labels += ("inverse_rms", "gated_rms_norm", "short groups", "experts_linear")
+    labels += ("inverse_rms", "gated_rms_norm", "short groups", "experts_linear", "kv_append")
     assert found == {label: MISSING for label in labels}
 
 
