@@ -370,6 +370,43 @@ def _chunk_delta_rule(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _delta_case("chunk_gated_delta_rule", original, rows, dtype, copies=False)
 
 
+def _causal_conv_inputs(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """What a layer of the same model convolves, its weight, and a state."""
+    channels = (2 * DELTA_KEY_HEADS + DELTA_VALUE_HEADS) * HEAD_DIM
+    x = torch.randn(1, rows, channels).to(dtype).transpose(1, 2)
+    return x, torch.randn(channels, 4).to(dtype), torch.randn(1, channels, 4).to(dtype)
+
+
+def _causal_conv1d(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    from transformers.models.qwen3_next import modeling_qwen3_next as modeling
+
+    x, weight, _ = _causal_conv_inputs(rows, dtype)
+    original = modeling.causal_conv1d_fn
+    yield _case("causal_conv1d", str(list(x.shape)), original, x, weight, None, "silu")
+
+
+def _causal_conv1d_update(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    from transformers.models.qwen3_next import modeling_qwen3_next as modeling
+
+    x, weight, state = _causal_conv_inputs(rows, dtype)
+    ours, original = torch.ops.liteboost.causal_conv1d_update, modeling.causal_conv1d_update
+    exact = references()["causal_conv1d_update"].reference
+
+    def run(op: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, memory, weights = tensors
+        memory = memory.clone()
+        return op(inputs, memory, weights, None, "silu"), memory
+
+    yield Case(
+        "causal_conv1d_update",
+        str(list(x.shape)),
+        dtype,
+        lambda: run(ours, x, state, weight),
+        lambda: run(original, x, state, weight),
+        lambda: run(exact, x.double(), state.double(), weight.double()),
+    )
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -387,4 +424,6 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "experts_combine": _combine,
     "recurrent_gated_delta_rule": _recurrent_delta_rule,
     "chunk_gated_delta_rule": _chunk_delta_rule,
+    "causal_conv1d": _causal_conv1d,
+    "causal_conv1d_update": _causal_conv1d_update,
 }

@@ -4,7 +4,7 @@ The ops themselves are ``torch.ops.liteboost.*``. The native library defines the
 `register_reference_ops` defines the same names on the references.
 """
 
-from . import activation, attention, cache, delta_rule, experts, linear, norm, rope
+from . import activation, attention, cache, causal_conv, delta_rule, experts, linear, norm, rope
 from .registry import Op, define, ops, register_reference_ops
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "activation",
     "attention",
     "cache",
+    "causal_conv",
     "define",
     "delta_rule",
     "experts",

@@ -13,5 +13,6 @@ void test_linear();
 void test_experts();
 void test_attention();
 void test_delta_rule();
+void test_causal_conv();
 
 }  // namespace testing

@@ -10,5 +10,6 @@ int main() {
   testing::test_experts();
   testing::test_attention();
   testing::test_delta_rule();
+  testing::test_causal_conv();
   return testing::report("loops_test");
 }

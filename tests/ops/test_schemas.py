@@ -90,7 +90,11 @@ def test_kernels_are_registered(native_only: None, name: str, key: str) -> None:
 
 
 #: What an op changes beside returning something: the states of a recurrence, a cache.
-WRITTEN = {"recurrent_gated_delta_rule": ("state",), "kv_append": ("keys", "values")}
+WRITTEN = {
+    "recurrent_gated_delta_rule": ("state",),
+    "causal_conv1d_update": ("state",),
+    "kv_append": ("keys", "values"),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

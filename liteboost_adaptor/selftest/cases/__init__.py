@@ -4,6 +4,16 @@ Every argument must matter: an eps of the size of the mean square, an offset, no
 What is wrong about an operator then shows, whatever it is.
 """
 
-from . import activation, attention, cache, delta_rule, experts, linear, norm, rope
+from . import activation, attention, cache, causal_conv, delta_rule, experts, linear, norm, rope
 
-__all__ = ["activation", "attention", "cache", "delta_rule", "experts", "linear", "norm", "rope"]
+__all__ = [
+    "activation",
+    "attention",
+    "cache",
+    "causal_conv",
+    "delta_rule",
+    "experts",
+    "linear",
+    "norm",
+    "rope",
+]
