@@ -1,20 +1,18 @@
 // Attention as one aclnn operator: FusedInferAttentionScore for bf16 and fp16, FlashAttentionScore for fp32.
 //
-// Both read contiguous tensors: attention_npu_operands.h says how the three come to be that. The only query of a
-// decode step sees the last keys of its window and no others, so that the operator is given just those.
-// Queries that see no key give 0: the operators are asked to repair such rows where there is a mask, and where one
-// does not take that (one query of a head size that is neither 64 nor 128) the result is multiplied.
+// attention_npu_operands.h: how query, keys and values become what they read; attention_npu_hiding.h: masks.
+// Queries that see no key give 0: the operators are asked to repair such rows where there is a bool mask. Where one
+// does not take that (one query of a head size that is neither 64 nor 128), and with masks that are added, the
+// result is multiplied. So it is with sinks that the operator does not take ("late"): their share of the softmax
+// follows from the logarithm of the sum of the others, which it returns.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/logical_not.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/triu.h>
+#include <ATen/ops/sigmoid.h>
 #include <torch/library.h>
 
-#include <limits>
-
 #include "attention/attention_checks.h"
+#include "attention/attention_npu_hiding.h"
 #include "attention/attention_npu_operands.h"
 #include "npu/aclnn.h"
 #include "npu/kept.h"
@@ -30,8 +28,6 @@ using npu::Refusal;
 using npu::Tensor;
 using npu::Tensors;
 using npu::Text;
-using OptionalTensor = std::optional<at::Tensor>;
-
 constexpr const char* kOp = "attention";
 
 // clang-format off
@@ -76,57 +72,7 @@ const npu::Operator<
     kFlash{"aclnnFlashAttentionScore"};
 // clang-format on
 
-constexpr int64_t kAllTokens = std::numeric_limits<int32_t>::max();
-// Side of the triangular mask that the causal modes want, whatever the lengths are.
-constexpr int64_t kTriangle = 2048;
-
-enum SparseMode : int64_t { kMaskOnly = 0, kCausalAtTheEnd = 3, kBand = 4 };
-
 enum Precision : int64_t { kPrecise = 0, kPreciseAndRepaired = 2 };
-
-// What hides keys from queries.
-enum class Hides { nothing, causality, window, mask };
-
-bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
-
-// A call, without what has no effect on it.
-struct Call {
-  at::Tensor query;
-  Keys keys;
-  at::Tensor mask;  // of the keys that count, or undefined
-  double scaling;
-  bool is_causal;
-  int64_t window;  // 0: none
-  double softcap;
-  OptionalTensor sinks;
-
-  bool is_half() const { return query.scalar_type() != at::kFloat; }
-  bool is_one() const { return query.size(2) == 1; }
-  Hides hides() const {
-    if (mask.defined()) return Hides::mask;
-    if (!is_causal) return Hides::nothing;
-    return window > 0 ? Hides::window : Hides::causality;
-  }
-  // Whether there may be queries that see no key.
-  bool may_hide_all() const { return hides() == Hides::mask; }
-};
-
-Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-             const OptionalTensor& mask, double scaling, bool is_causal, int64_t sliding_window,
-             double softcap, const OptionalTensor& sinks) {
-  const int64_t kv_len = key.size(2);
-  const bool is_one = query.size(2) == 1;
-  const int64_t window = sliding_window < kv_len ? sliding_window : 0;
-  Call call{query,   {key, value}, given(mask) ? *mask : at::Tensor(), scaling, is_causal && !is_one, window,
-            softcap, sinks};
-  if (is_one && window > 0) {
-    call.keys.first = kv_len - window;
-    call.window = 0;
-    if (call.mask.defined() && call.mask.size(3) > 1)
-      call.mask = call.mask.narrow(3, call.keys.first, window);
-  }
-  return call;
-}
 
 Refusal refusal_of(const Call& call) {
   const at::Tensor &query = call.query, &key = call.keys.key;
@@ -138,63 +84,24 @@ Refusal refusal_of(const Call& call) {
   if (head_dim % 16 != 0) return "a head size that is no multiple of 16";
   if (head_dim > (call.is_half() ? 512 : 768)) return "a head size beyond the operator's";
   if (query.size(1) > 256) return "more than 256 heads";
-  if (call.mask.defined()) {
-    if (call.mask.scalar_type() != at::kBool) return "a float mask";
-    if (call.mask.size(1) != 1) return "a mask for each head";
-    if (call.is_causal) return "a mask beside causality";
+  if (call.hides() == Hides::mask && call.mask.size(1) != 1) return "a mask for each head";
+  if (call.hides() == Hides::shift) {
+    if (!call.is_half()) return "a float mask in fp32";
+    if (call.mask.scalar_type() != query.scalar_type())
+      return "a float mask of another dtype than the queries";
+    if (shift_bytes(call) > kMostShifted) return "a float mask that is too large for each head";
   }
   if (call.is_causal && query.size(2) > key.size(2)) return "more queries than keys";
   if (given(call.sinks)) {
     if (!call.is_half()) return "sinks in fp32";
-    if (call.sinks->dim() != 1) return "a sink for each query";
-    if (call.sinks->scalar_type() != query.scalar_type()) return "sinks of another dtype than the queries";
-    if (head_dim != 64 && head_dim != 128) return "sinks at this head size";
-    if (!kInferWithSinks.available()) return "not in this CANN";
+    if (!call.has_late_sinks() && !kInferWithSinks.available()) return "not in this CANN";
   }
   return (call.is_half() ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
 }
 
-// True above the diagonal; undefined where none can be made.
-at::Tensor triangle(const at::Device& device) {
-  static auto* kept = new npu::Kept<int>;
-  return kept->get(device.index(), [&] {
-    return at::triu(at::ones({kTriangle, kTriangle}, at::TensorOptions().device(device).dtype(at::kBool)), 1);
-  });
-}
-
-// How the operators are told which keys are hidden.
-struct Hiding {
-  at::Tensor mask;  // true where hidden, or undefined
-  int64_t mode = kMaskOnly;
-  int64_t before = kAllTokens;
-  int64_t after = kAllTokens;
-};
-
-Hiding hiding(const Call& call) {
-  Hiding how;
-  switch (call.hides()) {
-    case Hides::nothing:
-      break;
-    case Hides::mask: {
-      // Of several queries the operator takes one mask for all sequences, of one query it does not.
-      const int64_t batch = call.is_one() ? call.query.size(0) : call.mask.size(0);
-      how.mask =
-          at::logical_not(call.mask.expand({batch, 1, call.query.size(2), call.keys.length()})).contiguous();
-      break;
-    }
-    case Hides::causality:
-    case Hides::window:
-      how.mask = triangle(call.query.device());
-      how.mode = call.window > 0 ? kBand : kCausalAtTheEnd;
-      if (call.window > 0) how.before = call.window - 1;
-      how.after = 0;
-  }
-  return how;
-}
-
 // How the operator is to read the tensors of a call; `within_cache` as of `plan`.
 Plan plan_of(const Call& call, bool within_cache) {
-  // Of several queries the operator wants masks for the whole cache.
+  // Of several queries the operator wants masks for the whole cache: more to write than there is to copy.
   if (!call.is_half() || (call.mask.defined() && !call.is_one())) within_cache = false;
   // What is counted from the end goes with no mask and no sinks.
   const bool from_end = within_cache && call.is_one() && !call.mask.defined() && !given(call.sinks);
@@ -209,36 +116,44 @@ std::string kind(const Call& call, const Plan& plan) {
       if (!call.is_one()) text += " full";
       break;
     case Hides::mask:
-      text += " mask";
+    case Hides::shift:
+      text += call.hides() == Hides::mask ? " mask" : " bias";
+      if (call.is_causal) text += call.window > 0 ? " window" : " causal";
       break;
     case Hides::causality:
       break;
     case Hides::window:
       text += " window";
   }
-  if (given(call.sinks)) text += " sinks";
+  if (given(call.sinks)) text += call.has_late_sinks() ? " late-sinks" : " sinks";
   if (plan.has_lengths()) text += plan.cache->at_end ? " window" : " cache";
   return text;
 }
 
-void infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
-           Precision precise) {
+// Returns the logarithms of the sums of exponentials, [B, N, q_len, 1] in fp32, where there are late sinks.
+at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
+                 Precision precise) {
   const at::Tensor none;
-  // Asked for or not, the operator wants a place for the logarithms of the sums.
-  const at::Tensor lse = at::empty({1}, on.query.options().dtype(at::kFloat));
+  const bool want_lse = call.has_late_sinks();
+  // Asked for or not, the operator wants a place for them.
+  const std::vector<int64_t> lse_sizes =
+      want_lse ? std::vector<int64_t>{call.query.size(0), call.query.size(1), call.query.size(2), 1}
+               : std::vector<int64_t>{1};
+  const at::Tensor lse = at::empty(lse_sizes, on.query.options().dtype(at::kFloat));
   const std::vector<at::Tensor> keys{on.key}, values{on.value};
   const Integers lengths = on.length ? Integers(*on.length) : Integers();
   const int64_t heads = call.query.size(1), kv_heads = call.keys.key.size(1);
-  if (given(call.sinks)) {
+  if (given(call.sinks) && !want_lse) {
     kInferWithSinks(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none,
                     none, none, none, after, none, none, none, none, none, none, {}, none, none, none, none,
                     call.sinks->contiguous(), heads, call.scaling, how.before, how.after, on.layout, kv_heads,
                     how.mode, precise, 0, 0, false, 0, 0, 0, on.out, lse);
-    return;
+    return lse;
   }
-  kInfer(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none, none, none,
-         none, after, none, none, none, none, none, none, {}, none, none, none, heads, call.scaling,
-         how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, false, 0, 0, on.out, lse);
+  kInfer(on.query, keys, values, how.shift, how.mask, {}, lengths, none, none, none, none, none, none, none,
+         none, none, after, none, none, none, none, none, none, {}, none, none, none, heads, call.scaling,
+         how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, want_lse, 0, 0, on.out, lse);
+  return lse;
 }
 
 // How many positions behind those that count do not, as the operator reads it.
@@ -259,11 +174,20 @@ at::Tensor fused(const Call& call, const Plan& plan) {
                                ? counted_from_end(plan.cache->after, query.device())
                                : at::Tensor();
   const bool can_repair = !call.is_one() || query.size(3) == 64 || query.size(3) == 128;
-  const Precision precise = call.may_hide_all() && can_repair ? kPreciseAndRepaired : kPrecise;
-  infer(call, on, hiding(call), after, precise);
-  if (call.may_hide_all() && !can_repair) {
-    // [B, 1, q_len] -> [B, q_len, 1, 1], beside [B, q_len, N, D].
-    out.mul_(call.mask.any(-1).transpose(1, 2).unsqueeze(-1));
+  const bool is_masked = call.hides() == Hides::mask;
+  const int64_t columns = on.key.size(position_axis(plan.order));
+  const Hiding how = hiding(call, columns);
+  const at::Tensor lse =
+      infer(call, on, how, after, is_masked && can_repair ? kPreciseAndRepaired : kPrecise);
+  // [B, N or 1, q_len] beside [B, q_len, N, D].
+  const auto beside_out = [](const at::Tensor& x) { return x.transpose(1, 2).unsqueeze(-1); };
+  if (call.has_late_sinks()) {
+    const at::Tensor sinks = call.sinks->dim() == 1 ? call.sinks->unsqueeze(-1) : *call.sinks;
+    out.mul_(beside_out(at::sigmoid(lse.squeeze(-1).sub(sinks))));
+  }
+  // Late sinks have left nothing of a row whose every key is shifted down.
+  if ((call.hides() == Hides::shift && !call.has_late_sinks()) || (is_masked && !can_repair)) {
+    out.mul_(beside_out(how.hidden.all(-1).logical_not()));
   }
   return out;
 }
@@ -271,7 +195,7 @@ at::Tensor fused(const Call& call, const Plan& plan) {
 // The operator for training, which takes fp32. No mixed layout: the result of BNSD is put in order behind it.
 at::Tensor flash(const Call& call) {
   const at::Tensor none;
-  const Hiding how = hiding(call);
+  const Hiding how = hiding(call, call.keys.length());
   const at::Tensor q = call.query.contiguous();
   const at::Tensor key = call.keys.counting(call.keys.key).contiguous();
   const at::Tensor value = call.keys.counting(call.keys.value).contiguous();
@@ -280,7 +204,7 @@ at::Tensor flash(const Call& call) {
   const at::Tensor sum = at::empty(largest.sizes(), fp32);
   const at::Tensor out = at::empty(q.sizes(), q.options());
   kFlash(q, key, value, none, none, none, how.mask, {}, call.scaling, 1.0, how.before, how.after, q.size(1),
-         "BNSD", call.may_hide_all() ? kPreciseAndRepaired : kPrecise, how.mode, largest, sum,
+         "BNSD", call.hides() == Hides::mask ? kPreciseAndRepaired : kPrecise, how.mode, largest, sum,
          at::empty({0}, q.options()), out);
   return out.transpose(1, 2).contiguous();
 }
@@ -292,8 +216,7 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
   const c10::DeviceGuard guard(query.device());
   const Call call = call_of(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   Refusal refusal = refusal_of(call);
-  const bool is_diagonal = call.hides() == Hides::causality || call.hides() == Hides::window;
-  if (refusal == kServed && is_diagonal && !triangle(query.device()).defined()) {
+  if (refusal == kServed && call.is_diagonal() && !triangle(query.device()).defined()) {
     refusal = "no causal mask can be made while a graph is captured";
   }
   Plan plan;

@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <optional>
 #include <vector>
 

@@ -10,12 +10,13 @@ import torch
 from ..case import Case, Kind, makes_cases
 
 #: (batch, heads, kv heads, queries, keys, head size); queries are 1 where a token is decoded.
-PREFILL = ((1, 2, 2, 16, 16, 64), (2, 4, 1, 9, 9, 128), (2, 6, 2, 5, 21, 64))
-DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64))
+PREFILL = ((1, 2, 2, 16, 16, 64), (2, 4, 1, 9, 9, 128), (2, 6, 2, 5, 21, 64), (2, 4, 4, 6, 11, 96))
+DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64), (2, 4, 4, 1, 11, 96))
 #: What hides keys, or else changes the logits; "" is causality alone.
-OPTIONS = ("", "full", "mask", "bias", "window", "softcap")
-#: What may come on top: sinks; keys and values that are the front of a longer cache.
-BESIDE = ("", "sinks", "cache", "sinks cache")
+MASKS = tuple(f"{mask} {beside}".strip() for mask in ("mask", "bias") for beside in ("", "causal", "window"))
+OPTIONS = ("", "full", *MASKS, "window", "softcap")
+#: What may come on top: sinks, or such as not every operator takes; a cache with more behind the keys.
+BESIDE = ("", "sinks", "late-sinks", "cache", "sinks cache", "late-sinks cache")
 #: Positions of a cache behind those that count.
 SPARE = 7
 #: What a kernel may tell apart.
@@ -53,21 +54,41 @@ def attention(kind: Kind) -> Iterator[Case]:
 def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
     batch, heads, _, queries, keys, _ = size
     match name:
-        case "mask":  # rows padded at the left; every query sees itself, as in a mask of transformers
+        case "mask":  # padded at the left as in transformers; the last sequence has a query that sees nothing
             padding = torch.arange(batch, device="cpu")[:, None, None, None] * 2
             key_at = torch.arange(keys, device="cpu")
             query_at = torch.arange(keys - queries, keys, device="cpu")[:, None]
             visible = (key_at >= padding) & (key_at <= query_at) | (key_at == query_at)
+            if batch > 1:
+                visible[-1, :, 0] = False
             return {"mask": visible, "is_causal": False}
         case "full":
             return {"is_causal": False}
+        case "causal":
+            return {"is_causal": True}
         case "bias":
-            return {"mask": kind.normal(batch, heads, queries, keys)}
+            return {"mask": _bias(kind, size), "is_causal": False}
         case "window":
-            return {"sliding_window": 4}
+            return {"is_causal": True, "sliding_window": 4}
         case "sinks":
             return {"sinks": kind.normal(heads)}
+        case "late-sinks":
+            return {"sinks": kind.normal(batch, heads, queries)}
         case "cache":
             return {}
         case _:
             return {"softcap": 2.0}
+
+
+def _bias(kind: Kind, size: tuple[int, ...]) -> torch.Tensor:
+    """Numbers, the lowest number and -inf: rows with all three, in the last sequence without the first."""
+    batch, heads, _, queries, keys, _ = size
+    lowest = torch.finfo(kind.dtype).min
+    mask = kind.normal(batch, heads, queries, keys)
+    mask[..., 1] = lowest
+    mask[..., 2] = -torch.inf
+    if batch > 1:
+        mask[-1, 0, 0] = -torch.inf
+        mask[-1, 1, 0] = lowest
+        mask[-1, 1, 0, 1::2] = -torch.inf
+    return mask

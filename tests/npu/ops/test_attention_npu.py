@@ -142,10 +142,8 @@ def test_a_causal_mask_is_not_made_while_a_graph_is_captured() -> None:
     ("change", "reason"),
     [
         ({"softcap": 5.0}, "a softcap"),
-        ({"mask": torch.zeros(2, 1, 5, 5)}, "a float mask"),
+        ({"mask": torch.zeros(2, 1, 5, 5)}, "a float mask of another dtype than the queries"),
         ({"mask": torch.ones(2, 4, 5, 5, dtype=torch.bool)}, "a mask for each head"),
-        ({"sinks": torch.randn(2, 4, 5)}, "a sink for each query"),
-        ({"sinks": torch.randn(4)}, "sinks of another dtype than the queries"),
         ({"head_dim": 24}, "a head size that is no multiple of 16"),
     ],
 )
