@@ -13,6 +13,7 @@ from .config import settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .huggingface.runtime import listed_rules, runtime
+from .huggingface.weights import weights
 from .report import Status, report
 
 
@@ -22,12 +23,14 @@ def apply(
     level: int | None = None,
     disable: str | list[str] | None = None,
     strict: bool | None = None,
+    nz: str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
     Args:
         model: Any module; its submodules are served where a rule fits, other models are not touched.
-        level, disable, strict: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``, ``LITEBOOST_STRICT``.
+        level, disable, strict, nz: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
+            ``LITEBOOST_STRICT`` and ``LITEBOOST_NZ``.
 
     Returns:
         The status afterwards.
@@ -36,7 +39,7 @@ def apply(
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
     """
-    wanted = with_overrides(settings(), level=level, disable=disable, strict=strict)
+    wanted = with_overrides(settings(), level=level, disable=disable, strict=strict, nz=nz)
     if model is None:
         runtime.deactivate()
         runtime.activate(wanted)
@@ -110,7 +113,8 @@ def status() -> Status:
         "isa": library.isa,
     }
     if npu := native_npu.status():
-        details["npu"] = npu.to_dict()
+        details["npu"] = npu.to_dict() | {"nz": weights.to_dict()}
+        details["npu"]["lines"] += weights.lines()
     return Status(
         version=__version__,
         level=current.level,

@@ -17,6 +17,7 @@ from .errors import ConfigError
 
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
+NZ_NAMES = ("auto", "0", "1")
 ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
@@ -31,6 +32,7 @@ class Settings:
         patch_path: Files or folders with rule files (TOML) of the user's own.
         isa: Highest instruction set the CPU kernels may use; empty for no limit.
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
+        nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
     """
 
     level: int = 2
@@ -39,6 +41,7 @@ class Settings:
     patch_path: tuple[str, ...] = ()
     isa: str = ""
     require_native: bool = False
+    nz: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ def _flag(text: str) -> bool:
 def _isa(text: str) -> str:
     value = text.strip()
     if value and value not in ISA_NAMES:
+        raise ValueError
+    return value
+
+
+def _nz(text: str) -> str:
+    value = text.strip().lower()
+    if value not in NZ_NAMES:
         raise ValueError
     return value
 
@@ -126,6 +136,14 @@ VARIABLES: tuple[Variable, ...] = (
         _flag,
         "0 or 1",
         "1: without the compiled kernels installing and loading a model fail; 0: the reference ops are used.",
+    ),
+    Variable(
+        "LITEBOOST_NZ",
+        "nz",
+        _nz,
+        "auto, 0 or 1",
+        "Whether 16 bit weights of linear layers that do not require grad are cast to FRACTAL_NZ on an NPU: "
+        "auto on a 310P, 1 also on a 910B or 910C, 0 never. See npu.md.",
     ),
 )
 

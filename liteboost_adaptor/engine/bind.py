@@ -35,11 +35,13 @@ class Mark:
         rules: Method name -> rule whose replacement is that method.
         outcomes: What to report for each instance.
         registries: Those (``module:Class``) the module asks for a function, where a rule has an entry.
+        calls: Names of the children whose calls are rerouted.
     """
 
     rules: types.MappingProxyType[str, Rule]
     outcomes: tuple[Outcome, ...]
     registries: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -182,6 +184,7 @@ class _Planner:
         self.outcomes: list[Outcome] = []
         self.methods: dict[str, Any] = {}
         self.bound: dict[str, Rule] = {}
+        self.calls: set[str] = set()
 
     def plan(self) -> Plan:
         for attribute in self.fits.attributes:
@@ -197,7 +200,7 @@ class _Planner:
             return Plan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
         if not bound and not self.is_marked_anyway:
             return Plan(None, tuple(self.outcomes))
-        mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), registries)
+        mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), registries, frozenset(self.calls))
         return Plan(self._subclass(mark), tuple(self.outcomes))
 
     def _subclass(self, mark: Mark) -> type:
@@ -267,6 +270,7 @@ class _Planner:
         if rewritten is None:
             return
         self.methods[attribute] = rewritten.function
+        self.calls |= rewritten.met.get("call", set())
         for pattern, names in rewritten.met.items():
             for name in sorted(names):
                 fit = owners[(pattern, name)]

@@ -23,6 +23,7 @@ from ..errors import LiteBoostError, StrictError
 from ..replacements import guards
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
 from . import adapters, registries
+from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
 
@@ -123,6 +124,7 @@ class Runtime:
                 if found:
                     with _recorded(model):
                         self._bind_more(model, found)
+                        weights.consider(model, self._bindings[model][1])
 
     def _bind_more(self, model: torch.nn.Module, parts: set[torch.nn.Module]) -> None:
         binding, settings = self._bindings[model]
@@ -155,6 +157,9 @@ class Runtime:
             self._marked.update(m for m in model.modules() if swap.mark_of(m) is not None)
             if settings.strict:
                 self._raise_refusals(model, binding, settings)
+            if settings.level:
+                with _recorded(model):
+                    weights.consider(model, settings)
             return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
@@ -172,6 +177,7 @@ class Runtime:
         """Give every module of ``model``, which may be a part of a bound model, its own class back."""
         with self.lock:
             left = []
+            weights.give_back(model)
             for part in model.modules():
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []
@@ -182,6 +188,7 @@ class Runtime:
         """Give every module we ever marked its own class back, also where its model is gone."""
         with self.lock:
             left = [sentence for model in self.models() for sentence in self.unbind(model)]
+            weights.give_all_back()
             left += [sentence for module in list(self._marked) for sentence in restore(module)]
             self._marked.clear()
             return list(dict.fromkeys(left))

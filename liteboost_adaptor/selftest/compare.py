@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops import ops
+from ..replacements import npu_format
 from . import cases as _  # noqa: F401  (fills the table of cases)
 from .case import Case, cases_of
 
@@ -155,8 +156,12 @@ def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Fi
     reference = ops()[op].reference
     exact = _results(op, reference, {name: _double(value) for name, value in case.arguments.items()})
     own = _results(op, reference, placed(case.arguments, "cpu"))
-    arguments = placed(case.arguments, device)
     try:
+        arguments = placed(case.arguments, device)
+        if case.in_nz and device != "cpu":
+            with npu_format.internal.allowed():
+                for name in case.in_nz:
+                    arguments[name] = npu_format.cast(arguments[name], npu_format.FRACTAL_NZ)
         results = _results(op, getattr(torch.ops.liteboost, op), arguments)
         found = [result.cpu() for result in results]
     except torch.OutOfMemoryError:

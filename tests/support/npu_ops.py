@@ -13,6 +13,7 @@ from torch import Tensor
 
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.ops import ops
+from liteboost_adaptor.replacements import npu_format
 from liteboost_adaptor.selftest.compare import placed
 from support.compare import NOISE, assert_close
 
@@ -37,11 +38,18 @@ class Run:
     reasons: list[str]
 
 
-def run(name: str, /, **arguments: Any) -> Run:
-    """Call ``torch.ops.liteboost.<name>`` with tensors that lie on the NPU as these do on the CPU."""
+def run(name: str, /, in_nz: tuple[str, ...] = (), **arguments: Any) -> Run:
+    """Call ``torch.ops.liteboost.<name>`` with tensors that lie on the NPU as these do on the CPU.
+
+    Those named ``in_nz`` lie there in FRACTAL_NZ.
+    """
     op, outputs = getattr(torch.ops.liteboost, name), ops()[name].outputs
     # Apart, because an op may write to them.
     first, second, third = (placed(arguments, "npu") for _ in range(3))
+    if in_nz:
+        with npu_format.internal.allowed():
+            for there in (first, second, third):
+                there |= {each: npu_format.cast(there[each], npu_format.FRACTAL_NZ) for each in in_nz}
     with torch.no_grad():
         op(**first)  # what is used for the first time is compared first, which launches more
         torch.ops.liteboost._npu_forget_counts()

@@ -45,6 +45,9 @@ def test_settings_are_frozen() -> None:
         ("LITEBOOST_STRICT", "false", "strict", False),
         ("LITEBOOST_ISA", "avx2", "isa", "avx2"),
         ("LITEBOOST_REQUIRE_NATIVE", "1", "require_native", True),
+        ("LITEBOOST_NZ", " Auto ", "nz", "auto"),
+        ("LITEBOOST_NZ", "0", "nz", "0"),
+        ("LITEBOOST_NZ", "1", "nz", "1"),
     ],
 )
 def test_values_that_are_allowed(name: str, text: str, field: str, value: object) -> None:
@@ -70,6 +73,8 @@ def test_patch_path_is_split_like_path(tmp_path: Path) -> None:
         ("LITEBOOST_STRICT", "2", "0 or 1"),
         ("LITEBOOST_ISA", "sse2", "avx512_bf16"),
         ("LITEBOOST_REQUIRE_NATIVE", "maybe", "0 or 1"),
+        ("LITEBOOST_NZ", "2", "auto, 0 or 1"),
+        ("LITEBOOST_NZ", "yes", "auto, 0 or 1"),
         ("LITEBOOST_PATCH_PATH", "/no/such/folder/anywhere", "folders that exist"),
     ],
 )
@@ -100,6 +105,9 @@ def test_an_unknown_variable_is_a_warning_that_lists_the_known_ones() -> None:
         ({"disable": ["rope.*", "norm.rms"]}, "disable", ("rope.*", "norm.rms")),
         ({"disable": []}, "disable", ()),
         ({"level": None}, "level", 2),
+        ({"nz": "1"}, "nz", "1"),
+        ({"nz": False}, "nz", "0"),
+        ({"nz": None}, "nz", "auto"),
     ],
 )
 def test_arguments_override(arguments: dict[str, object], field: str, value: object) -> None:
@@ -117,6 +125,7 @@ def test_an_argument_left_out_keeps_what_the_environment_said() -> None:
         ({"level": 7}, "0, 1 or 2"),
         ({"level": 1.5}, "0, 1 or 2"),
         ({"strict": "often"}, "0 or 1"),
+        ({"nz": "310P"}, "auto, 0 or 1"),
         ({"colour": "red"}, "no setting is called 'colour'"),
     ],
 )

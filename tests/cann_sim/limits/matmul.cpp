@@ -40,10 +40,21 @@ void check_matrices(T a, const char* a_name, T b, const char* b_name, const Tens
   require_shape(out, "out", {a->size(0), b->size(1)});
 }
 
+/// A weight of which the storage is (n1, k1, 16, 16), or (k1, n1, 16, 16) when it is seen transposed.
 void check_nz_weight(T b, const char* name) {
   require(is_nz(b), name, " must be in FRACTAL_NZ, it has format ", static_cast<int>(b.format()));
   require(b->size(0) != 1 && b->size(1) != 1, name, " has shape ", b->sizes(),
           ": k and n must not be 1 in FRACTAL_NZ");
+  bool transposed = b->stride(0) == 1 && b->stride(1) == b->size(0);
+  require(transposed || b->is_contiguous(), name, " is neither contiguous nor a transposed matrix: strides ",
+          b->strides(), " of shape ", b->sizes());
+  auto stored = transposed ? std::vector<int64_t>{b->size(1), b->size(0)} : b->sizes().vec();
+  require(b.storage_shape() == nz_shape(stored, kCube), name, " of shape ", b->sizes(), " has storage shape ",
+          at::IntArrayRef(b.storage_shape()), ", it must be ", at::IntArrayRef(nz_shape(stored, kCube)));
+}
+
+void check_nd(const TensorHandle& x, const char* name) {
+  require(!is_nz(x), name, " is in FRACTAL_NZ, only the weight may be");
 }
 
 void check_self(T self, const TensorHandle& out) {
@@ -71,6 +82,8 @@ LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
 LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {
   check_matrices(a, "self", b, "mat2", out, math);
   check_nz_weight(b, "mat2");
+  check_nd(a, "self");
+  check_nd(out, "out");
 }
 
 LIMITS(aclnnAddmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
@@ -85,6 +98,9 @@ LIMITS(aclnnAddmmWeightNz, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_
   require_dtype(a, "mat1", {at::kHalf, at::kBFloat16});
   require_same_dtype(b, "mat2", a, "mat1");
   check_nz_weight(b, "mat2");
+  check_nd(self, "self");
+  check_nd(a, "mat1");
+  check_nd(out, "out");
   require_given(beta, "beta");
   require_given(alpha, "alpha");
 }

@@ -4,22 +4,13 @@
 
 #include <cstdio>
 
+#include "descriptions.h"
 #include "state.h"
 
 using namespace sim;
 
-// Operators of the graph engine: descriptions are kept, execution is refused (op_compiler.cpp).
+// Operators of the graph engine: descriptions are kept; of the operators one is executed (op_compiler.cpp).
 extern "C" {
-struct aclDataBuffer {
-  void* p;
-  size_t n;
-};
-struct aclTensorDesc {
-  aclDataType t;
-  std::vector<int64_t> d;
-  aclFormat f;
-  std::string name;
-};
 struct aclopAttr {
   int dummy;
 };
@@ -29,7 +20,8 @@ aclError aclDestroyDataBuffer(const aclDataBuffer* b) {
   return ACL_SUCCESS;
 }
 aclTensorDesc* aclCreateTensorDesc(aclDataType t, int n, const int64_t* d, aclFormat f) {
-  return new aclTensorDesc{t, std::vector<int64_t>(d, d + n), f, ""};
+  std::vector<int64_t> shape(d, d + n);
+  return new aclTensorDesc{t, shape, f, "", f, shape};
 }
 void aclDestroyTensorDesc(const aclTensorDesc* d) { delete d; }
 aclError aclGetTensorDescDimV2(const aclTensorDesc* d, size_t i, int64_t* v) {
@@ -40,9 +32,15 @@ aclFormat aclGetTensorDescFormat(const aclTensorDesc* d) { return d->f; }
 size_t aclGetTensorDescNumDims(const aclTensorDesc* d) { return d->d.size(); }
 aclDataType aclGetTensorDescType(const aclTensorDesc* d) { return d->t; }
 void aclSetTensorDescName(aclTensorDesc* d, const char* n) { d->name = n; }
-aclError aclSetTensorFormat(aclTensorDesc*, aclFormat) { return ACL_SUCCESS; }
+aclError aclSetTensorFormat(aclTensorDesc* d, aclFormat f) {
+  d->storage_format = f;
+  return ACL_SUCCESS;
+}
 aclError aclSetTensorPlaceMent(aclTensorDesc*, aclMemType) { return ACL_SUCCESS; }
-aclError aclSetTensorShape(aclTensorDesc*, int, const int64_t*) { return ACL_SUCCESS; }
+aclError aclSetTensorShape(aclTensorDesc* d, int n, const int64_t* shape) {
+  d->storage_shape.assign(shape, shape + n);
+  return ACL_SUCCESS;
+}
 aclError aclSetTensorConst(aclTensorDesc*, void*, size_t) { return ACL_SUCCESS; }
 aclopAttr* aclopCreateAttr() { return new aclopAttr; }
 void aclopDestroyAttr(const aclopAttr* a) { delete a; }

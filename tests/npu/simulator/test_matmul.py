@@ -193,6 +193,13 @@ def test_nz_refuses() -> None:
     )
     one = torch.ones(32, 1).half()
     refused("aclnnMatmulWeightNz", x, nz(one), out[:, :1], KEEP, message="k and n must not be 1")
+    wrong = nz(weight)
+    small = Stored(wrong.tensor, NZ, [1, 1, 16, 16])
+    refused("aclnnMatmulWeightNz", x, small, out, KEEP, message="it must be [1, 2, 16, 16]")
+    part = Stored(wrong.tensor[:, :8], NZ, wrong.storage_shape)
+    refused("aclnnMatmulWeightNz", x, part, out[:, :8], KEEP, message="neither contiguous nor a transposed")
+    refused("aclnnMatmulWeightNz", nz(x), wrong, out, KEEP, message="self is in FRACTAL_NZ")
+    refused("aclnnAddmmWeightNz", nz(out), x, wrong, 1.0, 1.0, out, KEEP, message="self is in FRACTAL_NZ")
     refused("aclnnMm", x, nz(weight), out, KEEP, message="FRACTAL_NZ")
     refused("aclnnAddmmWeightNz", out, x, weight, 1.0, 1.0, out, KEEP, message="not supported on", soc="310P")
     refused(
