@@ -125,7 +125,8 @@ inline int64_t shift_bytes(const Call& call) {
 inline at::Tensor shift_of(const Call& call, const at::Tensor& hidden, int64_t columns) {
   const bool is_bf16 = call.mask.scalar_type() == at::kBFloat16;
   const double kLowest = is_bf16 ? -1e30 : -65472.0, kHidden = is_bf16 ? -2e30 : -65504.0;
-  at::Tensor shift = at::clamp_min(call.mask, kLowest).masked_fill(hidden, kHidden);
+  at::Tensor shift = at::clamp_min(call.mask.expand(hidden.sizes()), kLowest);
+  shift.masked_fill_(hidden, kHidden);
   const int64_t behind = columns - call.keys.length();
   if (behind > 0) shift = at::constant_pad_nd(shift, {0, behind}, kHidden);
   return shift.expand({-1, call.query.size(1), -1, -1}).contiguous();
