@@ -38,6 +38,8 @@ class Rule:
             counts as a refusal when nothing fits. A known body is served under any name.
         attribute: The method, for ``kind = "module"``.
         bodies: Digests (see `fingerprint`) known to compute what the replacement computes.
+        wrappers: For ``kind = "function"``: digests of the text of decorators' wrappers that do nothing to a
+            call which the replacement serves (`fingerprint.behind_wrapper`); a body may stand behind one.
         operations: Operations an unlisted body may use and still be considered for a probe.
         parameters: Keyword arguments for the replacement's factory.
         reads: Attributes the instance must have. For ``kind = "registry"``: methods of the module that the
@@ -71,6 +73,7 @@ class Rule:
     targets: tuple[str, ...] = ()
     attribute: str = "forward"
     bodies: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     reads: tuple[str, ...] = ()
@@ -137,6 +140,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "parameters": dict,
     "targets": list,
     "bodies": list,
+    "wrappers": list,
     "operations": list,
     "reads": list,
     "devices": list,

@@ -13,6 +13,8 @@ import ast
 import builtins
 import functools
 import hashlib
+import inspect
+import textwrap
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +61,36 @@ def fingerprint(function: Any, owner: type | None = None, instance: Any = None) 
     if hasattr(function, "__wrapped__"):
         raise Opaque("is wrapped by another function")
     return _fingerprint(function, owner, (), callables(instance))
+
+
+def behind_wrapper(function: Any) -> tuple[Any, str]:
+    """The function that a wrapper does nothing but call, and the digest of the wrapper's text.
+
+    The text says what the wrapper does only together with what it holds: no function may be in its closure
+    but the one it wraps. What the text does must be judged by who lists its digest.
+
+    Returns:
+        ``function`` itself and an empty digest where it is no such wrapper.
+    """
+    inner = getattr(function, "__wrapped__", None)
+    if type(function) is not types.FunctionType or type(inner) is not types.FunctionType:
+        return function, ""
+    held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    if any(callable(value) and value is not inner for value in held):
+        return function, ""
+    try:
+        source.parse(function)
+    except source.SourceUnavailable:
+        return function, ""
+    text = textwrap.dedent(inspect.getsource(function.__code__))
+    return inner, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # the name is bound later
+        return False
 
 
 def forget() -> None:
@@ -132,7 +164,8 @@ class _Writer:
         everything += [a for a in (arguments.vararg, arguments.kwarg) if a]
         for argument in everything:
             self._local(argument.arg)
-        for name in self.parsed.function.__code__.co_varnames + self.parsed.function.__code__.co_cellvars:
+        code = self.parsed.function.__code__
+        for name in (*code.co_varnames, *code.co_cellvars, *_comprehension_names(node, code)):
             self.locals.setdefault(name, "")
         body = node.body
         if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
@@ -298,6 +331,21 @@ class _Writer:
             # A table with a class of its own (ACT2FN): named, like the functions of named packages.
             return f"table {type(value).__module__}.{type(value).__qualname__}"
         raise Opaque(f"uses the global {name}, a {type(value).__name__}")
+
+
+def _comprehension_names(node: ast.AST, code: types.CodeType) -> list[str]:
+    """Names that comprehensions bind, which up to Python 3.11 are variables of a function of their own."""
+    bound = {
+        name.id
+        for child in ast.walk(node)
+        if isinstance(child, ast.comprehension)
+        for name in ast.walk(child.target)
+        if isinstance(name, ast.Name)
+    }
+    shadowed = bound.intersection(code.co_names)
+    if shadowed:
+        raise Opaque(f"uses the name {min(shadowed)} inside a comprehension and for something else")
+    return sorted(bound)
 
 
 _SKIPPED = ("annotation", "returns", "type_comment", "decorator_list", "ctx", "kind", "simple", "type_params")

@@ -14,7 +14,7 @@ from ..errors import CatalogueError
 from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, Tally, report
 from . import swap
 from .catalogue import Rule, resolve
-from .fingerprint import Fingerprint, Opaque, callables, fingerprint
+from .fingerprint import Fingerprint, Opaque, behind_wrapper, callables, fingerprint
 from .probe import probe
 
 
@@ -83,10 +83,14 @@ class Fits:
     def function(self, function: Any) -> Fit | None:
         """Fit of a function some method calls by name."""
         target = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+        rules, body = [rule for rule in self._functions if _applies(rule, function)], function
+        inner, wrapper = behind_wrapper(function)
+        if any(wrapper in rule.wrappers for rule in rules):
+            rules, body = [rule for rule in rules if wrapper in rule.wrappers], inner
         return _decide(
-            [rule for rule in self._functions if _applies(rule, function)],
+            rules,
             target,
-            lambda: fingerprint(function),
+            lambda: fingerprint(body),
             lambda rule: "",
             lambda rule: self._probe(rule, function, rule.load_probe()),
             self._proofs,

@@ -8,7 +8,7 @@ import wrapt
 from torch import nn
 from torch.nn import functional as F
 
-from liteboost_adaptor.engine.fingerprint import Opaque, fingerprint
+from liteboost_adaptor.engine.fingerprint import Opaque, behind_wrapper, fingerprint
 
 
 def base(x, weight):
@@ -243,3 +243,57 @@ def test_super_with_arguments_is_opaque():
 
     with pytest.raises(Opaque, match="super"):
         fingerprint(Base.forward, Base)
+
+
+def in_a_comprehension(x, weight):
+    x, weight = (part.to(torch.float32) for part in (x, weight))
+    return sum([x * part for part in weight])
+
+
+def in_one_name(x, weight):
+    return [x * each for each in weight]
+
+
+def in_one_with_other_names(a, b):
+    return [a * row for row in b]
+
+
+def with_another_sum(x, weight):
+    x, weight = (part.to(torch.float32) for part in (x, weight))
+    return sum([x + part for part in weight])
+
+
+part = 2.0
+
+
+def with_a_name_that_is_also_a_global(x):
+    return sum([part for part in x]), part
+
+
+def test_comprehensions_bind_names_of_their_own():
+    assert fingerprint(in_a_comprehension).digest != fingerprint(with_another_sum).digest
+    assert fingerprint(in_one_name).digest == fingerprint(in_one_with_other_names).digest
+    with pytest.raises(Opaque, match="part inside a comprehension and for something else"):
+        fingerprint(with_a_name_that_is_also_a_global)
+
+
+def wrapped(function, note=None):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        if note is not None:
+            note(args)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def test_a_wrapper_that_holds_nothing_else_is_seen_through():
+    inner, digest = behind_wrapper(wrapped(base))
+    assert inner is base and digest == behind_wrapper(wrapped(renamed))[1]
+    noting = wrapped(base, print)  # the same text, with another function in it
+    assert behind_wrapper(noting) == (noting, "")
+    assert behind_wrapper(base) == (base, "")
+    for proxy in (wrapt.FunctionWrapper(base, lambda f, _, args, kwargs: f(*args)), wrapped(wrapped(base))):
+        assert behind_wrapper(proxy)[0] is not base
+    with pytest.raises(Opaque, match="wrapped"):  # by itself the digest of the body is not the wrapper's
+        fingerprint(wrapped(base))
