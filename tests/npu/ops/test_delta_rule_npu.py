@@ -1,0 +1,101 @@
+"""The gated delta rule on the NPU: prompts as an aclnn operator where CANN has it, else as the reference."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import npu_ops
+
+PROGRAM = Path(__file__).with_name("delta_rule_calls.py")
+SERVED = ("a prompt", "a long prompt", "no state", "transposed", "g in bf16")
+REFUSED = {
+    "normalized": "normalized keys, which would be rounded to bf16",
+    "fp32": "not bf16",
+    "fp16": "not bf16",
+    "a fast decay": "a decay beyond -1 <= g <= 0",
+    "wide heads": "heads of more than 128",
+    "many heads": "more than 64 heads",
+    "beta in fp32": "beta in fp32",
+    "no tokens": "no elements",
+}
+
+
+@functools.cache
+def outcomes(*options: str) -> dict[str, dict[str, Any]]:
+    """What `delta_rule_calls.py` prints on a simulator with these options."""
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [sys.executable, "-m", "cann_sim", "run", *options, str(PROGRAM)],
+            env={**os.environ, "XDG_CACHE_HOME": cache},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("soc", ["910B", "910C"])
+@pytest.mark.parametrize("label", SERVED)
+def test_prompts_are_one_operator(label: str, soc: str) -> None:
+    found = outcomes("--release", "9.1.0", "--soc", soc)[label]
+    assert found["reasons"] == [] and found["launches"].count("ChunkGatedDeltaRule") == 1
+    assert found["contiguous"]
+    for error, own in zip(found["errors"], found["reference"], strict=True):
+        assert error <= 1.5 * own + 1e-6
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_what_the_operator_is_not_documented_for(label: str) -> None:
+    found = outcomes("--release", "9.1.0", "--soc", "910B")[label]
+    assert found["reasons"] == [REFUSED[label]] and "ChunkGatedDeltaRule" not in found["launches"]
+    for error, own in zip(found["errors"], found["reference"], strict=True):
+        assert error <= 1.5 * own + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [(("--release", "8.5.0"), "not in this CANN"), (("--soc", "310P"), "on a 310P")]
+)
+def test_where_there_is_no_operator(options: tuple[str, ...], reason: str) -> None:
+    found = outcomes(*options)
+    for label in ("a prompt", "no state"):
+        assert found[label]["reasons"] == [reason]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_steps_keep_their_state_in_fp32(tokens: int, dtype: torch.dtype) -> None:
+    """CANN's operator would round it at every token."""
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, tokens, 1, 16).to(dtype) for _ in range(2))
+    form = {"g": -torch.rand(2, tokens, 2), "beta": torch.rand(2, tokens, 2).to(dtype)}
+    state = torch.randn(2, 2, 16, 8)
+    value = torch.randn(2, tokens, 2, 8).to(dtype)
+    form = {
+        "query": query,
+        "key": key,
+        "value": value,
+        **form,
+        "state": state,
+        "scaling": 0.25,
+        "normalize": True,
+    }
+    found = npu_ops.run("recurrent_gated_delta_rule", **form)
+    assert found.reasons == ["CANN's operator keeps the state in bf16"]
+    exact_state = state.double()
+    doubled = {k: v.double() if torch.is_tensor(v) else v for k, v in form.items()} | {"state": exact_state}
+    exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**doubled)
+    out, after = found.results
+    assert out.dtype == dtype and after.dtype == torch.float32
+    assert (out.double() - exact).norm() <= torch.finfo(dtype).eps * exact.norm()
+    assert (after.double() - exact_state).norm() <= 1e-5 * exact_state.norm()
