@@ -17,13 +17,14 @@ def fingerprint(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Print the digest and the operations of a function or method, as a rule names them."""
-    from ..engine.fingerprint import Opaque
+    from ..engine.fingerprint import Opaque, behind_wrapper
     from ..engine.fingerprint import fingerprint as compute
 
     found = _resolve(target)
     owner = found if isinstance(found, type) else None
+    function, wrapper = (found, "") if owner else behind_wrapper(found)
     try:
-        result = compute(getattr(found, attribute) if owner else found, owner)
+        result = compute(getattr(found, attribute) if owner else function, owner)
     except (Opaque, AttributeError) as fault:
         raise typer.BadParameter(
             f"{target} cannot be fingerprinted: {fault}. Name a plain Python function or a class with "
@@ -31,9 +32,13 @@ def fingerprint(
         ) from fault
     operations = sorted(result.operations)
     if as_json:
-        text = json.dumps({"target": target, "digest": result.digest, "operations": operations})
+        text = json.dumps(
+            {"target": target, "digest": result.digest, "wrapper": wrapper, "operations": operations}
+        )
     else:
-        text = f'bodies = ["{result.digest}"]\noperations = {json.dumps(operations)}'
+        text = f'bodies = ["{result.digest}"]\n'
+        text += f'wrappers = ["{wrapper}"]\n' if wrapper else ""
+        text += f"operations = {json.dumps(operations)}"
     sys.stdout.write(text + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from liteboost_adaptor import cli
 from liteboost_adaptor.bench import report, runner
 from liteboost_adaptor.cli import tables
 from liteboost_adaptor.cli.status import run_script
+from liteboost_adaptor.engine import catalogue
 from liteboost_adaptor.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -304,3 +306,11 @@ def test_the_demo_shows_the_same_text_at_every_level() -> None:
     assert "ROMEO:" in done.stdout
     assert done.stdout.count("identical") == 3
     assert "norm.rms" in done.stdout
+
+
+def test_fingerprint_of_a_function_behind_a_wrapper(capsys: pytest.CaptureFixture[str]) -> None:
+    target = "transformers.models.qwen3_next.modeling_qwen3_next:causal_conv1d_fn"
+    rule = next(rule for rule in catalogue.load()[0] if rule.id == "causal_conv.prompt")
+    assert cli.main(["fingerprint", target]) == 0
+    text = tomllib.loads(capsys.readouterr().out)
+    assert text["bodies"] == list(rule.bodies) and text["wrappers"] == list(rule.wrappers)
