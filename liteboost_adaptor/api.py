@@ -14,6 +14,7 @@ from .engine import swap
 from .environment.npu import fixes
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
+from .replacements import cache
 from .report import Status, report
 
 
@@ -121,5 +122,6 @@ def status() -> Status:
         native=details,
         environment=notes,
         models=models,
+        caches_bytes=cache.bytes_held(),
         rules=report.rows([*fixes.rows(), *listed_rules(current)], backend),
     )

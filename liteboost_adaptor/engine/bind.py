@@ -254,6 +254,7 @@ class _Planner:
                     owners[(fit.rule.pattern, name)] = fit
         self._route_functions(method, routes, owners)
         self._route_factors(method, routes, owners)
+        self._route_receivers(method, routes, owners)
         if not owners:
             return
         if _is_wrapped_by_others(method):
@@ -299,6 +300,23 @@ class _Planner:
             if replacement is not None:
                 routes.function[name] = (function, replacement)
                 owners[("function", name)] = fit
+
+    def _route_receivers(
+        self, method: Any, routes: rewriting.Routes, owners: dict[tuple[str, str], Fit]
+    ) -> None:
+        """Calls of a method of what was handed in, such as ``past_key_values.update(...)``."""
+        try:
+            names = source.innermost(method).__code__.co_names
+        except source.SourceUnavailable:
+            return
+        for rule in self.fits.receivers:
+            if rule.attribute not in names:
+                continue
+            fit = Fit(rule.family, APPLIED, rule)
+            replacement = self._make(fit, None)
+            if replacement is not None:
+                routes.receiver[rule.attribute] = replacement
+                owners[("receiver", rule.attribute)] = fit
 
     def _route_factors(
         self, method: Any, routes: rewriting.Routes, owners: dict[tuple[str, str], Fit]

@@ -22,7 +22,7 @@ SCHEMA = 1
 #: What a rule replaces: a method of a module class; a function a method names; an expression inside a method;
 #: an entry of a registry, for the modules that ask that registry.
 KINDS = ("module", "function", "expression", "registry")
-PATTERNS = ("call", "product", "residual")
+PATTERNS = ("call", "product", "residual", "receiver")
 DEVICES = ("cpu", "npu")
 
 
@@ -36,7 +36,7 @@ class Rule:
         kind: One of `KINDS`.
         targets: Globs ``module:Class`` or ``module:function``: where the rule is expected to fit, and what
             counts as a refusal when nothing fits. A known body is served under any name.
-        attribute: The method, for ``kind = "module"``.
+        attribute: The method, for ``kind = "module"`` and for ``pattern = "receiver"``.
         bodies: Digests (see `fingerprint`) known to compute what the replacement computes.
         wrappers: For ``kind = "function"``: digests of the text of decorators' wrappers that do nothing to a
             call which the replacement serves (`fingerprint.behind_wrapper`); a body may stand behind one.
@@ -55,7 +55,7 @@ class Rule:
         replacement: ``module:factory``; called once for each rule and original.
         probe: ``module:function`` that yields probe cases; without it an unlisted body is always refused.
         needs: Operations a body under a name of its own must use to be considered at all.
-        pattern: For ``kind = "expression"``: ``call``, ``product`` or ``residual`` (see `rewrite`).
+        pattern: For ``kind = "expression"``: one of `PATTERNS` (see `rewrite`).
         children: Classes (``module:Class``, exact) whose call is the expression.
         functions: Functions (``module:name``) whose call is a factor of the expression, for ``product``.
         child_rules: Ids of rules; a child whose forward one of them replaced makes the expression.

@@ -41,6 +41,7 @@ class Fits:
         self._methods = [rule for rule in rules if rule.kind == "module"]
         self._functions = [rule for rule in rules if rule.kind == "function"]
         self._expressions = [rule for rule in rules if rule.kind == "expression"]
+        self.receivers = [rule for rule in self._expressions if rule.pattern == "receiver"]
         self._factors = _resolved_functions(self._expressions)
         self.factor_names = frozenset(function.__name__ for function in self._factors)
         self.registries = [rule for rule in rules if rule.kind == "registry"]

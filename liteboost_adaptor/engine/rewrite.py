@@ -1,7 +1,7 @@
 """Reroute expressions inside a method, leaving everything else of it as its author wrote it.
 
 Whole attention, MLP and decoder-layer bodies come in hundreds of forms, but what is worth replacing in
-them comes in five, each sound by itself whatever surrounds it:
+them comes in a few, each sound by itself whatever surrounds it:
 
 - *call*: ``self.child(x)`` becomes ``r(self.child, x)``, and ``self.child(x, *args, **kwargs)`` too, for as
   long as nothing more than ``x`` has come in;
@@ -11,6 +11,7 @@ them comes in five, each sound by itself whatever surrounds it:
   ``r.of_calls(r_left, r_right)(self.child, self.left, self.right, x)``;
 - *factor*: ``f(a) * b`` for a function ``f`` becomes ``r(f, a, b)``;
 - *residual*: ``s = a + b`` followed by ``n = self.child(s)`` becomes ``n, s = r(self.child, a, b)``;
+- *receiver*: ``x.method(a, b, ...)`` of a local ``x`` becomes ``r(x).method(a, b, ...)``;
 - *function*: a global ``f``, called or handed on, becomes ``r`` for as long as ``f`` is the function it was.
 
 The new function keeps file name and line numbers (tracebacks and debuggers show the original text),
@@ -37,7 +38,9 @@ from .expressions import (
 )
 from .source import SourceUnavailable
 
-PATTERNS = ("call", "product", "factor", "residual", "function")
+PATTERNS = ("call", "product", "factor", "residual", "receiver", "function")
+#: A dictionary's method of the same name takes fewer.
+_RECEIVER_ARGUMENTS = 2
 
 
 @dataclass
@@ -45,13 +48,15 @@ class Routes:
     """What to reroute in one method: by pattern, the name in the text and the object that takes its place.
 
     ``function`` maps a global name to (original, replacement), ``factor`` the text of a callee, such as
-    ``F.silu``, to the replacement of the product.
+    ``F.silu``, to the replacement of the product, ``receiver`` the name of a method to what is called with
+    the object it is called on.
     """
 
     call: dict[str, Any] = field(default_factory=dict)
     product: dict[str, Any] = field(default_factory=dict)
     factor: dict[str, Any] = field(default_factory=dict)
     residual: dict[str, Any] = field(default_factory=dict)
+    receiver: dict[str, Any] = field(default_factory=dict)
     function: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
@@ -82,8 +87,8 @@ def rewrite(method: Any, routes: Routes, owner: type | None = None, attribute: s
         raise SourceUnavailable(f"assigns to {editor.self_name}")
     if any(_is_private(child) for child in ast.walk(node)):
         raise SourceUnavailable("uses a private name (two leading underscores)")
-    names = {**editor.names, **_yield_to_successor(node, method, owner, attribute)}
-    function = rewrap(method, _build(node, parsed, names))
+    names = {**editor.names, **yield_to_successor(node, method, owner, attribute)}
+    function = rewrap(method, build(node, parsed, names))
     return Rewritten(function, {pattern: frozenset(names) for pattern, names in editor.met.items() if names})
 
 
@@ -105,13 +110,13 @@ def forwarding(
     node.body = [
         ast.copy_location(ast.Return(value=_call_with(arguments, "__liteboost_ours__")), parsed.node)
     ]
-    names = {"__liteboost_ours__": replacement, **_yield_to_successor(node, method, owner, attribute)}
-    function = _build(node, parsed, names)
+    names = {"__liteboost_ours__": replacement, **yield_to_successor(node, method, owner, attribute)}
+    function = build(node, parsed, names)
     function.__liteboost_original__ = method
     return function
 
 
-def _yield_to_successor(
+def yield_to_successor(
     node: ast.FunctionDef, method: Any, owner: type | None, attribute: str
 ) -> dict[str, Any]:
     """Begin ``node`` with a check that ``owner`` still has ``method``; returns the names the check uses.
@@ -189,7 +194,7 @@ def contents(cell: types.CellType) -> Any:
         return None
 
 
-def _build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]) -> types.FunctionType:
+def build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]) -> types.FunctionType:
     original = parsed.function
     code = source.compile_in_factory(node, original, tuple(names))
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
@@ -310,7 +315,18 @@ class _Editor(ast.NodeTransformer):
         name, extras = child_handed_extras(node, self.definition, self.self_name)
         if name in self.routes.call:
             return self._call_without_extras(node, name, extras)
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method in self.routes.receiver and self._is_local(node.func.value):
+            if len(node.args) >= _RECEIVER_ARGUMENTS:
+                target = self.routes.receiver[method]
+                node.func.value = self._replace(
+                    node.func.value, "receiver", method, target, [node.func.value]
+                )
+        return node
+
+    def _is_local(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.local_names and node.id != self.self_name
 
     def _call_without_extras(self, node: ast.Call, name: str, extras: list[str]) -> ast.AST:
         """``self.child(x, *args, **kwargs) if args or kwargs else r(self.child, x)``."""

@@ -6,6 +6,7 @@ that looks at class names; the class itself, and every other instance of it, sta
 
 from __future__ import annotations
 
+import abc
 import copy
 import copyreg
 import functools
@@ -45,14 +46,19 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
     }
     # Made beside the original and moved under it: a direct subclass would run its __init_subclass__, which
     # is for classes people write (it registers plug-ins, wraps methods once more, reads annotations).
+    beside = torch.nn.Module if issubclass(original, torch.nn.Module) else _Beside
     made = types.new_class(
         original.__name__,
-        (torch.nn.Module,),
+        (beside,),
         {"metaclass": _metaclass(type(original))},
         lambda body: body.update(namespace),
     )
     made.__bases__ = (original,)
     return made
+
+
+class _Beside(abc.ABC):  # noqa: B024 - python lets bases be exchanged only where instances are laid out alike
+    """What a class of ours is first made a subclass of, where its original is no module but a cache layer."""
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
 from ..replacements import guards
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import adapters, registries
+from . import adapters, caches, registries
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -94,7 +94,10 @@ class Runtime:
     def settle(self) -> list[str]:
         """Take our registry entries and the hook on injection back once nobody needs them."""
         with self.lock:
-            return [] if self.active or self._bindings else self.entries.undo_all()
+            if self.active or self._bindings:
+                return []
+            caches.restore_all()
+            return self.entries.undo_all()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Bind ``model`` under the current settings, unless it is bound or the user has undone it.

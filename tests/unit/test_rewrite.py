@@ -372,3 +372,45 @@ def test_factors_are_computed_in_the_order_they_are_written_in(name):
     assert torch.equal(rewritten.function(block, x), expected)
     assert counts == {"product": 1}
     assert block.order == order == (["gate", "up"] if name.endswith("first") else ["up", "gate"])
+
+
+class Receivers(nn.Module):
+    """Calls of ``update`` on what was handed in, on what is its own, and on a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = []
+
+    def handed_in(self, cache, x):
+        if cache is not None:
+            x = cache.update(x, x + 1, layer=3)
+        return x
+
+    def own_only(self, x):
+        return self.own.update(x, x)
+
+    def dictionary(self, options, x):
+        options.update({"x": x})
+        return options
+
+
+class Updated:
+    def update(self, a, b, layer):
+        return a, b, layer
+
+
+def test_a_receiver_is_exchanged_and_nothing_else():
+    seen, cache = [], Updated()
+
+    def receiver(found):
+        seen.append(found)
+        return found
+
+    routes = Routes(receiver={"update": receiver})
+    rewritten = rewrite(Receivers.handed_in, routes)
+    assert rewritten.met == {"receiver": frozenset({"update"})}
+    assert rewritten.function(Receivers(), cache, 1) == (1, 2, 3)
+    assert rewritten.function(Receivers(), None, 1) == 1
+    assert seen == [cache]
+    assert rewrite(Receivers.own_only, routes) is None
+    assert rewrite(Receivers.dictionary, routes) is None

@@ -1,0 +1,82 @@
+"""Where we meet transformers' caches: the layers of one that a bound module updates append in place."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..engine import swap
+from ..engine.appends import reroute_appends
+from ..engine.source import SourceUnavailable
+from ..replacements import cache as rooms
+from ..report import FAILED, REFUSED, Outcome, Tally, report
+
+_RULE = "cache.append"
+_served: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def appending(_: Any, tally: Tally) -> Callable[[Any], Any]:
+    """What stands for ``cache`` in ``cache.update(...)``: the same object, whose layers append in place."""
+    return _receiver(tally)
+
+
+@functools.lru_cache(maxsize=4)
+def _receiver(tally: Tally) -> Callable[[Any], Any]:
+    append = rooms.append(tally)
+
+    @functools.lru_cache(maxsize=256)
+    def serving(cls: type) -> type | None:
+        return _serving(cls, append)
+
+    def receiver(cache: Any) -> Any:
+        if torch.compiler.is_compiling() or not isinstance(cache, _cache_class()):
+            return cache
+        # Of an encoder-decoder the self-attention's; the other is written once.
+        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+        if layers and not (_is_served(layers[0]) and _is_served(layers[-1])):
+            for layer in layers:
+                made = serving(type(layer))
+                if made is not None:
+                    layer.__class__ = made
+                    _served.add(layer)
+        return cache
+
+    return receiver
+
+
+def restore_all() -> None:
+    """Give every layer its own class back; what it keeps stays as it is."""
+    for layer in list(_served):
+        swap.restore(layer)
+        vars(layer).pop(rooms.ROOMS, None)
+    _served.clear()
+
+
+def _is_served(layer: Any) -> bool:
+    return swap.MARKER in type(layer).__dict__
+
+
+@functools.cache
+def _cache_class() -> type:
+    from transformers.cache_utils import Cache
+
+    return Cache
+
+
+def _serving(cls: type, append: Callable[..., Any]) -> type | None:
+    """A class for layers of class ``cls``, or ``None`` where they append in no way we know."""
+    if swap.MARKER in vars(cls):
+        return None
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    try:
+        update = reroute_appends(cls.update, append, cls, "update")
+        return swap.subclass(cls, rooms.methods(cls, update), _RULE) if update is not None else None
+    except SourceUnavailable as fault:
+        report.add(Outcome(_RULE, REFUSED, target, str(fault)))
+    except Exception as fault:  # noqa: BLE001 - recorded; the layer stays as it is
+        report.add(Outcome(_RULE, FAILED, target, f"{type(fault).__name__}: {fault}"))
+    return None

@@ -1,0 +1,356 @@
+"""Level 2: cache layers append in place, and nobody can tell but by the clock and the memory."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_models
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+import liteboost_adaptor
+from liteboost_adaptor.engine import swap
+from liteboost_adaptor.engine.appends import reroute_appends
+from liteboost_adaptor.engine.source import SourceUnavailable
+from liteboost_adaptor.huggingface import caches
+from liteboost_adaptor.replacements import cache as replacement
+from liteboost_adaptor.report import Tally
+
+WINDOW = 8
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    with torch.no_grad():
+        yield
+    caches.restore_all()
+
+
+def served(*layers: Any) -> DynamicCache:
+    cache = DynamicCache()
+    cache.layers = list(layers)
+    caches.appending(None, Tally())(cache)
+    return cache
+
+
+def states(count: int, seed: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(2, 3, count, 5, generator=generator, **options) for _ in range(2))
+
+
+def layer_kinds() -> list[Any]:
+    return [DynamicLayer, lambda: DynamicSlidingWindowLayer(WINDOW)]
+
+
+@pytest.mark.parametrize("make", layer_kinds(), ids=["full", "sliding"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_returned_and_kept_is_what_the_original_returns_and_keeps(make: Any, dtype: torch.dtype):
+    ours, theirs = make(), make()
+    served(ours)
+    assert type(ours) is not type(theirs) and isinstance(ours, type(theirs))
+    for step, count in enumerate([5, 1, 1, 1, 3, *[1] * 300, 40, 1]):
+        new = states(count, step, dtype=dtype)
+        for found, expected in zip(ours.update(*new), theirs.update(*new), strict=True):
+            assert torch.equal(found, expected)
+        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+        assert ours.get_seq_length() == theirs.get_seq_length()
+        assert ours.get_mask_sizes(1) == theirs.get_mask_sizes(1)
+
+
+@pytest.mark.parametrize("make", layer_kinds(), ids=["full", "sliding"])
+def test_what_is_kept_is_not_copied_for_a_token(make: Any):
+    layer = make()
+    served(layer)
+    layer.update(*states(600, 0))
+    moved, before = 0, layer.keys.untyped_storage().data_ptr()
+    for step in range(600):
+        layer.update(*states(1, step))
+        moved += layer.keys.untyped_storage().data_ptr() != before
+        before = layer.keys.untyped_storage().data_ptr()
+    # 600 positions have room for 300 more, and those 900 for 450; a window is moved once in 128 tokens.
+    assert moved <= (2 if make is DynamicLayer else 5)
+
+
+def test_generate_appends_in_place_and_counts_it():
+    model = tiny_models.build("llama")
+    inputs = torch.arange(6).view(1, 6) % model.config.vocab_size
+    options = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
+    liteboost_adaptor.apply(model, level=1)
+    plain = model.generate(inputs, **options)
+    assert type(plain.past_key_values.layers[0]) is DynamicLayer
+    liteboost_adaptor.apply(model, level=2)
+    before = next(row for row in liteboost_adaptor.status().rules if row.id == "cache.append").calls
+    found = model.generate(inputs, **options)
+    row = next(row for row in liteboost_adaptor.status().rules if row.id == "cache.append")
+    assert torch.equal(found.sequences, plain.sequences)
+    assert row.state == "applied" and row.calls - before == 12 * 2 * model.config.num_hidden_layers
+    assert liteboost_adaptor.status().caches_bytes > 0
+    for ours, theirs in zip(found.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        assert torch.allclose(ours.keys, theirs.keys, atol=1e-5)
+        assert ours.keys.untyped_storage().nbytes() > ours.keys.nbytes
+
+
+def test_a_cropped_layer_goes_on_in_its_memory_if_nobody_else_sees_it():
+    ours, theirs = DynamicLayer(), DynamicLayer()
+    served(ours)
+    for layer in (ours, theirs):
+        layer.update(*states(20, 0))
+    memory = ours.keys.data_ptr()
+    for step in range(5):
+        for layer in (ours, theirs):
+            layer.update(*states(4, step))
+            layer.crop(-3)
+            layer.update(*states(2, step + 10))
+        assert torch.equal(ours.keys, theirs.keys)
+    assert ours.keys.data_ptr() == memory
+
+
+@pytest.mark.parametrize("holder", ["tensor", "view", "layer", "storage"])
+def test_what_somebody_holds_is_never_written_again(holder: str):
+    layer = DynamicLayer()
+    served(layer)
+    layer.update(*states(20, 0))
+    other = DynamicLayer()
+    other.__dict__.update(layer.__dict__)
+    held = {
+        "tensor": layer.keys,
+        "view": layer.keys[:, 1:, 15:],
+        "layer": other.keys,
+        "storage": torch.empty(0).set_(layer.keys.untyped_storage(), 0, (10,), (1,)),
+    }[holder]
+    del other
+    expected = held.clone()
+    layer.crop(-10)
+    layer.update(*states(5, 1))
+    assert torch.equal(held, expected)
+
+
+def test_layers_that_share_what_they_keep_go_different_ways():
+    first, second = DynamicLayer(), DynamicLayer()
+    served(first, second)
+    first.update(*states(20, 0))
+    second.update(*states(1, 0))
+    second.keys, second.values = first.keys, first.values
+    copied = copy.copy(first)
+    a, b, c = states(1, 1), states(1, 2), states(1, 3)
+    ends = [layer.update(*new)[0][:, :, 20:] for layer, new in ((first, a), (second, b), (copied, c))]
+    assert all(torch.equal(end, new[0]) for end, new in zip(ends, (a, b, c), strict=True))
+    assert torch.equal(first.keys[:, :, 20:], a[0]) and torch.equal(second.keys[:, :, 20:], b[0])
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, copy.copy, lambda layer: pickle.loads(pickle.dumps(layer))]
+)
+def test_copies_are_the_originals_and_hold_what_is_kept_only(copied: Any):
+    layer = DynamicLayer()
+    served(layer)
+    layer.update(*states(20, 0))
+    other = copied(layer)
+    assert type(other) is DynamicLayer and replacement.ROOMS not in vars(other)
+    assert other.keys.untyped_storage().nbytes() == other.keys.nbytes
+    assert torch.equal(other.keys, layer.keys)
+    other.update(*states(1, 1))
+    layer.update(*states(1, 2))
+    assert torch.equal(layer.keys[:, :, :20], other.keys[:, :, :20])
+    assert not torch.equal(layer.keys, other.keys)
+
+
+def test_a_saved_cache_is_as_large_as_the_originals():
+    sizes = []
+    for serve in (False, True):
+        layer = DynamicLayer()
+        if serve:
+            served(layer)
+        layer.update(*states(20, 0))
+        file = io.BytesIO()
+        torch.save(layer, file)
+        sizes.append(file.tell())
+    assert abs(sizes[0] - sizes[1]) < 200
+
+
+def test_recorded_windows_and_their_crops():
+    ours, theirs = (DynamicSlidingWindowLayer(WINDOW) for _ in range(2))
+    if not hasattr(ours, "activate_past_recording"):
+        pytest.skip("this transformers does not record windows")
+    served(ours)
+    for layer in (ours, theirs):
+        layer.activate_past_recording()
+        layer.update(*states(11, 0))
+        layer.crop(0)
+    for step in range(30):
+        new = states(4, step)
+        for found, expected in zip(ours.update(*new), theirs.update(*new), strict=True):
+            assert torch.equal(found, expected)
+        for layer in (ours, theirs):
+            layer.crop(-(step % 4))
+        assert torch.equal(ours.keys, theirs.keys)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.reorder_cache(torch.tensor([1, 0])),
+        lambda layer: layer.batch_repeat_interleave(2),
+        lambda layer: layer.batch_select_indices(torch.tensor([1])),
+        lambda layer: layer.crop(-7),
+        lambda layer: layer.offload(),
+        lambda layer: layer.reset(),
+        lambda layer: setattr(layer, "keys", layer.keys.flip(2)),
+        lambda layer: layer.keys.mul_(2),
+    ],
+    ids=["reorder", "repeat", "select", "crop", "offload", "reset", "assign", "write"],
+)
+def test_what_others_do_to_a_layer_is_seen(change: Any):
+    ours, theirs = DynamicLayer(), DynamicLayer()
+    served(ours)
+    for layer in (ours, theirs):
+        layer.update(*states(20, 0))
+        change(layer)
+    batch = 2 if ours.keys is None else ours.keys.shape[0]
+    for step in range(3):
+        new = [tensor[:1].expand(batch, -1, -1, -1) for tensor in states(2, step)]
+        for found, expected in zip(ours.update(*new), theirs.update(*new), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_offloaded_and_reset_layers_let_go_of_their_memory():
+    for name in ("offload", "reset"):
+        layer = DynamicLayer()
+        served(layer)
+        layer.update(*states(20, 0))
+        assert replacement.ROOMS in vars(layer)
+        getattr(layer, name)()
+        assert replacement.ROOMS not in vars(layer)
+
+
+def test_inference_mode_and_no_grad_may_take_turns():
+    ours, theirs = DynamicLayer(), DynamicLayer()
+    served(ours)
+    for layer in (ours, theirs):
+        with torch.inference_mode():
+            layer.update(*states(5, 0))
+            layer.update(*states(1, 1))
+        layer.update(*states(1, 2))
+        with torch.inference_mode():
+            layer.update(*states(1, 3))
+        layer.update(*states(1, 4))
+    assert torch.equal(ours.keys, theirs.keys)
+
+
+def test_in_grad_mode_gradients_flow_as_in_the_original():
+    gradients = []
+    for serve in (False, True):
+        layer = DynamicLayer()
+        if serve:
+            served(layer)
+        layer.update(*states(5, 0))
+        with torch.enable_grad():
+            keys, values = (tensor.requires_grad_() for tensor in states(2, 1))
+            layer.update(keys, values)
+            (layer.keys * layer.values).sum().backward()
+        gradients.append(keys.grad)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda new: (new[0].double(), new[1].double()),
+        lambda new: (new[0][:1], new[1][:1]),
+        lambda new: (new[0][..., :4], new[1]),
+        lambda new: (new[0][0], new[1][0]),
+    ],
+    ids=["dtype", "batch", "head size", "dimensions"],
+)
+def test_what_does_not_fit_ends_as_in_the_original(fault: Any):
+    def outcome(layer: Any) -> Any:
+        layer.update(*states(5, 0))
+        try:
+            return [part.dtype for part in layer.update(*fault(states(2, 1)))]
+        except RuntimeError as error:
+            return str(error)
+
+    ours = DynamicLayer()
+    served(ours)
+    assert outcome(ours) == outcome(DynamicLayer())
+
+
+def test_restored_layers_are_what_they_were():
+    layer = DynamicLayer()
+    served(layer)
+    layer.update(*states(5, 0))
+    kept = layer.keys
+    caches.restore_all()
+    assert type(layer) is DynamicLayer and layer.keys is kept
+    assert set(vars(layer)) == {"keys", "values", "is_initialized", "dtype", "device"}
+
+
+def test_undo_gives_the_layers_of_living_caches_their_class_back():
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, level=2)
+    inputs = torch.arange(6).view(1, 6)
+    cache = model(inputs, past_key_values=DynamicCache(config=model.config)).past_key_values
+    assert all(swap.MARKER in vars(type(layer)) for layer in cache.layers)
+    liteboost_adaptor.undo()
+    assert all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def test_a_patch_that_comes_later_acts(monkeypatch: pytest.MonkeyPatch):
+    layer = DynamicLayer()
+    served(layer)
+    layer.update(*states(5, 0))
+    monkeypatch.setattr(DynamicLayer, "update", lambda self, keys, values: "theirs")
+    assert layer.update(*states(1, 1)) == "theirs"
+
+
+class Layer(nn.Module):
+    """Bodies that are, and are not, a concatenation behind what is kept."""
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = torch.cat([self.state, x], dim=1)
+        return self.state
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.state], dim=1)
+
+    def of_another(self, x: Any) -> torch.Tensor:
+        return torch.cat([x.state, x.new], dim=1)
+
+    def three(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.state, x, x], dim=1)
+
+    def any_dimension(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return torch.cat([self.state, x], dim=dim)
+
+    def another_self(self, x: torch.Tensor) -> torch.Tensor:
+        self = x  # noqa: PLW0642
+        return torch.cat([self.state, x], dim=1)
+
+
+@pytest.mark.parametrize("name", ["before", "of_another", "three", "any_dimension"])
+def test_other_concatenations_are_left(name: str):
+    assert reroute_appends(getattr(Layer, name), None, Layer, name) is None
+
+
+def test_another_self_is_refused():
+    with pytest.raises(SourceUnavailable, match="assigns to self"):
+        reroute_appends(Layer.another_self, None, Layer, "another_self")
+
+
+def test_the_dimension_is_the_written_one():
+    layer, rest = Layer(), torch.ones(2, 1)
+    layer.state = torch.zeros(2, 3)
+    seen = []
+
+    def append(*given: Any) -> torch.Tensor:
+        seen.append(given)
+        return rest
+
+    assert reroute_appends(Layer.kept, append, Layer, "kept")(layer, rest) is rest
+    assert seen == [(layer, "state", rest, 1)] and layer.state is rest
