@@ -128,6 +128,8 @@ def _table(
         length = max(SHORTEST, 1 << (below - 1).bit_length())
         every = torch.arange(length, device=x.device)[None]
         cos, sin = original(x, every, *layer_type, **named)
+        # Other streams will read it, none of which waits for this one.
+        torch.get_device_module(x.device).current_stream(x.device).synchronize()
         found = tables[key] = _Table(
             cos[0].contiguous(), sin[0].contiguous(), made_from, tuple(_held(module))
         )
