@@ -310,7 +310,7 @@ def test_disabled_rules_say_so_and_globs_cover_families() -> None:
     with calls.served() as served, torch.no_grad():
         status = liteboost_adaptor.apply(model, disable="norm.*,linear.call")
         model(**tiny_models.example_inputs(model))
-    assert served.kinds.keys() == {"rope", "activation", "attention"}
+    assert served.kinds.keys() == {"rope", "activation", "attention", "cache"}
     assert {row.state for row in status.rules if row.id.startswith("norm.")} <= {"disabled", "idle"}
     assert json.loads(status.to_json())["rules"]
 
