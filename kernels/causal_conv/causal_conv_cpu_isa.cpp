@@ -15,9 +15,14 @@ LB_INLINE float element(const T* p) {
   return load(p, 1)[0];
 }
 
+// Where lanes are taken apart and put together: a vector's worth of the scratch, because AddressSanitizer's stack for
+// local arrays is not aligned as GCC 12 takes it to be (gcc.gnu.org/PR110027).
+constexpr int kLaneFloats = kLanes;
+
 // out[t][c] = in[t * token + c * channel] for `tokens` tokens and `count` channels; vectors along what is adjacent.
 template <typename T>
-void read(const T* in, int64_t channel, int64_t token, int64_t tokens, int64_t count, float* out) {
+void read(const T* in, int64_t channel, int64_t token, int64_t tokens, int64_t count, float* lanes,
+          float* out) {
   if (channel == 1) {
     for (int64_t t = 0; t < tokens; ++t) {
       for_lanes(count, [&](int64_t c, auto n) __attribute__((always_inline)) {
@@ -30,7 +35,6 @@ void read(const T* in, int64_t channel, int64_t token, int64_t tokens, int64_t c
     const T* row = in + c * channel;
     if (token == 1) {
       for_lanes(tokens, [&](int64_t t, auto n) __attribute__((always_inline)) {
-        float lanes[kLanes];
         store(lanes, load(row + t, n));
         const int64_t rest = tokens - t < kLanes ? tokens - t : kLanes;
         for (int64_t l = 0; l < rest; ++l) out[(t + l) * kChannels + c] = lanes[l];
@@ -43,7 +47,7 @@ void read(const T* in, int64_t channel, int64_t token, int64_t tokens, int64_t c
 
 // The reverse, into channels `stride` apart whose tokens are adjacent.
 template <typename T>
-void write(const float* in, int64_t tokens, int64_t count, T* out, int64_t stride) {
+void write(const float* in, int64_t tokens, int64_t count, float* lanes, T* out, int64_t stride) {
   if (stride == 1) {  // one token
     for_lanes(count,
               [&](int64_t c, auto n) __attribute__((always_inline)) { store(out + c, load(in + c, n), n); });
@@ -51,10 +55,9 @@ void write(const float* in, int64_t tokens, int64_t count, T* out, int64_t strid
   }
   for (int64_t c = 0; c < count; ++c) {
     for_lanes(tokens, [&](int64_t t, auto n) __attribute__((always_inline)) {
-      float lanes[kLanes] = {};
       const int64_t rest = tokens - t < kLanes ? tokens - t : kLanes;
       for (int64_t l = 0; l < rest; ++l) lanes[l] = in[(t + l) * kChannels + c];
-      store(out + c * stride + t, load(lanes), n);
+      store(out + c * stride + t, load(lanes, n), n);
     });
   }
 }
@@ -99,11 +102,13 @@ void run_block(const CausalConvArgs& args, int64_t batch, int64_t first, int64_t
   float* bias = weight + args.taps * kChannels;
   float* rows = bias + kChannels;
   float* kept = rows + (before + kTokens) * kChannels;
+  float* lanes = kept + before * kChannels;
 
   const T* weights = static_cast<const T*>(args.weight) + first * args.weight_stride;
-  read(weights, args.weight_stride, args.tap_stride, args.taps, count, weight);
+  read(weights, args.weight_stride, args.tap_stride, args.taps, count, lanes, weight);
   if (args.bias) {
-    read(static_cast<const T*>(args.bias) + first * args.bias_stride, args.bias_stride, 0, 1, count, bias);
+    read(static_cast<const T*>(args.bias) + first * args.bias_stride, args.bias_stride, 0, 1, count, lanes,
+         bias);
   } else {
     memset(bias, 0, sizeof(float) * kChannels);
   }
@@ -112,14 +117,14 @@ void run_block(const CausalConvArgs& args, int64_t batch, int64_t first, int64_t
   if (state) {
     state += batch * args.state_strides.batch + first * args.state_strides.channel;
     read(state + (args.state_length - before) * args.state_strides.token, args.state_strides.channel,
-         args.state_strides.token, before, count, rows);
+         args.state_strides.token, before, count, lanes, rows);
   } else {
     memset(rows, 0, sizeof(float) * before * kChannels);
   }
   T* out = static_cast<T*>(args.out) + (batch * args.channels + first) * args.tokens;
   for (int64_t token = 0; token < args.tokens; token += kTokens) {
     const int64_t tokens = args.tokens - token < kTokens ? args.tokens - token : kTokens;
-    read(x + token * args.x_strides.token, args.x_strides.channel, args.x_strides.token, tokens, count,
+    read(x + token * args.x_strides.token, args.x_strides.channel, args.x_strides.token, tokens, count, lanes,
          rows + before * kChannels);
     // The results stand in place of what they are made of; the next tokens need the last of it.
     memcpy(kept, rows + tokens * kChannels, sizeof(float) * before * kChannels);
@@ -128,7 +133,7 @@ void run_block(const CausalConvArgs& args, int64_t batch, int64_t first, int64_t
     } else {
       convolve<false>(weight, bias, args.taps, tokens, count, rows);
     }
-    write(rows, tokens, count, out + token, args.tokens);
+    write(rows, tokens, count, lanes, out + token, args.tokens);
     memcpy(rows, kept, sizeof(float) * before * kChannels);
   }
   if (state) keep(args, x, state, count);
@@ -139,7 +144,7 @@ int64_t blocks_a_sequence(const CausalConvArgs& args) { return (args.channels + 
 int64_t blocks(const CausalConvArgs& args) { return args.batch * blocks_a_sequence(args); }
 
 int64_t scratch_floats(const CausalConvArgs& args) {
-  return (args.taps + 1 + kTokens + 2 * (args.taps - 1)) * kChannels;
+  return (args.taps + 1 + kTokens + 2 * (args.taps - 1)) * kChannels + kLaneFloats;
 }
 
 void run_any(const CausalConvArgs& args, float* scratch, int64_t begin, int64_t end) {
