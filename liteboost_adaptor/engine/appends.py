@@ -19,9 +19,9 @@ from .rewrite import build, rewrap, yield_to_successor
 
 
 def reroute_appends(
-    method: Any, append: Callable[[Any, str, Any, int], Any], owner: type, attribute: str
+    method: Any, append: Callable[[Any, Any, str, Any, int], Any], owner: type, attribute: str
 ) -> types.FunctionType | None:
-    """A copy of ``method`` in which ``append(self, "x", new, d)`` stands for each such concatenation.
+    """A copy of ``method`` in which ``append(self.x, self, "x", new, d)`` stands for each such concatenation.
 
     The copy yields to whatever someone else puts in place of ``owner``'s ``attribute`` later.
 
@@ -64,10 +64,11 @@ class _Editor(ast.NodeTransformer):
         if not kept:
             return node
         self.found += 1
-        name, new, dim = kept
+        held, new, dim = kept
         arguments = [
+            held,
             ast.Name(id=self.self_name, ctx=ast.Load()),
-            ast.Constant(value=name),
+            ast.Constant(value=held.attr),
             new,
             ast.Constant(value=dim),
         ]
@@ -75,8 +76,8 @@ class _Editor(ast.NodeTransformer):
         made = ast.Call(func=function, args=arguments, keywords=[])
         return ast.fix_missing_locations(ast.copy_location(made, node))
 
-    def _kept(self, node: ast.Call) -> tuple[str, ast.expr, int] | None:
-        """(x, new, d) of ``torch.cat([self.x, new], dim=d)``."""
+    def _kept(self, node: ast.Call) -> tuple[ast.Attribute, ast.expr, int] | None:
+        """(self.x, new, d) of ``torch.cat([self.x, new], dim=d)``."""
         if ast.unparse(node.func) != "torch.cat" or len(node.args) != 1 or len(node.keywords) != 1:
             return None
         parts, keyword = node.args[0], node.keywords[0]
@@ -90,4 +91,4 @@ class _Editor(ast.NodeTransformer):
             dim = ast.literal_eval(keyword.value)
         except ValueError:
             return None
-        return (first.attr, new, dim) if type(dim) is int else None
+        return (first, new, dim) if type(dim) is int else None

@@ -96,7 +96,9 @@ def mark_beneath(module: torch.nn.Module) -> Any:
     Such a class is made for one instance; any other on top of ours may be shared and is left.
     """
     cls = type(module)
-    is_for_one = "parametrizations" in module._modules and cls.__module__ == parametrize.__name__
+    is_for_one = (
+        "parametrizations" in getattr(module, "_modules", ()) and cls.__module__ == parametrize.__name__
+    )
     return vars(cls.__base__).get(MARKER) if is_for_one else None
 
 

@@ -16,7 +16,8 @@ from ..replacements import cache as rooms
 from ..report import FAILED, REFUSED, Outcome, Tally, report
 
 _RULE = "cache.append"
-_served: weakref.WeakSet[Any] = weakref.WeakSet()
+#: By identity: a layer's class may say that layers are equal, or have no hash.
+_served: dict[int, weakref.ref[Any]] = {}
 
 
 def appending(_: Any, tally: Tally) -> Callable[[Any], Any]:
@@ -35,25 +36,40 @@ def _receiver(tally: Tally) -> Callable[[Any], Any]:
     def receiver(cache: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(cache, _cache_class()):
             return cache
-        # Of an encoder-decoder the self-attention's; the other is written once.
         layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
         if layers and not (_is_served(layers[0]) and _is_served(layers[-1])):
             for layer in layers:
                 made = serving(type(layer))
                 if made is not None:
+                    _served[id(layer)] = weakref.ref(layer, functools.partial(_forget, id(layer)))
                     layer.__class__ = made
-                    _served.add(layer)
         return cache
 
     return receiver
 
 
-def restore_all() -> None:
-    """Give every layer its own class back; what it keeps stays as it is."""
-    for layer in list(_served):
-        swap.restore(layer)
+def restore_all() -> list[str]:
+    """Give every layer its own class back; what it keeps stays as it is.
+
+    Returns:
+        A sentence where someone else has changed a layer's class since.
+    """
+    left = []
+    for reference in list(_served.values()):
+        layer = reference()
+        if layer is None:
+            continue
         vars(layer).pop(rooms.ROOMS, None)
+        if not swap.restore(layer):
+            left.append(
+                f"the class of a {type(layer).__name__} was changed by someone else since; theirs is left"
+            )
     _served.clear()
+    return list(dict.fromkeys(left))
+
+
+def _forget(key: int, _: weakref.ref[Any]) -> None:
+    _served.pop(key, None)
 
 
 def _is_served(layer: Any) -> bool:

@@ -96,8 +96,7 @@ class Runtime:
         with self.lock:
             if self.active or self._bindings:
                 return []
-            caches.restore_all()
-            return self.entries.undo_all()
+            return caches.restore_all() + self.entries.undo_all()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Bind ``model`` under the current settings, unless it is bound or the user has undone it.
@@ -185,6 +184,7 @@ class Runtime:
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []
             left += [sentence for part in model.modules() for sentence in restore(part)]
+            left += caches.restore_all()  # of other bound models, too: they are served when they are used
             return list(dict.fromkeys(left))
 
     def unbind_all(self) -> list[str]:

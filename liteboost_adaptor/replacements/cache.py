@@ -8,6 +8,8 @@ unless nobody else holds the old.
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,101 +26,132 @@ LEAST_SPACE = 128
 
 
 class Room:
-    """Memory along one dimension, written up to ``end``.
+    """Memory along one dimension, written up to ``end``, for one tensor of one layer.
 
     Attributes:
-        memory: The tensor, ``capacity`` long along ``dim``; undefined behind ``end``.
+        memory: The tensor, ``capacity`` long along ``dim``, zero behind ``end``.
         dim: Counted from the front.
         end: Positions that have ever been handed out end here.
     """
 
-    __slots__ = ("__weakref__", "dim", "end", "memory")
+    __slots__ = ("__weakref__", "_layer", "dim", "end", "memory")
 
-    def __init__(self, like: torch.Tensor, dim: int, length: int) -> None:
-        capacity = length + max(LEAST_SPACE, length // 2)
+    def __init__(self, layer: Any, like: torch.Tensor, dim: int, length: int) -> None:
         self.dim, self.end = dim, 0
+        self._layer = weakref.ref(layer)
         # Not an inference tensor: a cache filled under inference_mode is used outside of it, too.
-        with torch.inference_mode(False):
-            self.memory = _empty(like, dim, capacity)
+        with torch.inference_mode(False), torch.no_grad():
+            self.memory = _zeros(like, dim, _capacity(length))
         _rooms.add(self)
 
-    def start_of(self, held: torch.Tensor) -> int:
-        """The position at which ``held`` begins, or -1 if it cannot be extended here."""
+    def start_of(self, layer: Any, held: torch.Tensor) -> int:
+        """The position at which ``held``, kept by ``layer``, begins, or -1 if it cannot be extended here."""
         memory, dim = self.memory, self.dim
-        if held.dim() != memory.dim() or held.stride() != memory.stride() or held.dtype != memory.dtype:
+        if self._layer() is not layer or held.dim() != memory.dim() or held.dtype != memory.dtype:
             return -1
         storage = held.untyped_storage()
-        if storage._cdata != memory.untyped_storage()._cdata:
+        if storage._cdata != memory.untyped_storage()._cdata or held.stride() != memory.stride():
             return -1
         if held.shape[:dim] != memory.shape[:dim] or held.shape[dim + 1 :] != memory.shape[dim + 1 :]:
             return -1
         start = (held.storage_offset() - memory.storage_offset()) // memory.stride(dim)
         end = start + held.size(dim)
-        # Behind an earlier end lies what was handed out: it may be written again if nobody sees it.
-        return start if end == self.end or (end < self.end and _users(storage) == _OWN_USERS) else -1
+        if end == self.end:
+            return start
+        # Behind it lies what was handed out: it may be written again if nobody sees it.
+        return start if end < self.end and not _is_seen(storage) else -1
+
+    def fits(self, length: int) -> bool:
+        """Whether ``length`` positions have room here, and not far too much of it."""
+        return self.memory.size(self.dim) <= 2 * _capacity(length)
 
     def append(self, start: int, length: int, new: torch.Tensor) -> torch.Tensor:
         """Write ``new`` behind the ``length`` positions from ``start``, and give all of them."""
         dim, count = self.dim, new.size(self.dim)
         self.end = start + length + count
-        self.memory.narrow(dim, start + length, count).copy_(new)
-        return self.memory.narrow(dim, start, length + count)
+        # By .data, in and out: to autograd, what was handed out is no view of anything, and its version does
+        # not count what is written behind it.
+        self.memory.data.narrow(dim, start + length, count).copy_(new)
+        return self.memory.narrow(dim, start, length + count).data
 
 
 #: Those alive, for the status.
 _rooms: weakref.WeakSet[Room] = weakref.WeakSet()
-#: A storage is held by a room's memory, by the layer's tensor, and by the object Python sees of it.
-_OWN_USERS = 3
 
 
 def bytes_held() -> int:
     """Bytes of space behind what all layers keep."""
-    return sum(
-        room.memory.nbytes // max(room.memory.size(room.dim), 1) * (room.memory.size(room.dim) - room.end)
-        for room in list(_rooms)
-    )
+    space = 0
+    for room in list(_rooms):
+        capacity = room.memory.size(room.dim)
+        space += room.memory.nbytes // max(capacity, 1) * (capacity - room.end)
+    return space
 
 
-def _users(storage: torch.UntypedStorage) -> int:
+def _capacity(length: int) -> int:
+    return length + max(LEAST_SPACE, length // 2)
+
+
+def _is_seen(storage: torch.UntypedStorage) -> bool:
+    """Whether anybody but a room and its layer may see ``storage``."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    return count(storage._cdata) if count is not None else _OWN_USERS + 1
+    if count is None or storage.is_shared():
+        return True
+    # Users: the memory, the layer's tensor, and the object that Python has of the storage. That one is held
+    # by the storage itself, named by the caller and here, and handed to what counts.
+    return count(storage._cdata) > 3 or sys.getrefcount(storage) > 4
 
 
-def _empty(like: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
+def _zeros(like: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
     shape = list(like.shape)
     shape[dim] = capacity
     if like.device.type == "npu" and len(shape) == 4 and dim == 2:
         # Positions first, as the operators of CANN write and read them.
         batch, heads, _, size = shape
-        return like.new_empty((batch, capacity, heads, size)).transpose(1, 2)
-    return like.new_empty(shape)
+        return like.new_zeros((batch, capacity, heads, size)).transpose(1, 2)
+    return like.new_zeros(shape)
 
 
-def append(tally: Tally) -> Callable[[Any, str, torch.Tensor, int], torch.Tensor]:
-    """``torch.cat([getattr(layer, name), new], dim)``, in place where it may be."""
+def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:
+    """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
 
-    def call(layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
-        held = getattr(layer, name)
+    def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
+        rooms = layer.__dict__.setdefault(ROOMS, {})
         reason = _unserved(held, new, dim)
         if reason:
             tally.fell_back(reason)
+            rooms.pop(name, None)
             return torch.cat([held, new], dim=dim)
         tally.served()
-        dim %= new.dim()
-        length = held.size(dim) if held.numel() else 0
-        rooms = layer.__dict__.setdefault(ROOMS, {})
-        room = rooms.get(name)
-        start = -1
-        if room is not None and length and room.dim == dim:
-            start = room.start_of(held)
-        if start < 0 or start + length + new.size(dim) > room.memory.size(dim):
-            room = rooms[name] = Room(new, dim, length + new.size(dim))
-            start = 0
-            if length:
-                room.append(0, 0, held)
-        return room.append(start, length, new)
+        result = _in_place(layer, rooms, held, name, new, dim % new.dim())
+        if result is None:
+            # Once is a copy of what comes first; what is kept of it and appended to again gets a room.
+            result = torch.cat([held, new], dim=dim)
+            rooms[name] = result.untyped_storage()._cdata
+        return result
 
     return call
+
+
+def _in_place(
+    layer: Any, rooms: dict[str, Room | int], held: torch.Tensor, name: str, new: torch.Tensor, dim: int
+) -> torch.Tensor | None:
+    """``new`` behind ``held``, or ``None`` where ``held`` is not what the last append to it has left."""
+    if held.dim() != new.dim() or not held.numel() or not new.numel():
+        return None
+    length, room, start = held.size(dim), rooms.get(name), -1
+    if isinstance(room, Room):
+        start = room.start_of(layer, held) if room.dim == dim else -1
+        is_left = start >= 0
+    else:
+        is_left = room == held.untyped_storage()._cdata
+    if not is_left:
+        return None
+    if start < 0 or start + length + new.size(dim) > room.memory.size(dim) or not room.fits(length):
+        room = rooms[name] = Room(layer, new, dim, length + new.size(dim))
+        start = 0
+        room.append(0, 0, held)
+    return room.append(start, length, new)
 
 
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
@@ -139,20 +172,29 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     return ""
 
 
+#: Methods that let go of the tensors: so must we, at once.
+_EXCHANGING = ("offload", "reset", "reorder_cache", "batch_repeat_interleave", "batch_select_indices")
+
+
 def methods(original: type, update: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """What a cache layer's class gets beside its rerouted ``update``: nothing of ours is copied or saved."""
 
     def drop_rooms(name: str) -> Callable[..., Any]:
-        inherited = getattr(original, name)
-
         def dropping(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return inherited(self, *args, **kwargs)
+                return getattr(original, name)(self, *args, **kwargs)
             finally:
                 self.__dict__.pop(ROOMS, None)
 
-        dropping.__name__, dropping.__doc__ = name, inherited.__doc__
-        return dropping
+        return functools.update_wrapper(dropping, getattr(original, name), updated=())
+
+    def crop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original.crop(self, *args, **kwargs)
+        for name in self.__dict__.get(ROOMS, ()):
+            kept = self.__dict__.get(name)
+            if isinstance(kept, torch.Tensor) and kept._base is not None:
+                setattr(self, name, kept.data)  # a view would hold on to what it was cut from
+        return result
 
     def __getstate__(self: Any) -> Any:
         state = original.__getstate__(self)
@@ -163,8 +205,9 @@ def methods(original: type, update: Callable[..., Any]) -> dict[str, Callable[..
         own = {name: _compact(state[name]) for name in rooms if isinstance(state.get(name), torch.Tensor)}
         return {name: value for name, value in {**state, **own}.items() if name != ROOMS}
 
-    # Both let go of the tensors on the device: so must we.
-    dropped = {name: drop_rooms(name) for name in ("offload", "reset") if hasattr(original, name)}
+    dropped = {name: drop_rooms(name) for name in _EXCHANGING if hasattr(original, name)}
+    if hasattr(original, "crop"):
+        dropped["crop"] = functools.update_wrapper(crop, original.crop, updated=())
     return {**dropped, "__getstate__": __getstate__, "update": update}
 
 
