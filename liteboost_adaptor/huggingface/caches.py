@@ -85,7 +85,7 @@ def _cache_class() -> type:
 
 def _serving(cls: type, append: Callable[..., Any]) -> type | None:
     """A class for layers of class ``cls``, or ``None`` where they append in no way we know."""
-    if swap.MARKER in vars(cls):
+    if swap.MARKER in vars(cls) or not hasattr(cls, "update"):  # a state is exchanged, not updated
         return None
     target = f"{cls.__module__}:{cls.__qualname__}"
     try:
