@@ -97,6 +97,7 @@ def test_every_order_gives_the_same_status_and_logits(order: str) -> None:
         "norm.rms",
         "norm.residual",
         "rope.half",
+        "cache.append",
     }
     assert all(applied.values())
 
@@ -191,4 +192,4 @@ print(json.dumps([rules, sum(row["calls"] > 0 for row in again["status"]["rules"
 
 def test_undo_before_transformers_is_imported_holds_until_apply() -> None:
     prepare = PREPARE.format(tests=str(processes.TESTS))
-    assert processes.python_json(prepare + UNDO_FIRST) == [[], 6]
+    assert processes.python_json(prepare + UNDO_FIRST) == [[], 7]
