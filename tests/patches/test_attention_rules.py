@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 
 BATCH, HEADS, KV_HEADS, DIM = 2, 4, 2, 24
 #: Everything else, so that what differs comes from attention.
-OTHERS = "norm.*,rope.*,mlp.*,experts.*,linear.*"
+OTHERS = "norm.*,rope.*,mlp.*,experts.*,linear.*,cache.*,causal_conv.*,delta_rule.*"
 #: Family -> rule that serves its eager function, size of a value's head, grouped heads or not.
 EAGER = {
     "gemma2": ("attention.eager", DIM, True),

@@ -28,6 +28,7 @@ import liteboost_adaptor
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OTHERS = "norm.*,mlp.*,attention.*,linear.*,experts.*,cache.*,causal_conv.*,delta_rule.*"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -228,7 +229,7 @@ def test_no_original_is_called_and_logits_are_the_same(family: str) -> None:
         return prefill
 
     expected, before = calls.count(codes, run)
-    liteboost_adaptor.apply(model, disable=["norm.*", "mlp.*", "attention.*", "linear.*", "experts.*"])
+    liteboost_adaptor.apply(model, disable=OTHERS)
     with calls.served() as served:
         found, left = calls.count(codes, run)
     assert served.rules.keys() == {f"rope.{rule}" for rule in FAMILIES[family]} and served.fallbacks == {}
@@ -250,7 +251,7 @@ def test_bf16_is_as_near_to_the_truth_as_the_original(family: str) -> None:
             exact = truth(**inputs).logits.double()
             for who in distances:
                 if who == "ours":
-                    liteboost_adaptor.apply(model, disable=["norm.*", "mlp.*", "attention.*", "linear.*"])
+                    liteboost_adaptor.apply(model, disable=OTHERS)
                 found = model(**inputs).logits.double()
                 distances[who] += ((found - exact).norm() / exact.norm()).item()
                 liteboost_adaptor.undo()
