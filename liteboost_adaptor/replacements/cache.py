@@ -41,7 +41,8 @@ class Room:
         self._layer = weakref.ref(layer)
         # Not an inference tensor: a cache filled under inference_mode is used outside of it, too.
         with torch.inference_mode(False), torch.no_grad():
-            self.memory = _zeros(like, dim, _capacity(length))
+            # Heads first on every device: what views keys as [batch * heads, ...] may go on doing so.
+            self.memory = like.new_zeros((*like.shape[:dim], _capacity(length), *like.shape[dim + 1 :]))
         _rooms.add(self)
 
     def start_of(self, layer: Any, held: torch.Tensor) -> int:
@@ -100,16 +101,6 @@ def _is_seen(storage: torch.UntypedStorage) -> bool:
     # Users: the memory, the layer's tensor, and the object that Python has of the storage. That one is held
     # by the storage itself, named by the caller and here, and handed to what counts.
     return count(storage._cdata) > 3 or sys.getrefcount(storage) > 4
-
-
-def _zeros(like: torch.Tensor, dim: int, capacity: int) -> torch.Tensor:
-    shape = list(like.shape)
-    shape[dim] = capacity
-    if like.device.type == "npu" and len(shape) == 4 and dim == 2:
-        # Positions first, as the operators of CANN write and read them.
-        batch, heads, _, size = shape
-        return like.new_zeros((batch, capacity, heads, size)).transpose(1, 2)
-    return like.new_zeros(shape)
 
 
 def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:

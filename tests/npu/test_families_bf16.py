@@ -17,6 +17,10 @@ if not torch.npu.is_available():
 #: Of the first tier; the rest is in the second.
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3", "gpt_neox", "mixtral", "olmo2", "starcoder2")
 #: Families of which something else runs on an NPU, and what.
+_DELTA_RULE = (
+    "chunk_gated_delta_rule: normalized keys, which would be rounded to bf16; "
+    "recurrent_gated_delta_rule: CANN's operator keeps the state in bf16"
+)
 NOT_WHOLE = {
     "cpmant": "gated: CpmAntDenseGatedACT",
     "deepseek_v4": "rms_norm: a weight of another dtype than x",
@@ -24,6 +28,19 @@ NOT_WHOLE = {
     "dots3_note_text": "rope: apply_rotary_pos_emb_interleave",
     "gemma2": "attention: a softcap",
     "inkling2_text": "gated: Inkling2SoftcappedSwiGLU",
+    **dict.fromkeys(
+        (
+            "olmo_hybrid",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+            "qwen3_5_text",
+            "qwen3_next",
+            "qwen4_exp",
+            "qwen4_exp_text",
+        ),
+        _DELTA_RULE,
+    ),
     "reformer": "its hash draws its random projections on the device",
     "roformer": "rope: RoFormerSelfAttention.apply_rotary_position_embeddings",
     "rwkv": "gated: RwkvFeedForward",
