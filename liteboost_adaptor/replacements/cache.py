@@ -107,13 +107,13 @@ def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int]
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
-        rooms = layer.__dict__.setdefault(ROOMS, {})
         reason = _unserved(held, new, dim)
         if reason:
             tally.fell_back(reason)
-            rooms.pop(name, None)
+            layer.__dict__.get(ROOMS, {}).pop(name, None)
             return torch.cat([held, new], dim=dim)
         tally.served()
+        rooms = layer.__dict__.setdefault(ROOMS, {})
         result = _in_place(layer, rooms, held, name, new, dim % new.dim())
         if result is None:
             # Once is a copy of what comes first; what is kept of it and appended to again gets a room.

@@ -33,10 +33,7 @@ def test_strategies_give_the_originals_text(strategy: str, family: str) -> None:
         with torch.no_grad():
             return model.generate(**inputs, **settings, **STRATEGIES[strategy])
 
-    try:
-        expected = run()
-    except (ValueError, NotImplementedError, RuntimeError) as fault:
-        pytest.skip(f"transformers itself does not do this for {family}: {fault}")
+    expected = run()
     liteboost_adaptor.apply(model)
     with calls.served() as served:
         assert torch.equal(run(), expected)

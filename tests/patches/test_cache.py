@@ -376,6 +376,14 @@ def test_in_grad_mode_gradients_flow_as_in_the_original():
     assert torch.equal(*gradients)
 
 
+def test_a_layer_that_is_not_served_gets_nothing_of_ours():
+    layer = DynamicLayer()
+    served(layer)
+    with torch.enable_grad():
+        layer.update(*states(5, 0))
+    assert replacement.ROOMS not in vars(layer)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
