@@ -47,6 +47,11 @@ struct AttentionArgs {
   int64_t mask_strides[4];  // batch, head, row, column; 0 where broadcast
   int64_t sink_strides[3];  // batch, head, row; 0 where shared
 
+  // Keys and values in pages: those at position j lie in row j % page_rows of page pages[j / page_rows]. Null:
+  // one row after the other.
+  const int64_t* pages;
+  int64_t page_rows, key_page_stride, value_page_stride;
+
   int64_t batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim;
   float scaling;
   float softcap;   // 0: none

@@ -1,28 +1,12 @@
 // Plans a call of attention, hands its tasks to torch's threads, and merges what they found.
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
-
 #include "attention/attention_checks.h"
+#include "attention/attention_plan.h"
 #include "common/tensors.h"
 
 namespace liteboost {
 namespace {
-
-// Rows that make the packing of a block of keys a small part of the work on it, if there are as many.
-constexpr int64_t kRowsPerTask = 256;
-// Up to this many rows it is cheaper to read keys and values in place, each time, than to pack them.
-constexpr int64_t kDirectRows = 16;
-// Tasks a thread, so that the last ones to end do not leave the others idle for long.
-constexpr int64_t kTasksPerThread = 4;
-// Below this many products of a query with a key or value element, a thread costs more than it saves.
-constexpr int64_t kProductsPerThread = 1 << 20;
-// A task that walks fewer keys than this does not pay for the merge.
-constexpr int64_t kMinSplitKeys = 256;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 at::Tensor rows_contiguous(const at::Tensor& states) {
   return states.size(3) <= 1 || states.stride(3) == 1 ? states : states.contiguous();
@@ -43,52 +27,6 @@ AttentionMask mask_type(const at::Tensor& mask) {
     default:
       return AttentionMask::f32;
   }
-}
-
-struct Plan {
-  int64_t tiles;
-  int64_t threads;
-};
-
-// Sets the plan in `args`: tiles large enough to share packed keys, and tasks enough for every thread.
-Plan plan(AttentionArgs& args) {
-  const int64_t group = args.num_heads / args.num_kv_heads;
-  const int64_t keys = args.window > 0 ? std::min(args.kv_len, args.window + args.q_len - 1) : args.kv_len;
-  const int64_t products = args.batch * args.num_heads * args.q_len * keys * (args.head_dim + args.value_dim);
-  // Few rows are bound by reading keys and values: count those as if they served a few rows each.
-  const int64_t reads = args.batch * args.num_kv_heads * keys * (args.head_dim + args.value_dim) * 4;
-  const int64_t threads =
-      std::clamp<int64_t>(std::max(products, reads) / kProductsPerThread, 1, at::get_num_threads());
-  const int64_t wanted = threads == 1 ? 1 : threads * kTasksPerThread;
-
-  const auto tiles = [&] {
-    return args.batch * args.num_kv_heads * ceil_div(group, args.task_heads) *
-           ceil_div(args.q_len, args.task_queries);
-  };
-  // Heads of a group share packed keys as well as more queries of one head would, and leave the tasks of a
-  // causal call more even; but each tile should have some queries in a row.
-  args.task_queries = std::min<int64_t>(args.q_len, std::max<int64_t>(32, kRowsPerTask / group));
-  args.task_heads = std::min(group, std::max<int64_t>(1, kRowsPerTask / args.task_queries));
-  while (tiles() < wanted && args.task_queries > 32) args.task_queries = ceil_div(args.task_queries, 2);
-  args.direct = args.task_heads * args.task_queries <= kDirectRows;
-
-  args.kv_splits = 1;
-  if (tiles() < wanted) {
-    args.kv_splits = std::clamp<int64_t>(keys / kMinSplitKeys, 1, ceil_div(wanted, tiles()));
-  }
-  return {tiles(), threads};
-}
-
-// Calls f(task, slot) for every task, each thread taking the next one when it is done with its last: tasks
-// differ in length, by causality and masks. Slots number the calling threads.
-template <typename F>
-void run_tasks(int64_t tasks, int64_t threads, const F& f) {
-  std::atomic<int64_t> next{0};
-  std::atomic<int64_t> slots{0};
-  at::parallel_for(0, std::min(tasks, threads), 1, [&](int64_t, int64_t) {
-    const int64_t slot = slots++;
-    for (int64_t task = next++; task < tasks; task = next++) f(task, slot);
-  });
 }
 
 at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -145,24 +83,23 @@ at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const a
     }
   }
 
-  const Plan planned = plan(args);
+  const int64_t threads = attention_threads(attention_work(args));
+  const int64_t tiles = plan_attention(args, attention_tasks(threads));
+  const int64_t tasks = tiles * args.kv_splits;
   const auto& kernels = LB_KERNELS(attention_kernels);
   at::Tensor partials;
   if (args.kv_splits > 1) {
-    partials = empty_cpu(
-        {planned.tiles * args.kv_splits * args.task_heads * args.task_queries * (args.value_dim + 2)},
-        at::kFloat);
+    partials = empty_cpu({partial_floats(args, tiles)}, at::kFloat);
     args.partials = partials.mutable_data_ptr<float>();
   }
   const int64_t bytes = static_cast<int64_t>(kernels.scratch_bytes(args));
   // torch aligns CPU allocations to 64 bytes, and scratch_bytes is a multiple of that.
-  at::Tensor scratch =
-      empty_cpu({std::min(planned.tiles * args.kv_splits, planned.threads) * bytes}, at::kByte);
+  at::Tensor scratch = empty_cpu({std::min(tasks, threads) * bytes}, at::kByte);
   char* memory = static_cast<char*>(scratch.mutable_data_ptr());
-  run_tasks(planned.tiles * args.kv_splits, planned.threads,
+  run_tasks(tasks, threads,
             [&](int64_t task, int64_t slot) { kernels.run(args, task, memory + slot * bytes); });
   if (args.kv_splits > 1) {
-    run_tasks(planned.tiles, planned.threads, [&](int64_t tile, int64_t) { kernels.merge(args, tile); });
+    run_tasks(tiles, threads, [&](int64_t tile, int64_t) { kernels.merge(args, tile); });
   }
   return output;
 }

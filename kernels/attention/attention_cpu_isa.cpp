@@ -3,7 +3,7 @@
 // A task walks the keys of one kv head block by block, for all its rows: the queries of several query heads,
 // one head after the other. A block is packed once and multiplied with every row (attention_tile.h), or, for
 // few rows, read where it lies (attention_direct.h). Rows are taken in chunks whose logits stay in the cache
-// between the two products.
+// between the two products. Keys in pages (paged_attention/) are walked the same, page by page.
 #include "attention/attention.h"
 #include "attention/attention_direct.h"
 #include "attention/attention_pack.h"
@@ -193,6 +193,39 @@ void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int6
   }
 }
 
+// How many keys from `key` on, at most `n`, make a block: what joins the rows of one page to those of the next
+// does so at whole vectors.
+LB_INLINE int64_t block_keys(const AttentionArgs& a, int64_t key, int64_t n) {
+  if (a.pages == nullptr) return n;
+  const int64_t left = a.page_rows - key % a.page_rows;
+  return left % kLanes != 0 || a.page_rows % kLanes != 0 ? min_of(left, n) : n;
+}
+
+// Calls f(first, rows, keys, values) for each stretch of the n keys at `key` whose rows lie evenly.
+template <typename T, typename F>
+LB_INLINE void each_stretch(const AttentionArgs& a, const T* keys, const T* values, int64_t key, int64_t n,
+                            const F& f) {
+  if (a.pages == nullptr) return f(0, n, keys + key * a.key_strides[2], values + key * a.value_strides[2]);
+  for (int64_t first = 0; first < n;) {
+    const int64_t row = (key + first) % a.page_rows;
+    const int64_t page = a.pages[(key + first) / a.page_rows];
+    const int64_t rows = min_of(a.page_rows - row, n - first);
+    f(first, rows, keys + page * a.key_page_stride + row * a.key_strides[2],
+      values + page * a.value_page_stride + row * a.value_strides[2]);
+    first += rows;
+  }
+}
+
+template <typename Words, typename T>
+void pack_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                int64_t n) {
+  each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T* k, const T* v) {
+    pack_keys<Words>(k, a.key_strides[2], rows, a.head_dim, first, t.keys_packed);
+    pack_values<Words>(v, a.value_strides[2], rows, round_up(rows, kLanes), a.value_dim,
+                       kBlockKeys / Words::kPerWord, t.values_packed + first / Words::kPerWord * kPanel);
+  });
+}
+
 template <typename Words, typename T>
 void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
                   int64_t n) {
@@ -204,12 +237,8 @@ void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
     if (count == 0) continue;
     const Cover cover = mask_cover(a, t, begin, end, key, n);
     if (cover == Cover::none) continue;
-    if (!packed) {
-      pack_keys<Words>(keys, a.key_strides[2], n, a.head_dim, t.keys_packed);
-      pack_values<Words>(values, a.value_strides[2], n, round_up(n, kLanes), a.value_dim,
-                         kBlockKeys / Words::kPerWord, t.values_packed);
-      packed = true;
-    }
+    if (!packed) pack_block<Words>(a, t, keys, values, key, n);
+    packed = true;
     packed_chunk<Words>(a, t, tiles, count, begin, key, n, cover);
   }
 }
@@ -219,13 +248,19 @@ void direct_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
                   int64_t n) {
   const Cover cover = mask_cover(a, t, 0, t.rows, key, n);
   if (cover == Cover::none) return;
-  dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, keys, a.key_strides[2], n, a.head_dim, t.logits,
-                  kBlockKeys);
+  each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T* k, const T*) {
+    dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, k, a.key_strides[2], rows, a.head_dim,
+                    t.logits + first, kBlockKeys);
+  });
   for (int64_t row = 0; row < t.rows; ++row) {
     softmax_row<Words>(a, t, row, t.logits + row * kBlockKeys, key, n, 0, round_up(n, kLanes), cover);
   }
-  weigh_values<Words>(t.logits, kBlockKeys, t.rows, values, a.value_strides[2], n, a.value_dim, t.outputs,
-                      t.output_stride, t.decay);
+  each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T*, const T* v) {
+    // What was summed before decays once, with the first stretch.
+    for (int64_t row = 0; first > 0 && row < t.rows; ++row) t.decay[row] = 1.0f;
+    weigh_values<Words>(t.logits + first / Words::kPerWord, kBlockKeys, t.rows, v, a.value_strides[2], rows,
+                        a.value_dim, t.outputs, t.output_stride, t.decay);
+  });
 }
 
 // output = sums / total, where the sink, if any, joins the total.
@@ -311,14 +346,12 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   const T* values =
       static_cast<const T*>(a.value) + t.batch * a.value_strides[0] + t.kv_head * a.value_strides[1];
   const int64_t step = a.direct ? kDirectKeys : kBlockKeys;
-  for (int64_t key = t.begin; key < t.end; key += step) {
-    const int64_t n = min_of(step, t.end - key);
-    const T* block_keys = keys + key * a.key_strides[2];
-    const T* block_values = values + key * a.value_strides[2];
+  for (int64_t key = t.begin, n; key < t.end; key += n) {
+    n = block_keys(a, key, min_of(step, t.end - key));
     if (a.direct) {
-      direct_block<Words>(a, t, block_keys, block_values, key, n);
+      direct_block<Words>(a, t, keys, values, key, n);
     } else {
-      packed_block<Words>(a, t, block_keys, block_values, key, n);
+      packed_block<Words>(a, t, keys, values, key, n);
     }
   }
 

@@ -137,14 +137,15 @@ void pack_query(const T* row, int64_t n, float* out) {
   }
 }
 
-// Keys: `n` rows of `dim` values, `stride` apart, into panels of kPanel keys with words along dim. Columns
-// beyond n are zero up to a multiple of kLanes; the last panel is not written further than that.
+// Keys: `n` rows of `dim` values, `stride` apart, into panels of kPanel keys with words along dim, from column
+// `at` on, a multiple of kLanes. Columns beyond n are zero up to a multiple of kLanes; the last panel is not
+// written further than that.
 template <typename Words, typename T>
-void pack_keys(const T* keys, int64_t stride, int64_t n, int64_t dim, float* out) {
+void pack_keys(const T* keys, int64_t stride, int64_t n, int64_t dim, int64_t at, float* out) {
   const int64_t words = words_of<Words>(dim);
   const int64_t ahead = prefetch_rows<T>(dim);
   for (int64_t j = 0; j < n; j += kLanes) {
-    float* panel = out + j / kPanel * words * kPanel + j % kPanel;
+    float* panel = out + (at + j) / kPanel * words * kPanel + (at + j) % kPanel;
     const T* first = keys + j * stride;
     const int64_t rows = n - j;
     for (int i = 0; i < kLanes; ++i) {

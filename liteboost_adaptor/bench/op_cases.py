@@ -236,6 +236,39 @@ def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("attention", shapes, plain, query, key, value, None, scaling, is_causal=True)
 
 
+def _paged_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """One prompt, or a token of each of 8 requests, with keys in pages as long as transformers'."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    requests, queries, page_rows = (8, 1, 256) if rows == 1 else (1, rows, 256)
+    pages = -(-max(rows, CONTEXT) // page_rows)
+    context = pages * page_rows
+    query = torch.randn(requests * queries, HEADS, HEAD_DIM).to(dtype)
+    cache = torch.randn(2 * requests * pages, 2, page_rows, KV_HEADS, HEAD_DIM).to(dtype)
+    table = torch.randperm(len(cache))[: requests * pages].reshape(requests, pages)
+    ends = torch.arange(requests + 1)
+    places = (table[..., None] * 2 * page_rows + torch.arange(page_rows)).flatten()
+    owner, age = torch.arange(requests).repeat_interleave(context), torch.arange(context).repeat(requests)
+    hidden = (torch.arange(requests).repeat_interleave(queries)[:, None] != owner) | (
+        (context - queries + torch.arange(queries).repeat(requests))[:, None] < age
+    )
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)[None, None]
+    module = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=False, training=False)
+    flat = cache.view(-1, KV_HEADS, HEAD_DIM)
+
+    def plain(query: Tensor, *_: object) -> Tensor:
+        keys, values = (
+            flat[half * page_rows :].index_select(0, places).transpose(0, 1)[None] for half in (0, 1)
+        )
+        states = (query.transpose(0, 1)[None], keys, values)
+        return sdpa_attention_forward(module, *states, mask, scaling=HEAD_DIM**-0.5)[0][0]
+
+    halves = (cache[:, 0], cache[:, 1])
+    shapes = f"{list(query.shape)}, {requests} x {context} keys"
+    sums = (ends * queries, ends * context)
+    yield _case("paged_attention", shapes, plain, query, *halves, *sums, table, HEAD_DIM**-0.5)
+
+
 def _kv_append(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Into a cache with room for as many positions again, behind those that are attended to."""
     capacity = 2 * max(rows, CONTEXT)
@@ -419,6 +452,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "linear": _linear,
     "gated_linear": _gated_linear,
     "attention": _attention,
+    "paged_attention": _paged_attention,
     "kv_append": _kv_append,
     "experts_linear": _experts,
     "experts_combine": _combine,

@@ -4,7 +4,18 @@ The ops themselves are ``torch.ops.liteboost.*``. The native library defines the
 `register_reference_ops` defines the same names on the references.
 """
 
-from . import activation, attention, cache, causal_conv, delta_rule, experts, linear, norm, rope
+from . import (
+    activation,
+    attention,
+    cache,
+    causal_conv,
+    delta_rule,
+    experts,
+    linear,
+    norm,
+    paged_attention,
+    rope,
+)
 from .registry import Op, define, ops, register_reference_ops
 
 __all__ = [
@@ -19,6 +30,7 @@ __all__ = [
     "linear",
     "norm",
     "ops",
+    "paged_attention",
     "register_reference_ops",
     "rope",
 ]

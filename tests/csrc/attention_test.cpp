@@ -16,6 +16,22 @@ struct Shape {
 struct Way {
   bool direct;
   int queries, heads, splits;
+  int page_rows = 0;  // 0: keys lie one after the other
+};
+
+// Which row of memory the key at each position lies in: all pages but the last, which may be cut short, reversed.
+struct Pages {
+  std::vector<int64_t> table;
+  int rows;
+
+  Pages(int page_rows, int kv_len) : rows(page_rows) {
+    const int last = page_rows > 0 ? (kv_len - 1) / page_rows : 0;
+    for (int page = 0; page < last; ++page) table.push_back(last - 1 - page);
+    table.push_back(last);
+  }
+  int row(int j) const {
+    return rows == 0 ? j : static_cast<int>(table[static_cast<size_t>(j / rows)]) * rows + j % rows;
+  }
 };
 
 template <typename T>
@@ -26,6 +42,7 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
   Array<T> query(s.heads * s.q_len * s.dim), key((s.kv_heads * s.kv_len - 1) * stride + s.dim),
       value((s.kv_heads * s.kv_len - 1) * value_stride + s.value_dim), out(s.q_len * s.heads * s.value_dim);
   for (Array<T>* array : {&query, &key, &value}) array->fill(random);
+  const Pages pages(way.page_rows, s.kv_len);
   Array<uint8_t> mask(s.q_len * s.kv_len);
   for (int i = 0; i < s.q_len * s.kv_len; ++i) mask.data()[i] = random() % 3 != 0;
   // One a query; heads are neighbours in memory, as a projection leaves them.
@@ -43,6 +60,12 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
   args.key_strides[2] = stride;
   args.value_strides[1] = s.kv_len * value_stride;
   args.value_strides[2] = value_stride;
+  if (way.page_rows > 0) {
+    args.pages = pages.table.data();
+    args.page_rows = way.page_rows;
+    args.key_page_stride = way.page_rows * stride;
+    args.value_page_stride = way.page_rows * value_stride;
+  }
   if (masked) {
     args.mask = mask.data();
     args.mask_type = AttentionMask::boolean;
@@ -85,7 +108,8 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
     for (int j = 0; j < s.kv_len; ++j) {
       double dot = 0;
       for (int c = 0; c < s.dim; ++c) {
-        dot += query[(head * s.q_len + i) * s.dim + c] * key[(kv_head * s.kv_len + j) * stride + c];
+        dot +=
+            query[(head * s.q_len + i) * s.dim + c] * key[(kv_head * s.kv_len + pages.row(j)) * stride + c];
       }
       const bool seen =
           (!causal || j <= i + s.kv_len - s.q_len) && (!masked || mask.data()[i * s.kv_len + j] != 0);
@@ -96,8 +120,8 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
     for (int c = 0; c < s.value_dim; ++c) {
       double want = 0, scale = 0;
       for (int j = 0; j < s.kv_len && total > 0; ++j) {
-        const double part =
-            weights[static_cast<size_t>(j)] / total * value[(kv_head * s.kv_len + j) * value_stride + c];
+        const double part = weights[static_cast<size_t>(j)] / total *
+                            value[(kv_head * s.kv_len + pages.row(j)) * value_stride + c];
         want += part;
         scale += std::fabs(part);
       }
@@ -125,6 +149,14 @@ void test_type() {
   test_shape<T>({4, 2, 3, 600, 9, 17}, {false, 3, 2, 1}, true, true);
   test_shape<T>({4, 2, 3, 600, 9, 17}, {true, 3, 2, 1}, true, true);
   test_shape<T>({1, 1, 9, 40, 300, 260}, {false, 9, 1, 1}, false, false);
+  // Pages that end within a vector and at its end, in blocks of one and of several.
+  for (const int rows : {1, 3, 16, 48, 100, 256}) {
+    for (const bool direct : {true, false}) {
+      test_shape<T>({4, 2, 3, 600, 9, 17}, {direct, 3, 2, 1, rows}, true, true);
+      test_shape<T>({2, 1, 2, 333, 16, 5}, {direct, 2, 2, 3, rows}, true, false);
+      test_shape<T>({2, 1, 5, 7, 5, 6}, {direct, 4, 1, 1, rows}, true, false);
+    }
+  }
 }
 
 }  // namespace

@@ -74,6 +74,14 @@ CALLS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "attention, mask": lambda far: ops.attention(
         *torch.randn(3, 1, 1, 2, 32).bfloat16(), far((1, 1, 2, 2), 2), 0.1
     ),
+    "paged_attention, pages": lambda far: ops.paged_attention(
+        torch.randn(2, 2, 32).bfloat16(),
+        far((2, 3, 1, 32), 0),
+        far((2, 3, 1, 32), 0, 1000),
+        *torch.tensor([[0, 2], [0, 5]]),
+        torch.tensor([[1, 0]]),
+        0.1,
+    ),
     "kv_append, cache": lambda far: appended(
         far((1, 2, 3, 16), 1), far((1, 2, 3, 16), 1, 1000), *torch.randn(2, 1, 2, 2, 16).bfloat16()
     ),

@@ -19,6 +19,7 @@ LARGE = {
     "gated_activation": "ops.gated_activation(x, x)",
     "linear": "ops.linear(x[:1], x)",
     "attention": "ops.attention(q, q, q, None, 0.1)",
+    "paged_attention": "ops.paged_attention(p, k, k, e, e, t, 0.1)",
     "recurrent_gated_delta_rule": "ops.recurrent_gated_delta_rule(h, h, h, r, r, s, scaling=0.1)",
     "chunk_gated_delta_rule": "ops.chunk_gated_delta_rule(h, h, h, r, r, scaling=0.1)",
 }
@@ -38,6 +39,8 @@ torch.set_num_threads(1)  # so that making the arguments starts none
 torch.set_grad_enabled(False)
 x, w = torch.zeros(2048, 1024), torch.zeros(1024)
 q, c = torch.zeros(1, 8, 512, 64), torch.zeros(1, 512, 64)
+p, k = torch.zeros(1024, 8, 64), torch.zeros(64, 16, 8, 64)
+e, t = torch.tensor([0, 512, 1024]), torch.arange(64).view(2, 32)
 h, r, s = torch.zeros(1, 64, 8, 64), torch.zeros(1, 64, 8), torch.zeros(1, 8, 64, 64)
 
 def tasks():

@@ -4,7 +4,18 @@ Every argument must matter: an eps of the size of the mean square, an offset, no
 What is wrong about an operator then shows, whatever it is.
 """
 
-from . import activation, attention, cache, causal_conv, delta_rule, experts, linear, norm, rope
+from . import (
+    activation,
+    attention,
+    cache,
+    causal_conv,
+    delta_rule,
+    experts,
+    linear,
+    norm,
+    paged_attention,
+    rope,
+)
 
 __all__ = [
     "activation",
@@ -15,5 +26,6 @@ __all__ = [
     "experts",
     "linear",
     "norm",
+    "paged_attention",
     "rope",
 ]

@@ -83,12 +83,12 @@ def _check(result: Tensor, arguments: dict) -> None:
     assert result.dtype == query.dtype
     if not want.numel():
         return assert_within(result, want, 0.0)
-    largest = _largest(value)
+    largest = largest_of(value)
     # An error of a logit acts on the probabilities through the exponential.
-    logits = abs(arguments["scaling"]) * _norm(query) * _norm(key) + arguments["softcap"]
+    logits = abs(arguments["scaling"]) * norm_of(query) * norm_of(key) + arguments["softcap"]
     if mask is not None and mask.is_floating_point():
         finite = double(mask)[double(mask).abs() < 1e4]
-        logits += _largest(finite)
+        logits += largest_of(finite)
     error = (16 + query.shape[-1] / 2) * FP32 * logits
     # Sums over the keys are added up block by block; each step rounds a product and a sum.
     sums = 2 * (32 + min(key.shape[2], 256) + key.shape[2] / 128) * FP32
@@ -98,9 +98,9 @@ def _check(result: Tensor, arguments: dict) -> None:
     assert_within(result, want, bound)
 
 
-def _largest(states: Tensor) -> float:
+def largest_of(states: Tensor) -> float:
     return double(states).abs().max().item() if states.numel() else 0.0
 
 
-def _norm(states: Tensor) -> float:
-    return _largest(double(states).norm(dim=-1))
+def norm_of(states: Tensor) -> float:
+    return largest_of(double(states).norm(dim=-1))
