@@ -52,6 +52,14 @@ struct AttentionArgs {
   const int64_t* pages;
   int64_t page_rows, key_page_stride, value_page_stride;
 
+  // Block-sparse: which blocks of block_keys keys the queries of a task, a block of task_queries, read. The list
+  // of query block i of sequence b and head h, of a kv head where selected_heads are num_kv_heads, is row
+  // (b * query blocks + i) * selected_heads + h: ascending, the first selected_counts[row] of most_selected.
+  // Without counts: all keys. Lists of query heads need task_heads = 1; kv_splits is 1.
+  const int64_t* selected;
+  const int64_t* selected_counts;
+  int64_t selected_heads, most_selected, block_keys;
+
   int64_t batch, num_heads, num_kv_heads, q_len, kv_len, head_dim, value_dim;
   float scaling;
   float softcap;   // 0: none

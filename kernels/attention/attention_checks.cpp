@@ -7,33 +7,6 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-void check_states(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  const auto q = query.sym_sizes();
-  const auto k = key.sym_sizes();
-  const auto v = value.sym_sizes();
-  LB_CHECK_VALUE(q.size() == 4, kOp, "query must have shape [batch, num_heads, q_len, head_dim], got ", q,
-                 "; reshape it");
-  LB_CHECK_VALUE(k.size() == 4, kOp, "key must have shape [batch, num_kv_heads, kv_len, head_dim], got ", k,
-                 "; reshape it");
-  LB_CHECK_VALUE(v.size() == 4, kOp, "value must have shape [batch, num_kv_heads, kv_len, value_dim], got ",
-                 v, "; reshape it");
-  check_dtype(kOp, "query", query);
-  check_same_dtype(kOp, "key", key, "query", query);
-  check_same_dtype(kOp, "value", value, "query", query);
-  check_same_device(kOp, "key", key, "query", query);
-  check_same_device(kOp, "value", value, "query", query);
-  LB_CHECK_VALUE(k[0] == q[0], kOp, "key must have the batch size of query = ", q[0], ", got ", k[0],
-                 "; expand or repeat one of them");
-  LB_CHECK_VALUE(k[3] == q[3], kOp, "key must have the head_dim of query = ", q[3], ", got ", k[3],
-                 "; project both to one size");
-  LB_CHECK_VALUE(v[0] == k[0] && v[1] == k[1] && v[2] == k[2], kOp,
-                 "value must have the batch, num_kv_heads and kv_len of key = [", k[0], ", ", k[1], ", ",
-                 k[2], "], got ", v, "; update both halves of the cache together");
-  LB_CHECK_VALUE(k[1] == q[1] || (k[1] > 0 && q[1] % k[1] == 0), kOp,
-                 "key must have a number of heads that divides num_heads of query = ", q[1], ", got ", k[1],
-                 "; pass the grouped heads without repeating them");
-}
-
 // Whether `sizes` broadcast to [batch, num_heads, q_len, kv_len].
 bool mask_fits(c10::SymIntArrayRef sizes, c10::SymIntArrayRef q, const c10::SymInt& kv_len) {
   return sizes.size() == 4 && (sizes[0] == 1 || sizes[0] == q[0]) && (sizes[1] == 1 || sizes[1] == q[1]) &&
@@ -46,14 +19,42 @@ bool sinks_fit(c10::SymIntArrayRef sizes, c10::SymIntArrayRef q) {
 
 }  // namespace
 
+void check_attention_states(const char* op, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value) {
+  const auto q = query.sym_sizes();
+  const auto k = key.sym_sizes();
+  const auto v = value.sym_sizes();
+  LB_CHECK_VALUE(q.size() == 4, op, "query must have shape [batch, num_heads, q_len, head_dim], got ", q,
+                 "; reshape it");
+  LB_CHECK_VALUE(k.size() == 4, op, "key must have shape [batch, num_kv_heads, kv_len, head_dim], got ", k,
+                 "; reshape it");
+  LB_CHECK_VALUE(v.size() == 4, op, "value must have shape [batch, num_kv_heads, kv_len, value_dim], got ", v,
+                 "; reshape it");
+  check_dtype(op, "query", query);
+  check_same_dtype(op, "key", key, "query", query);
+  check_same_dtype(op, "value", value, "query", query);
+  check_same_device(op, "key", key, "query", query);
+  check_same_device(op, "value", value, "query", query);
+  LB_CHECK_VALUE(k[0] == q[0], op, "key must have the batch size of query = ", q[0], ", got ", k[0],
+                 "; expand or repeat one of them");
+  LB_CHECK_VALUE(k[3] == q[3], op, "key must have the head_dim of query = ", q[3], ", got ", k[3],
+                 "; project both to one size");
+  LB_CHECK_VALUE(v[0] == k[0] && v[1] == k[1] && v[2] == k[2], op,
+                 "value must have the batch, num_kv_heads and kv_len of key = [", k[0], ", ", k[1], ", ",
+                 k[2], "], got ", v, "; update both halves of the cache together");
+  LB_CHECK_VALUE(k[1] == q[1] || (k[1] > 0 && q[1] % k[1] == 0), op,
+                 "key must have a number of heads that divides num_heads of query = ", q[1], ", got ", k[1],
+                 "; pass the grouped heads without repeating them");
+  LB_CHECK_NO_GRAD(op, "query", query);
+  LB_CHECK_NO_GRAD(op, "key", key);
+  LB_CHECK_NO_GRAD(op, "value", value);
+}
+
 void check_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                      int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
-  check_states(query, key, value);
+  check_attention_states(kOp, query, key, value);
   const auto q = query.sym_sizes();
-  LB_CHECK_NO_GRAD(kOp, "query", query);
-  LB_CHECK_NO_GRAD(kOp, "key", key);
-  LB_CHECK_NO_GRAD(kOp, "value", value);
   if (mask.has_value()) {
     LB_CHECK_VALUE(mask_fits(mask->sym_sizes(), q, key.sym_size(2)), kOp,
                    "mask must broadcast to [batch, num_heads, q_len, kv_len] = [", q[0], ", ", q[1], ", ",

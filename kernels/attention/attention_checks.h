@@ -8,6 +8,10 @@
 
 namespace liteboost {
 
+// Raises unless query, key and value fit each other as attention.h says.
+void check_attention_states(const char* op, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value);
+
 // Raises on anything that attention.h does not allow.
 void check_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double scaling, bool is_causal,

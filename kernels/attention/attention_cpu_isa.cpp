@@ -318,6 +318,23 @@ Task tile_rows(const AttentionArgs& a, int64_t tile) {
   return t;
 }
 
+// Calls walk(begin, end) for each run of neighbouring blocks of keys among those that the task's queries read.
+template <typename Walk>
+void walk_selected(const AttentionArgs& a, const Task& t, const Walk& walk) {
+  const int64_t query_blocks = (a.q_len + a.task_queries - 1) / a.task_queries;
+  const int64_t query_block = t.batch * query_blocks + t.first_query / a.task_queries;
+  const int64_t head = a.selected_heads == a.num_heads ? t.first_head : t.kv_head;
+  const int64_t row = query_block * a.selected_heads + head;
+  const int64_t* blocks = a.selected + row * a.most_selected;
+  const int64_t count = a.selected_counts[row];
+  for (int64_t i = 0; i < count;) {
+    const int64_t first = blocks[i];
+    int64_t behind = first;
+    for (; i < count && blocks[i] == behind; ++i) ++behind;
+    walk(first * a.block_keys, min_of(behind * a.block_keys, t.end));
+  }
+}
+
 template <typename Words, typename T>
 void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   const int64_t tile = task / a.kv_splits;
@@ -346,13 +363,20 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   const T* values =
       static_cast<const T*>(a.value) + t.batch * a.value_strides[0] + t.kv_head * a.value_strides[1];
   const int64_t step = a.direct ? kDirectKeys : kBlockKeys;
-  for (int64_t key = t.begin, n; key < t.end; key += n) {
-    n = block_keys(a, key, min_of(step, t.end - key));
-    if (a.direct) {
-      direct_block<Words>(a, t, keys, values, key, n);
-    } else {
-      packed_block<Words>(a, t, keys, values, key, n);
+  const auto walk = [&](int64_t begin, int64_t end) {
+    for (int64_t key = begin, n; key < end; key += n) {
+      n = block_keys(a, key, min_of(step, end - key));
+      if (a.direct) {
+        direct_block<Words>(a, t, keys, values, key, n);
+      } else {
+        packed_block<Words>(a, t, keys, values, key, n);
+      }
     }
+  };
+  if (a.selected_counts != nullptr) {
+    walk_selected(a, t, walk);
+  } else {
+    walk(t.begin, t.end);
   }
 
   for (int64_t row = 0; row < t.rows; ++row) {

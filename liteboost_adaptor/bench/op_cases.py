@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.block_selection import select_blocks
 from ..ops.registry import ops as references
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 1024, 3072, 16, 8, 128, 151_936
@@ -269,6 +270,39 @@ def _paged_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield _case("paged_attention", shapes, plain, query, *halves, *sums, table, HEAD_DIM**-0.5)
 
 
+#: Positions in a block, and the share of the blocks left out, where the prompt has as many.
+BLOCK, SPARSITY = 64, 0.75
+
+
+def _block_sparse_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    context = max(rows, CONTEXT)
+    query = torch.randn(1, rows, HEADS, HEAD_DIM).to(dtype).transpose(1, 2)
+    key, value = (torch.randn(1, KV_HEADS, context, HEAD_DIM).to(dtype) for _ in range(2))
+    select_idx, select_num_idx = select_blocks(query, key, SPARSITY, BLOCK)
+    chosen = torch.zeros(*select_idx.shape[:2], -(-context // BLOCK) + 1, dtype=torch.bool)
+    chosen = chosen.scatter(-1, select_idx % chosen.shape[-1], True)[..., :-1]  # -1 comes to the one too many
+    mask = chosen.transpose(0, 1).repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+    causal = torch.ones(rows, context, dtype=torch.bool).tril(context - rows)
+    mask = (mask[:, :rows, :context] & causal)[None]
+
+    def original(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
+
+    yield _case(
+        "block_sparse_attention",
+        f"{list(query.shape)}, {list(key.shape)}",
+        original,
+        query,
+        key,
+        value,
+        select_idx,
+        select_num_idx,
+        [BLOCK, BLOCK],
+        HEAD_DIM**-0.5,
+        True,
+    )
+
+
 def _kv_append(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Into a cache with room for as many positions again, behind those that are attended to."""
     capacity = 2 * max(rows, CONTEXT)
@@ -453,6 +487,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_linear": _gated_linear,
     "attention": _attention,
     "paged_attention": _paged_attention,
+    "block_sparse_attention": _block_sparse_attention,
     "kv_append": _kv_append,
     "experts_linear": _experts,
     "experts_combine": _combine,

@@ -15,6 +15,7 @@ from . import (
     norm,
     paged_attention,
     rope,
+    sparse_attention,
 )
 from .registry import Op, define, ops, register_reference_ops
 
@@ -33,4 +34,5 @@ __all__ = [
     "paged_attention",
     "register_reference_ops",
     "rope",
+    "sparse_attention",
 ]

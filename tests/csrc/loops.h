@@ -12,6 +12,7 @@ void test_activation();
 void test_linear();
 void test_experts();
 void test_attention();
+void test_sparse_attention();
 void test_delta_rule();
 void test_causal_conv();
 

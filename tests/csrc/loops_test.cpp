@@ -9,6 +9,7 @@ int main() {
   testing::test_linear();
   testing::test_experts();
   testing::test_attention();
+  testing::test_sparse_attention();
   testing::test_delta_rule();
   testing::test_causal_conv();
   return testing::report("loops_test");

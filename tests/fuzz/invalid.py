@@ -33,6 +33,9 @@ def _spoil(draw: DrawFn, value: Any) -> Any:
         return not value
     if isinstance(value, str):
         return draw(st.sampled_from(["", value + " ", value.upper(), "silu", "relu", "half"]))
+    if isinstance(value, list):
+        wrong = draw(st.sampled_from(NUMBERS))
+        return draw(st.sampled_from([value[:-1], [*value, wrong], [wrong, *value[1:]], [*value[:-1], wrong]]))
     return draw(st.sampled_from(NUMBERS if isinstance(value, int) else FLOATS))
 
 

@@ -19,6 +19,7 @@ LARGE = {
     "gated_activation": "ops.gated_activation(x, x)",
     "linear": "ops.linear(x[:1], x)",
     "attention": "ops.attention(q, q, q, None, 0.1)",
+    "block_sparse_attention": "ops.block_sparse_attention(q, q, q, z, z[..., 0] + 1, [64, 512], 0.1)",
     "paged_attention": "ops.paged_attention(p, k, k, e, e, t, 0.1)",
     "recurrent_gated_delta_rule": "ops.recurrent_gated_delta_rule(h, h, h, r, r, s, scaling=0.1)",
     "chunk_gated_delta_rule": "ops.chunk_gated_delta_rule(h, h, h, r, r, scaling=0.1)",
@@ -42,6 +43,7 @@ q, c = torch.zeros(1, 8, 512, 64), torch.zeros(1, 512, 64)
 p, k = torch.zeros(1024, 8, 64), torch.zeros(64, 16, 8, 64)
 e, t = torch.tensor([0, 512, 1024]), torch.arange(64).view(2, 32)
 h, r, s = torch.zeros(1, 64, 8, 64), torch.zeros(1, 64, 8), torch.zeros(1, 8, 64, 64)
+z = torch.zeros(8, 8, 1, dtype=torch.int64)
 
 def tasks():
     return set(os.listdir("/proc/self/task"))

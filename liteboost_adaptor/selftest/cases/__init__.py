@@ -15,6 +15,7 @@ from . import (
     norm,
     paged_attention,
     rope,
+    sparse_attention,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "norm",
     "paged_attention",
     "rope",
+    "sparse_attention",
 ]
