@@ -13,6 +13,7 @@
 
 #include "attention/attention_checks.h"
 #include "attention/attention_npu_hiding.h"
+#include "attention/attention_npu_infer.h"
 #include "attention/attention_npu_operands.h"
 #include "npu/aclnn.h"
 #include "npu/kept.h"
@@ -23,6 +24,8 @@ namespace {
 
 using npu::fall_back;
 using npu::Integers;
+using npu::kInfer;
+using npu::kInferWithSinks;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
@@ -31,37 +34,6 @@ using npu::Text;
 constexpr const char* kOp = "attention";
 
 // clang-format off
-const npu::Operator<
-    Tensor, Tensors, Tensors,                // query, key, value
-    Tensor, Tensor, Integers, Integers,      // pseShift, attenMask, actualSeqLengths, actualSeqLengthsKv
-    Tensor, Tensor, Tensor, Tensor, Tensor,  // deqScale1, quantScale1, deqScale2, quantScale2, quantOffset2
-    Tensor, Tensor,                          // antiquantScale, antiquantOffset
-    Tensor, Tensor, Tensor,                  // blockTable, queryPaddingSize, kvPaddingSize
-    Tensor, Tensor, Tensor, Tensor,          // keyAntiquantScale, -Offset, valueAntiquantScale, -Offset
-    Tensor, Tensor, Integers,                // keySharedPrefix, valueSharedPrefix, actualSharedPrefixLen
-    Tensor, Tensor, Tensor,                  // queryRope, keyRope, keyRopeAntiquantScale
-    int64_t, double, int64_t, int64_t,       // numHeads, scaleValue, preTokens, nextTokens
-    Text, int64_t, int64_t, int64_t,         // inputLayout, numKeyValueHeads, sparseMode, innerPrecise
-    int64_t, int64_t, bool,                  // blockSize, antiquantMode, softmaxLseFlag
-    int64_t, int64_t,                        // keyAntiquantMode, valueAntiquantMode
-    Tensor, Tensor>                          // attentionOut, softmaxLse
-    kInfer{"aclnnFusedInferAttentionScoreV3"};
-const npu::Operator<
-    Tensor, Tensors, Tensors,
-    Tensor, Tensor, Integers, Integers,
-    Tensor, Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor,
-    Tensor, Tensor, Tensor,
-    Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor, Integers,
-    Tensor, Tensor, Tensor,
-    Tensor, Tensor,                          // dequantScaleQuery, learnableSink
-    int64_t, double, int64_t, int64_t,
-    Text, int64_t, int64_t, int64_t,
-    int64_t, int64_t, bool,
-    int64_t, int64_t, int64_t,               // ..., queryQuantMode
-    Tensor, Tensor>
-    kInferWithSinks{"aclnnFusedInferAttentionScoreV4"};
 const npu::Operator<
     Tensor, Tensor, Tensor,                  // query, key, value
     Tensor, Tensor, Tensor, Tensor,          // realShift, dropMask, paddingMask, attenMask

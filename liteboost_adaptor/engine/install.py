@@ -84,8 +84,8 @@ class UndoStack:
         return len(self._undo)
 
     def undo_all(self) -> list[str]:
-        """Take back everything, last first. Returns a sentence for each change that was not ours any more."""
+        """Take back everything, last first. Returns a sentence for each place that was not ours any more."""
         with self._lock:
             left = [undo() for undo in reversed(self._undo)]
             self._undo.clear()
-        return [sentence for sentence in left if sentence]
+        return [sentence for sentence in dict.fromkeys(left) if sentence]

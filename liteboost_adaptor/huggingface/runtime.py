@@ -81,9 +81,12 @@ class Runtime:
         native.load()
         if native_npu.load() is not None:
             guards.DEVICES.add("npu")
-        if not len(self.entries) and settings.level:
+        if settings.level:
+            is_first = not len(self.entries)
+            # A model of a higher level may need more of them than those that came before it.
             registries.install(active_rules(settings), self.entries)
-            adapters.hook_injection(self.entries, self.adopt)
+            if is_first:
+                adapters.hook_injection(self.entries, self.adopt)
 
     def deactivate(self) -> list[str]:
         """Leave later models alone; what is bound stays bound."""

@@ -98,8 +98,11 @@ def test_every_order_gives_the_same_status_and_logits(order: str) -> None:
         "norm.residual",
         "rope.half",
         "cache.append",
+        "paged.sdpa",
+        "paged.eager",
     }
-    assert all(applied.values())
+    # What waits for continuous batching is not called by a forward pass.
+    assert {rule for rule, calls in applied.items() if not calls} == {"paged.sdpa", "paged.eager"}
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

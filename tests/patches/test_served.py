@@ -166,9 +166,10 @@ def test_remote_code_is_served_by_its_bodies(is_near_miss: bool, tmp_path: Path)
     assert found["module"].startswith("transformers_modules.")
     assert found["error"] <= 2e-5
     states = {rule: state for rule, (state, _) in found["rules"].items()}
-    served = {"rope.half", "attention.sdpa", "mlp.silu", "linear.call", "cache.append"}
+    waiting = {"paged.sdpa", "paged.eager"}  # for continuous batching
+    served = {"rope.half", "attention.sdpa", "mlp.silu", "linear.call", "cache.append"} | waiting
     if is_near_miss:
         assert states == {**dict.fromkeys(served, "applied"), "norm.*": "refused"}
     else:
         assert states == dict.fromkeys(served | {"norm.rms", "norm.residual"}, "applied")
-        assert all(calls > 0 for _, calls in found["rules"].values())
+        assert {rule for rule, (_, calls) in found["rules"].items() if not calls} == waiting

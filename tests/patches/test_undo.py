@@ -203,7 +203,7 @@ def test_one_model_leaves_another_of_its_class_alone() -> None:
     assert after == before
     assert served.rules == {} and served.fallbacks == {}
     # The only changes outside of `one` are the registries' entries, which hand other models on.
-    entries = {"attention: sdpa is another"} | {
+    entries = {f"attention: {name} is another" for name in ("sdpa", "paged|eager")} | {
         f"experts: {name} is another" for name in ("grouped_mm", "batched_mm")
     }
     assert set(snapshot.differences()) == entries

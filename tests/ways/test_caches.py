@@ -115,7 +115,12 @@ def test_generate_batch(family: str, level: int) -> None:
     assert [len(tokens) for tokens in runs.expected] == [5, 5, 5]
     runs.assert_close()
     assert runs.served.kinds["norm"] > 0 and runs.served.kinds["linear"] > 0
-    # The paged cache is written by the attention function itself, which remains transformers'. Where that
-    # is the paged eager one, ours is not asked.
+    # The paged cache is written by the attention function itself, which has rules of its own from level 2 on.
+    # At level 1 it remains transformers'; where that is the paged eager one, ours is not asked.
+    is_sdpa = model.config._attn_implementation == "sdpa"
     assert runs.served.kinds["attention"] == 0
-    assert runs.reasons == ({"argument cache"} if model.config._attn_implementation == "sdpa" else set())
+    if level == 2:
+        assert runs.served.rules["paged.sdpa" if is_sdpa else "paged.eager"] > 0 and runs.reasons == set()
+    else:
+        assert runs.served.kinds["paged"] == 0
+        assert runs.reasons == ({"argument cache"} if is_sdpa else set())

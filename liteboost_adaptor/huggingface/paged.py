@@ -1,0 +1,218 @@
+"""Where we meet continuous batching: entries of ``AttentionInterface`` that are handed a paged cache.
+
+transformers writes new keys and values into the cache, gathers all that a request reads into one tensor, and
+attends under a mask of every token of the batch against every key. Here keys and values are read where they
+lie. What is read and what is hidden is taken from what the model was called with, and checked, once a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.fingerprint import Opaque, fingerprint
+from ..replacements import paged
+from ..replacements.guards import autocast, unserved
+from ..report import Tally
+
+#: Arguments that change what is computed and that the op does not take.
+_UNSERVED_ARGUMENTS = ("block_table", "head_mask", "position_bias", "relative_position_bias", "softcap")
+
+
+@dataclass
+class _Group:
+    """What one batch does with the cache of the layers of one kind.
+
+    Attributes:
+        reason: Why it is not served, or empty.
+        batch: Its requests.
+        table: The pages of each, or None where keys and values are read packed.
+        window: How many keys a query sees at most; 0 for all before it.
+        masks: Those compared already: by identity and version the outcome, and what keeps the identity.
+        on_device: The table beside the pages, and into how many pages each page is split there.
+    """
+
+    reason: str
+    batch: paged.Batch
+    table: Tensor | None = None
+    window: int = 0
+    masks: dict[tuple[int, int], tuple[Any, bool]] = field(default_factory=dict)
+    on_device: tuple[Tensor, int] | None = None
+
+    def hides(self, mask: Any) -> bool:
+        """Whether ``mask`` is what the requests' causality and window hide."""
+        if not isinstance(mask, Tensor):
+            return False
+        place = (id(mask), -1 if mask.is_inference() else mask._version)
+        if place not in self.masks:
+            self.masks[place] = (mask, paged.is_causal_mask(mask, self.batch, self.window))
+        return self.masks[place][1]
+
+    def table_beside(self, pages: Tensor) -> tuple[Tensor, int]:
+        if self.table is None or pages.is_cpu:
+            return self.table, 1
+        if self.on_device is None:
+            parts = paged.split_pages(pages.shape[1])
+            table = paged.split_table(self.table, parts).to(pages.device, torch.int32)
+            self.on_device = table, parts
+        return self.on_device
+
+
+def attention(
+    original: Callable[..., Any], tally: Tally, *, rule: str, known: list[str], sinks: str = ""
+) -> Callable[..., tuple[Tensor, Any]]:
+    """An entry of the registry, for calls with a paged cache; the others are the original's.
+
+    Args:
+        original: The entry as it was.
+        tally: Counts the calls with a paged cache.
+        rule: Id of the rule, which a served module is marked with.
+        known: Digests of the methods of caches by which keys and values are written.
+        sinks: Attribute of the module that holds one sink logit a head, or empty: the original reads none.
+    """
+    #: The last batch that each cache was used for, told by the tensor of its lengths.
+    batches: weakref.WeakKeyDictionary[Any, tuple[Tensor, dict[int, _Group]]] = weakref.WeakKeyDictionary()
+
+    def group_of(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> _Group:
+        sums = kwargs["cu_seq_lens_q"]
+        last = batches.get(cache)
+        if last is None or last[0] is not sums:
+            last = batches[cache] = (sums, {})
+        groups = last[1]
+        if allocator.index not in groups:
+            groups[allocator.index] = _describe(allocator, kwargs, frozenset(known))
+        return groups[allocator.index]
+
+    def attention(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Any]:
+        cache = kwargs.get("cache")
+        if cache is None or torch.compiler.is_compiling() or not _is_marked(module, rule):
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
+        logits = getattr(module, sinks, None) if sinks else None
+        reason = "positional arguments beyond the mask" if args else ""
+        reason = reason or _unserved(query, key, value, logits, kwargs)
+        if not reason:
+            allocator = cache.layer_to_allocator[module.layer_idx]
+            group = group_of(cache, allocator, kwargs)
+            reason = group.reason
+            if not reason and not group.hides(attention_mask):
+                reason = "a mask that is not the batch's own"
+        if reason:
+            tally.fell_back(reason)
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
+        tally.served()
+        scaling = kwargs.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if group.table is None:
+            states = cache.update(
+                key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
+            )
+        else:
+            states = _written(allocator, key, value, module.layer_idx, kwargs)
+        table, parts = group.table_beside(states[0])
+        if parts > 1:
+            states = [pages.unflatten(1, (parts, -1)).flatten(0, 1) for pages in states]
+        # A table is of a window's keys only, which its queries see all.
+        window = group.window if table is None else 0
+        return paged.attend(query, states, group.batch, table, scaling, window, logits), None
+
+    return attention
+
+
+def _written(allocator: Any, key: Tensor, value: Tensor, layer: int, kwargs: dict[str, Any]) -> Any:
+    """The pages of ``layer`` with the new keys and values in them."""
+    write = kwargs["write_index"][allocator.index]
+    rows = (states.squeeze(0).transpose(0, 1) for states in (key, value))
+    # With nothing to read it only writes.
+    allocator.update(*rows, layer, write[:0], write)
+    return _full_allocator().get_cache_for_block_table(allocator, layer)
+
+
+def _describe(allocator: Any, kwargs: dict[str, Any], known: frozenset[str]) -> _Group:
+    """What the batch reads and writes in the cache of ``allocator``, from the arguments of the model."""
+    sums_q, sums_k = (
+        sums.to("cpu", torch.int64)
+        for sums in (kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type])
+    )
+    batch = paged.Batch(sums_q, sums_k)
+    unknown = _unknown(type(allocator), known)
+    if unknown:
+        return _Group(unknown, batch)
+    window = getattr(allocator, "sliding_window", 0)
+    read = kwargs["read_index"][allocator.index].cpu()
+    if not read.numel():
+        whole = torch.equal(sums_q, sums_k)
+        return _Group("" if whole else "keys that are not in the cache", batch, None, window)
+    write, rows = kwargs["write_index"][allocator.index].cpu(), allocator.tokens_per_page
+    if not window:
+        table = paged.table_in_order(batch, read, write, rows)
+        return _Group("" if table is not None else "pages that are not in order", batch, table)
+    table = None
+    if batch.is_decode:
+        table = paged.table_of_ring(batch, read, write, rows, allocator.sentinel_index)
+    # Otherwise the cache itself puts the window before the new keys: they may take its place.
+    return _Group("", batch, table, window)
+
+
+def _unserved(
+    query: Tensor, key: Tensor, value: Tensor, logits: Tensor | None, kwargs: dict[str, Any]
+) -> str:
+    reason = unserved(query, key, value, logits) or autocast(query)
+    if reason:
+        return reason
+    if kwargs.get("dropout"):
+        return "dropout"
+    if kwargs.get("output_attentions"):
+        return "attention weights wanted"
+    for name in _UNSERVED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            return f"argument {name}"
+    if not {"cu_seq_lens_q", "cu_seq_lens_k", "read_index", "write_index"} <= kwargs.keys():
+        return "no description of the batch"
+    if query.ndim != 4 or query.shape[0] != 1 or key.shape[:3:2] != query.shape[:3:2]:
+        return "queries that are not packed"
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        return "mixed dtypes"
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[3] != key.shape[3]:
+        return "heads that do not match"
+    if logits is not None and (logits.shape != query.shape[1:2] or logits.dtype != query.dtype):
+        return "sinks of another shape or dtype"
+    return ""
+
+
+def _is_marked(module: torch.nn.Module, rule: str) -> bool:
+    mark = getattr(module, "__liteboost__", None)
+    return mark is not None and any(outcome.rule == rule for outcome in mark.outcomes)
+
+
+@functools.cache
+def _full_allocator() -> type:
+    from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
+
+    return FullAttentionCacheAllocator
+
+
+def _unknown(cls: type, known: frozenset[str]) -> str:
+    """Why the pages of an allocator of this class may not be read: its methods are not those we have read."""
+    for method in ("update", "register_cache_tensor", "get_cache_for_block_table"):
+        owner = _full_allocator() if method == "get_cache_for_block_table" else cls
+        try:
+            digest = fingerprint(getattr(owner, method), owner).digest
+        except Opaque as fault:
+            return f"{cls.__name__}.{method} {fault}"
+        if digest not in known:
+            return f"{cls.__name__}.{method} is not known"
+    return ""

@@ -1,0 +1,81 @@
+"""Level 2 on an NPU: ``generate_batch`` on the operator that reads a paged cache, and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+import liteboost_adaptor
+from liteboost_adaptor import native_npu
+from liteboost_adaptor.report import report
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+pytest.importorskip(
+    "transformers.generation.continuous_batching.cache_allocators",
+    reason="this transformers has another paged cache",
+    exc_type=ImportError,
+)
+
+from transformers.generation import ContinuousBatchingConfig
+
+NEW_TOKENS, LAYERS = 4, 2
+LENGTHS = (1, 3, 15, 16, 17, 2, 40, 33, 7, 90, 5, 21, 9, 64, 11, 28, 4, 6, 8, 12)
+
+
+@pytest.fixture(autouse=True)
+def at_level_two() -> Iterator[None]:
+    liteboost_adaptor.undo()
+    yield
+    liteboost_adaptor.undo()
+
+
+def llama(dtype: torch.dtype) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        vocab_size=64, num_hidden_layers=LAYERS, head_dim=64, pad_token_id=0, eos_token_id=2, **sizes
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(6)
+    return model.to(dtype).npu()
+
+
+@pytest.mark.parametrize("page_size", [16, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
+    model = llama(dtype)
+    generator = torch.Generator().manual_seed(7)
+    requests = [torch.randint(3, 64, (n,), generator=generator).tolist() for n in LENGTHS]
+    settings = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    with torch.no_grad():
+        expected = [
+            model.generate(torch.tensor([request]).npu(), generation_config=settings)[
+                0, len(request) :
+            ].tolist()
+            for request in requests
+        ]
+    liteboost_adaptor.apply(model, level=2)
+    native_npu.load()
+    before = report.tally("paged.sdpa").calls
+    torch.ops.liteboost._npu_forget_counts()
+    outputs = model.generate_batch(
+        requests,
+        generation_config=settings,
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=page_size, num_blocks=20 if page_size > 16 else 60, max_batch_tokens=128
+        ),
+        warmup=False,
+    )
+    assert [output.generated_tokens for output in outputs.values()] == expected
+    served = report.tally("paged.sdpa").calls - before
+    assert served >= NEW_TOKENS * LAYERS and not report.tally("paged.sdpa").fallbacks
+    found = [(reason, count) for op, reason, count in native_npu.calls() if op == "paged_attention"]
+    assert found == [("fp32" if dtype == torch.float32 else "", served)]
