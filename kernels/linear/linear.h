@@ -9,14 +9,15 @@
 // dtypes: float32, bfloat16, float16, the same for all three tensors.
 //
 // Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum
-// does not depend on the number of threads; it differs between one row and several. Where the CPU has
+// does not depend on the number of threads; it depends on the number of rows of x. Where the CPU has
 // vdpbf16ps (avx512_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero, which
 // is what that instruction does.
 //
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
-// that: a thread walks its own contiguous part of the rows of weight, and each element read meets all rows of
-// x while it is in a register or in the first cache. Many rows are at::linear's where it is faster; the limit
-// and the figures behind it are at linear_max_rows in linear_cpu.cpp.
+// that: a thread walks its own contiguous part of the rows of weight, each element read meets all rows of x
+// while it is in a register or in the first cache, and what comes next is on its way meanwhile. Many rows are
+// at::linear's where it is faster; the limit and the figures behind it are at linear_max_rows in
+// linear_cpu.cpp.
 //
 // gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha): the two layers of a gated MLP
 // and its activation, act(linear(x, gate)) * linear(x, up), with the roundings of linear and gated_activation.

@@ -1,15 +1,16 @@
 // The loops of linear.h on raw pointers, compiled once an instruction set.
 //
 // Words: a *step* is the run of K that one vector of weights covers; a *tile* is kTileN rows of weight times
-// up to kTileX rows of x, whose sums stay in registers over all of K; a *panel* is the rows of weight whose
-// sums are collected as fp32 before they are rounded and written in one go.
+// up to kTileX rows of x, whose sums are in registers; a *panel* is the rows of weight whose sums are collected
+// as fp32 before they are rounded and written in one go; a *block* is the part of K that is summed for all tiles
+// of a panel before the next. Without blocks, many long rows of x would be read from the second cache, and those
+// reads wait behind the weights that are being fetched from memory.
 //
-// x is packed in groups of kTileX rows as [group][step][row][lanes]: the rows of a group are then one
-// stream. Read where they lie, rows that are a multiple of 4 KiB apart would fall into one set of the first
-// cache together with the rows of weight.
+// x is packed as [block][group of up to kTileX rows][step][row][lanes]: what meets a tile is then one stream.
 #include "linear/linear.h"
 
 #include "common/vec.h"
+#include "common/vec_sums.h"
 
 namespace liteboost {
 namespace LB_ISA {
@@ -24,11 +25,20 @@ constexpr int kTileN = 2;
 constexpr int kTileX = 4;
 constexpr int kPanel = 64;
 constexpr int kLine = 64;  // bytes a cache line
-// A long sum is made of sums of this many steps: its rounding errors grow with the longest chain of
-// additions.
-constexpr int kPart = 64;
+// A block of x leaves room for weights in the first cache. A row of weight is read in runs that are not too short,
+// and whole where it is short itself and x with it: memory is read fastest in one go.
+constexpr int64_t kBlockBytesX = 8 << 10;
+constexpr int64_t kWholeBytesX = 16 << 10;
+constexpr int64_t kLeastRun = 8 * kLine;
+constexpr int64_t kWholeRun = 32 * kLine;
+// A long sum is made of sums of this many steps: its rounding errors grow with the longest chain of additions.
+constexpr int64_t kMostSteps = 64;
+// How far ahead weights are fetched. Memory delivers at its full rate only while this much is on its way, which
+// takes more than the processor looks ahead by itself when there is much to compute between two reads.
+constexpr int64_t kAheadBytes = 16 << 10;
 
 #define LB_UNROLL _Pragma("GCC unroll 8")
+#define LB_UNROLL16 _Pragma("GCC unroll 16")
 
 // What one step is for each element type: how weights are read, what x becomes when packed, and how the two
 // meet. Packed rows are zero beyond K, and so are the lanes of a partial load.
@@ -115,16 +125,42 @@ int64_t steps_of(int64_t k) {
   return (k + Step<T>::kSize - 1) / Step<T>::kSize;
 }
 
+// Rows of x in the next group: all of about the same size, so that none is left with little to do for each weight.
+LB_INLINE int64_t group_rows(int64_t rows) {
+  const int64_t groups = (rows + kTileX - 1) / kTileX;
+  return (rows + groups - 1) / groups;
+}
+
+// Steps of K in a block: whole cache lines of weight.
+template <typename T>
+int64_t block_steps(int64_t rows, int64_t k) {
+  typedef Step<T> S;
+  constexpr int64_t kStepBytes = S::kSize * static_cast<int64_t>(sizeof(T));
+  constexpr int64_t kLeast = kLeastRun / kStepBytes;
+  constexpr int64_t kLineSteps = kLine / kStepBytes;
+  const int64_t row_bytes = rows * S::kPackedBytes;
+  const int64_t whole = (steps_of<T>(k) + kLineSteps - 1) / kLineSteps * kLineSteps;
+  if (whole * row_bytes <= kWholeBytesX && whole * kStepBytes <= kWholeRun && whole <= kMostSteps)
+    return whole;
+  const int64_t steps = kBlockBytesX / row_bytes;
+  const int64_t bounded = steps < kLeast ? kLeast : steps > kMostSteps ? kMostSteps : steps;
+  return bounded / kLineSteps * kLineSteps;
+}
+
 template <typename T>
 void pack(const T* x, int64_t rows, int64_t k, char* packed) {
   typedef Step<T> S;
-  for (int64_t group = 0; group < rows; group += kTileX) {
-    const int64_t width = rows - group < kTileX ? rows - group : kTileX;
-    for (int64_t at = 0; at < k; at += S::kSize) {
-      for (int64_t row = group; row < group + width; ++row) {
-        const T* source = x + row * k + at;
-        S::pack(packed, k - at < S::kSize ? S::read(source, static_cast<int>(k - at)) : S::read(source));
-        packed += S::kPackedBytes;
+  const int64_t block = block_steps<T>(rows, k) * S::kSize;
+  for (int64_t begin = 0; begin < k; begin += block) {
+    const int64_t end = k - begin < block ? k : begin + block;
+    for (int64_t group = 0, width; group < rows; group += width) {
+      width = group_rows(rows - group);
+      for (int64_t at = begin; at < end; at += S::kSize) {
+        for (int64_t row = group; row < group + width; ++row) {
+          const T* source = x + row * k + at;
+          S::pack(packed, k - at < S::kSize ? S::read(source, static_cast<int>(k - at)) : S::read(source));
+          packed += S::kPackedBytes;
+        }
       }
     }
   }
@@ -140,49 +176,58 @@ LB_INLINE void tile_step(VF (&sums)[X][N], const typename Step<T>::Weights (&w)[
   }
 }
 
-// sums[r * kPanel + n] = weight row n times x row r. Meanwhile fetches the same columns of Ahead rows
-// of weight from `next` on: a tile reads several rows at once, and the hardware's own prefetching, which
-// follows each of them to its end, would begin anew with every tile.
+// totals[r * N + n] += the lanes of sums[r][n], added up.
+template <int N, int X>
+LB_INLINE void add_sums(const VF (&sums)[X][N], float* totals) {
+  LB_UNROLL for (int first = 0; first < N * X; first += kLanes) {
+    VF some[kLanes];
+    LB_UNROLL16 for (int i = 0; i < kLanes; ++i) {
+      const int at = first + i;
+      some[i] = at < N * X ? sums[at / N][at % N] : VF{};
+    }
+    if (first + kLanes <= N * X) {
+      store(totals + first, load(totals + first) + sum_each(some));
+    } else {
+      const int rest = N * X - first;
+      store(totals + first, load(totals + first, rest) + sum_each(some), rest);
+    }
+  }
+}
+
+// totals[r * N + n] += weight row n times x row r over k elements. Meanwhile fetches as many elements of Ahead
+// rows of weight from `next` on, one row after the other: memory delivers that faster than lines of several rows
+// in turn.
 template <typename T, int N, int X, int Ahead>
-__attribute__((noinline)) void tile(const T* weight, int64_t stride, const char* x, int64_t k, const T* next,
-                                    float* sums) {
+LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, const T* next, float* totals) {
   typedef Step<T> S;
   constexpr int kUnroll = kLine / (S::kSize * static_cast<int>(sizeof(T)));
   constexpr int kXBytes = X * S::kPackedBytes;
-  VF parts[X][N], totals[X][N];
+  VF sums[X][N];
   typename S::Weights w[N];
-  LB_UNROLL for (int r = 0; r < X; ++r) {
-    LB_UNROLL for (int n = 0; n < N; ++n) totals[r][n] = parts[r][n] = VF{};
-  }
+  LB_UNROLL for (int r = 0; r < X; ++r) { LB_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = VF{}; }
+  const T* next_end = next + k;
   int64_t at = 0;
-  while (at + kUnroll * S::kSize <= k) {
-    const int64_t rest = k - at - (k - at) % (kUnroll * S::kSize);
-    const int64_t stop = at + (rest < kPart * S::kSize ? rest : kPart * S::kSize);
-    for (; at < stop; at += kUnroll * S::kSize, x += kUnroll * kXBytes) {
-      LB_UNROLL for (int n = 0; n < Ahead; ++n) __builtin_prefetch(next + n * stride + at);
-      LB_UNROLL for (int u = 0; u < kUnroll; ++u) {
-        LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at + u * S::kSize);
-        tile_step<T, N, X>(parts, w, x + u * kXBytes);
-      }
+  for (; at + kUnroll * S::kSize <= k; at += kUnroll * S::kSize, x += kUnroll * kXBytes) {
+    LB_UNROLL for (int i = 0; i < Ahead; ++i) __builtin_prefetch(next + i * kUnroll * S::kSize);
+    if (Ahead > 0) next += Ahead * kUnroll * S::kSize;
+    if (Ahead > 1 && next >= next_end) {
+      next += stride - k;
+      next_end += stride;
     }
-    LB_UNROLL for (int r = 0; r < X; ++r) {
-      LB_UNROLL for (int n = 0; n < N; ++n) {
-        totals[r][n] += parts[r][n];
-        parts[r][n] = VF{};
-      }
+    LB_UNROLL for (int u = 0; u < kUnroll; ++u) {
+      LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at + u * S::kSize);
+      tile_step<T, N, X>(sums, w, x + u * kXBytes);
     }
   }
   for (; at + S::kSize <= k; at += S::kSize, x += kXBytes) {
     LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at);
-    tile_step<T, N, X>(parts, w, x);
+    tile_step<T, N, X>(sums, w, x);
   }
   if (at < k) {
     LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at, static_cast<int>(k - at));
-    tile_step<T, N, X>(parts, w, x);
+    tile_step<T, N, X>(sums, w, x);
   }
-  LB_UNROLL for (int r = 0; r < X; ++r) {
-    LB_UNROLL for (int n = 0; n < N; ++n) sums[r * kPanel + n] = sum(totals[r][n] + parts[r][n]);
-  }
+  add_sums<N, X>(sums, totals);
 }
 
 // One row of x. The rows of weight are walked one after the other, so that the reads are a single stream,
@@ -207,41 +252,64 @@ float dot(const T* weight, const char* x, int64_t k) {
   return sum((sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3]));
 }
 
-// All rows of x against N rows of weight; `next` is where the rows of the next tile begin.
-template <typename T, int N>
-void tile_rows(const LinearArgs& args, const T* weight, const T* next, float* sums) {
-  const int64_t group_bytes = kTileX * steps_of<T>(args.k) * Step<T>::kPackedBytes;
-  const char* x = static_cast<const char*>(args.packed_x);
-  const int64_t stride = args.weight_stride, k = args.k;
-  for (int64_t row = 0; row < args.rows; row += kTileX, x += group_bytes, sums += kTileX * kPanel) {
-    // The next tile is fetched while the first group passes; the others find this tile in the cache.
-    const bool fetch = row == 0;
-    switch (args.rows - row) {
+// A block of all rows of x against the same columns of N rows of weight. Each group of rows fetches `Ahead` of
+// the N rows from `next` on, until all are fetched.
+template <typename T, int N, int Ahead>
+void tile_rows(const LinearArgs& args, const T* weight, const char* x, int64_t k, const T* next,
+               float* totals) {
+  const int64_t row_bytes = steps_of<T>(k) * Step<T>::kPackedBytes;
+  const int64_t stride = args.weight_stride;
+  int fetched = 0;
+  for (int64_t row = 0, width; row < args.rows; row += width) {
+    const bool fetch = fetched < N;
+    width = group_rows(args.rows - row);
+    switch (width) {
       case 1:
-        tile<T, N, 1, 0>(weight, stride, x, k, next, sums);
+        fetch ? tile<T, N, 1, Ahead>(weight, stride, x, k, next, totals)
+              : tile<T, N, 1, 0>(weight, stride, x, k, next, totals);
         break;
       case 2:
-        fetch ? tile<T, N, 2, N>(weight, stride, x, k, next, sums)
-              : tile<T, N, 2, 0>(weight, stride, x, k, next, sums);
+        fetch ? tile<T, N, 2, Ahead>(weight, stride, x, k, next, totals)
+              : tile<T, N, 2, 0>(weight, stride, x, k, next, totals);
         break;
       case 3:
-        fetch ? tile<T, N, 3, N>(weight, stride, x, k, next, sums)
-              : tile<T, N, 3, 0>(weight, stride, x, k, next, sums);
+        fetch ? tile<T, N, 3, Ahead>(weight, stride, x, k, next, totals)
+              : tile<T, N, 3, 0>(weight, stride, x, k, next, totals);
         break;
       default:
-        fetch ? tile<T, N, 4, N>(weight, stride, x, k, next, sums)
-              : tile<T, N, 4, 0>(weight, stride, x, k, next, sums);
+        fetch ? tile<T, N, 4, Ahead>(weight, stride, x, k, next, totals)
+              : tile<T, N, 4, 0>(weight, stride, x, k, next, totals);
     }
+    x += width * row_bytes;
+    totals += width * N;
+    fetched += Ahead;
+    next += Ahead * stride;
   }
 }
 
+// Fetches where a panel will be written, which would else be waited for line by line.
 template <typename T>
-void write_panel(const LinearArgs& args, int64_t begin, int64_t count, const float* sums) {
+void fetch_panel(const LinearArgs& args, int64_t begin, int64_t count) {
+  for (int64_t row = 0; row < args.rows; ++row) {
+    const T* out = static_cast<const T*>(args.out) + row * args.n + begin;
+    for (int64_t i = 0; i < count; i += kLine / static_cast<int64_t>(sizeof(T)))
+      __builtin_prefetch(out + i, 1);
+  }
+}
+
+// Outputs [0, count) of a panel, whose totals are [tile][row][row of weight in the tile].
+template <typename T>
+void write_panel(const LinearArgs& args, int64_t begin, int64_t count, const float* totals) {
   const T* bias = static_cast<const T*>(args.bias);
-  for (int64_t row = 0; row < args.rows; ++row, sums += kPanel) {
-    T* out = static_cast<T*>(args.out) + row * args.n + begin;
+  for (int64_t row = 0; row < args.rows; ++row) {
+    float sums[kPanel];
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
+    for (; i + kTileN <= count; i += kTileN) {
+      memcpy(sums + i, totals + i * args.rows + row * kTileN, kTileN * sizeof(float));
+    }
+    for (; i < count; ++i) sums[i] = totals[i * args.rows + row];
+    T* out = static_cast<T*>(args.out) + row * args.n + begin;
+    for (i = 0; i + kLanes <= count; i += kLanes) {
       const VF v = load(sums + i);
       store(out + i, bias ? v + load(bias + begin + i) : v);
     }
@@ -254,29 +322,71 @@ void write_panel(const LinearArgs& args, int64_t begin, int64_t count, const flo
 }
 
 template <typename T>
-void run(const LinearArgs& args, int64_t begin, int64_t end) {
-  float sums[kLinearRows * kPanel];
+void run_one_row(const LinearArgs& args, int64_t begin, int64_t end) {
+  float sums[kPanel];
   for (; begin < end; begin += kPanel) {
     const int64_t count = end - begin < kPanel ? end - begin : kPanel;
     const T* weight = static_cast<const T*>(args.weight) + begin * args.weight_stride;
-    int64_t i = 0;
-    if (args.rows == 1) {
-      const char* x = static_cast<const char*>(args.packed_x);
-      for (; i < count; ++i) sums[i] = dot(weight + i * args.weight_stride, x, args.k);
-    } else {
+    const char* x = static_cast<const char*>(args.packed_x);
+    for (int64_t i = 0; i < count; ++i) sums[i] = dot(weight + i * args.weight_stride, x, args.k);
+    write_panel<T>(args, begin, count, sums);
+  }
+}
+
+template <typename T, int Ahead>
+void run_rows(const LinearArgs& args, int64_t begin, int64_t end) {
+  typedef Step<T> S;
+  const int64_t stride = args.weight_stride;
+  const int64_t block = block_steps<T>(args.rows, args.k) * S::kSize;
+  const int64_t tile_bytes = (args.k < block ? args.k : block) * static_cast<int64_t>(sizeof(T)) * kTileN;
+  const int64_t ahead = tile_bytes > 0 ? kAheadBytes / tile_bytes : 0;
+  const int64_t ahead_rows = kTileN * (ahead < 1 ? 1 : ahead);
+  float totals[kLinearRows * kPanel];
+  for (; begin < end; begin += kPanel) {
+    const int64_t count = end - begin < kPanel ? end - begin : kPanel;
+    const T* panel = static_cast<const T*>(args.weight) + begin * stride;
+    const char* x = static_cast<const char*>(args.packed_x);
+    fetch_panel<T>(args, begin, count);
+    memset(totals, 0, sizeof(float) * static_cast<size_t>(args.rows * kPanel));
+    for (int64_t k = 0; k < args.k; k += block) {
+      const int64_t size = args.k - k < block ? args.k - k : block;
+      int64_t i = 0;
       for (; i + kTileN <= count; i += kTileN) {
-        const T* tile_weight = weight + i * args.weight_stride;
-        // Behind the last tile lies no other: fetch what is there already.
-        const bool last = begin + i + 2 * kTileN > end;
-        tile_rows<T, kTileN>(args, tile_weight,
-                             last ? tile_weight : tile_weight + kTileN * args.weight_stride, sums + i);
+        const T* weight = panel + i * stride + k;
+        // What comes so many rows later: in this block, in the next, or in the next panel. Behind the last rows
+        // lies nothing: fetch what is there already.
+        const T* next = weight + ahead_rows * stride;
+        if (i + ahead_rows + kTileN > count) {
+          if (k + block < args.k) {
+            next += block - count * stride;
+          } else if (begin + i + ahead_rows + kTileN <= end) {
+            next -= k;
+          } else {
+            next = weight;
+          }
+        }
+        tile_rows<T, kTileN, Ahead>(args, weight, x, size, next, totals + i * args.rows);
       }
       for (; i < count; ++i) {
-        const T* tile_weight = weight + i * args.weight_stride;
-        tile_rows<T, 1>(args, tile_weight, tile_weight, sums + i);
+        const T* weight = panel + i * stride + k;
+        tile_rows<T, 1, 0>(args, weight, x, size, weight, totals + i * args.rows);
       }
+      x += args.rows * steps_of<T>(size) * S::kPackedBytes;
     }
-    write_panel<T>(args, begin, count, sums);
+    write_panel<T>(args, begin, count, totals);
+  }
+}
+
+template <typename T>
+void run(const LinearArgs& args, int64_t begin, int64_t end) {
+  if (args.rows == 1) {
+    run_one_row<T>(args, begin, end);
+  } else if (args.rows <= kTileX) {
+    run_rows<T, kTileN>(args, begin, end);
+  } else if (args.rows < kTileN * kTileX - kTileX + 1) {
+    run_rows<T, kTileN / 2>(args, begin, end);
+  } else {
+    run_rows<T, 1>(args, begin, end);
   }
 }
 

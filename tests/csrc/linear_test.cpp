@@ -56,9 +56,9 @@ void test_type() {
   for (int k = 0; k <= 2 * kMaxLength; ++k) {
     for (const int rows : {1, 3, 4, 6}) test_shape<T>(rows, 7, k, k % 2 == 0);
   }
-  // Beyond the length at which a sum is split.
+  // Beyond the length at which a sum is split, which many rows make shorter.
   for (const int k : {2047, 2048, 4109}) {
-    for (const int rows : {1, 5}) test_shape<T>(rows, 6, k, true);
+    for (const int rows : {1, 2, 5, 10, 16, 32}) test_shape<T>(rows, 70, k, true);
   }
   for (int n = 1; n <= 70; ++n) {
     for (const int rows : {1, 2, 7}) test_shape<T>(rows, n, 9, true);
