@@ -1,8 +1,7 @@
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "cache/cache_checks.h"
+#include "common/in_place.h"
 
 namespace liteboost {
 namespace {
@@ -12,17 +11,10 @@ void kv_append_meta(const at::Tensor& keys, const at::Tensor& values, const at::
   check_kv_append(keys, values, key, value, slots);
 }
 
-// Counts a version up in what is written to, as torch's own in-place ops do, so that a backward which needs what was
-// there before says so; raises for inference tensors outside inference mode.
 void kv_append_in_place(c10::DispatchKeySet dispatch_keys, const at::Tensor& keys, const at::Tensor& values,
                         const at::Tensor& key, const at::Tensor& value, const at::Tensor& slots) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("liteboost::kv_append", "")
-                             .typed<decltype(kv_append_meta)>();
-  keys.unsafeGetTensorImpl()->bump_version();
-  values.unsafeGetTensorImpl()->bump_version();
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  op.redispatch(dispatch_keys & c10::after_ADInplaceOrView_keyset, keys, values, key, value, slots);
+  static const auto op = find_op<decltype(kv_append_meta)>("liteboost::kv_append");
+  run_in_place(op, dispatch_keys, {keys, values}, keys, values, key, value, slots);
 }
 
 }  // namespace

@@ -150,6 +150,17 @@ def test_autograd_notices_the_update() -> None:
     assert state._version > before
 
 
+def test_the_state_of_an_inference_mode_is_written_in_such_a_mode_alone() -> None:
+    with torch.inference_mode():
+        x, weight, _, state = make((1, 2, 1, 3), torch.float32)
+        update(x, state, weight)
+    x, weight, _, _ = make((1, 2, 1, 3), torch.float32)
+    before = state.clone()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="Inplace update to inference tensor outside"):
+        update(x, state, weight)
+    assert torch.equal(state, before)
+
+
 def test_a_state_that_is_one_column_many_times_cannot_be_updated() -> None:
     x, weight, _, state = make((2, 2, 1, 3), torch.float32)
     with pytest.raises(RuntimeError, match="memory location"):

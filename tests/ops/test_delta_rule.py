@@ -172,6 +172,17 @@ def test_autograd_notices_the_update() -> None:
     assert state._version > before
 
 
+def test_the_state_of_an_inference_mode_is_written_in_such_a_mode_alone() -> None:
+    with torch.inference_mode():
+        arguments, state = make((1, 1, 1, 1, 4, 4), torch.float32)
+        recurrent(*arguments, state, scaling=0.3)
+    arguments, _ = make((1, 1, 1, 1, 4, 4), torch.float32)
+    before = state.clone()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="Inplace update to inference tensor outside"):
+        recurrent(*arguments, state, scaling=0.3)
+    assert torch.equal(state, before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_strides_and_offsets(isa: str, native_only: None, dtype: torch.dtype) -> None:
     arguments, state = make((2, 13, 2, 4, 20, 35), dtype)
