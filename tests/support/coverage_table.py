@@ -33,6 +33,8 @@ KEPT_RULES = {
     "rope.half_vision": "vision towers: Qwen-VL, GLM-4V, ERNIE 4.5 VL and twenty more",
     "rope.half_vision_partial": "vision tower: MiniMax-M3",
     "rope.interleaved_vision": "vision tower: Inkling 2",
+    "paged.sdpa": "continuous batching: generate_batch of any family",
+    "paged.eager": "as paged.sdpa, of families that have no sdpa",
     "rope.interleaved_table": "token classification: OpenAI's privacy filter",
 }
 
