@@ -12,6 +12,7 @@ from . import __version__, environment, native, native_npu
 from .config import settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
+from .huggingface import sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
 from .replacements import cache
@@ -25,13 +26,14 @@ def apply(
     disable: str | list[str] | None = None,
     strict: bool | None = None,
     nz: str | None = None,
+    sparse: float | str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
     Args:
         model: Any module; its submodules are served where a rule fits, other models are not touched.
-        level, disable, strict, nz: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
-            ``LITEBOOST_STRICT`` and ``LITEBOOST_NZ``.
+        level, disable, strict, nz, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
+            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ`` and ``LITEBOOST_SPARSE``.
 
     Returns:
         The status afterwards.
@@ -40,7 +42,7 @@ def apply(
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
     """
-    wanted = with_overrides(settings(), level=level, disable=disable, strict=strict, nz=nz)
+    wanted = with_overrides(settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse)
     if model is None:
         runtime.deactivate()
         runtime.activate(wanted)
@@ -123,5 +125,5 @@ def status() -> Status:
         environment=notes,
         models=models,
         caches_bytes=cache.bytes_held(),
-        rules=report.rows([*fixes.rows(), *listed_rules(current)], backend),
+        rules=report.rows([*fixes.rows(), *listed_rules(current), *sparse_attention.rows(current)], backend),
     )

@@ -22,6 +22,25 @@ ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """Block-sparse attention of long prompts; see docs/sparse_attention.md.
+
+    Attributes:
+        sparsity: Share of the blocks of keys that is not read, above 0 and below 1.
+        block: Positions in a block.
+        sinks: Blocks at the beginning that are always read.
+        window: Blocks up to a query's own that are always read.
+        min_length: Tokens of the shortest prompt that is served.
+    """
+
+    sparsity: float
+    block: int = 128
+    sinks: int = 1
+    window: int = 2
+    min_length: int = 4096
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the user asked for.
 
@@ -33,6 +52,7 @@ class Settings:
         isa: Highest instruction set the CPU kernels may use; empty for no limit.
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
+        sparse: Block-sparse attention of long prompts, or ``None``.
     """
 
     level: int = 2
@@ -42,6 +62,7 @@ class Settings:
     isa: str = ""
     require_native: bool = False
     nz: str = "auto"
+    sparse: Sparse | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,26 @@ def _nz(text: str) -> str:
     if value not in NZ_NAMES:
         raise ValueError
     return value
+
+
+#: Least values of what may follow the share in LITEBOOST_SPARSE.
+_SPARSE_DETAILS = {"block": 16, "sinks": 0, "window": 1, "min_length": 2}
+
+
+def _sparse(text: str) -> Sparse | None:
+    share, *details = (part.strip() for part in text.split(","))
+    sparsity = float(share)
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"{share} is not a share")
+    given: dict[str, int] = {}
+    for detail in details:
+        name, _, value = (part.strip() for part in detail.partition("="))
+        if name not in _SPARSE_DETAILS or name in given:
+            raise ValueError(f"{detail!r} is none of the details, or there twice")
+        given[name] = int(value)
+        if given[name] < _SPARSE_DETAILS[name]:
+            raise ValueError(f"{name} is at least {_SPARSE_DETAILS[name]}")
+    return Sparse(sparsity, **given) if sparsity else None
 
 
 def _globs(text: str) -> tuple[str, ...]:
@@ -145,6 +186,15 @@ VARIABLES: tuple[Variable, ...] = (
         "Whether 16 bit weights of linear layers that do not require grad are cast to FRACTAL_NZ on an NPU: "
         "auto on a 310P, 1 also on a 910B or 910C, 0 never. See npu.md.",
     ),
+    Variable(
+        "LITEBOOST_SPARSE",
+        "sparse",
+        _sparse,
+        "a share from 0 (off) to below 1, such as 0.75, and behind it any of block=128, sinks=1, window=2, "
+        "min_length=4096, separated by commas",
+        "Share of the blocks of keys that attention leaves out in long prompts, at level 2. Changes results. "
+        "See sparse_attention.md.",
+    ),
 )
 
 
@@ -200,6 +250,10 @@ def with_overrides(base: Settings, **overrides: Any) -> Settings:
 
 
 def _as_text(value: Any) -> str:
+    if isinstance(value, Sparse):
+        return ",".join(
+            [str(value.sparsity), *(f"{name}={getattr(value, name)}" for name in _SPARSE_DETAILS)]
+        )
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (list, tuple)):
@@ -255,7 +309,7 @@ def markdown() -> str:
         if isinstance(default, bool):
             shown = "`1`" if default else "`0`"
         else:
-            shown = f"`{default}`" if default not in ((), "") else "unset"
+            shown = f"`{default}`" if default not in ((), "", None) else "unset"
         allowed = variable.allowed.replace("|", "\\|")
         lines.append(f"| `{variable.name}` | {shown} | {allowed} | {variable.effect} |")
     return "\n".join(lines) + "\n"

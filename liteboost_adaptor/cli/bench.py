@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 
 from ..bench.settings import VARIANTS, Settings, usable_cores
+from ..config import Settings as CoreSettings
+from ..config import with_overrides
 from ..errors import ConfigError
 from . import tables
 from .status import console_for
@@ -29,7 +31,9 @@ def bench(
         str, typer.Option(help="qwen3-0.6b, llama-1b, or the folder of a model (its config.json is enough).")
     ] = "qwen3-0.6b",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 128,
+    prompt: Annotated[
+        int | None, typer.Option(help="Tokens of the prompt; 128, with --sparse 8192 if unset.")
+    ] = None,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     variants: Annotated[str, typer.Option(help="Separated by commas; hf-sdpa always runs.")] = ",".join(
@@ -49,8 +53,18 @@ def bench(
         bool, typer.Option("--modelled", help="Model a decode step on an Ascend card from a simulated run.")
     ] = False,
     card: Annotated[str, typer.Option(help="With --modelled: 910B, 910B-280T or 910C.")] = "910B",
+    sparse: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Measure block-sparse attention, as LITEBOOST_SPARSE, instead."),
+    ] = None,
+    trained: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --sparse: a trained model, and heldout.txt, for the loss."),
+    ] = None,
 ) -> None:
     """Compare the variants, then time them in turn, each in a process of its own.
+
+    With --sparse: attention of one layer over chosen blocks beside dense attention, at --prompt tokens.
 
     hf-eager and hf-sdpa are transformers without this package; level0, level1 and level2 are the same script
     with it. Exit status 1 when two variants disagree, or a figure exceeds what the machine can do.
@@ -58,7 +72,7 @@ def bench(
     settings = Settings(
         arch=arch,
         dtype=dtype,
-        prompt=prompt,
+        prompt=prompt if prompt is not None else 128 if sparse is None else 8192,
         new=new,
         batch=batch,
         variants=tuple(name.strip() for name in variants.split(",") if name.strip()),
@@ -72,6 +86,9 @@ def bench(
         )
     if modelled:
         _modelled(settings, card, json_file)
+        return
+    if sparse is not None:
+        _sparse(settings, sparse, trained, json_file)
         return
     check_outputs(json_file, plot, workdir)
     from ..bench import report, runner
@@ -99,6 +116,31 @@ def _modelled(settings: Settings, card: str, json_file: str | None) -> None:
     console_for(sys.stderr if json_file == "-" else sys.stdout).print(tables.modelled_table(found, card))
     figures = [dataclasses.asdict(each) | {"card": card, "modelled": True} for each in found]
     _write_json({"modelled": figures}, json_file)
+
+
+def _sparse(settings: Settings, share: str, trained: Path | None, json_file: str | None) -> None:
+    """Print what block-sparse attention gains and loses."""
+    import torch
+
+    from ..bench import sparse
+    from ..native import load
+
+    check_outputs(json_file, None, None)
+    wanted = with_overrides(CoreSettings(), sparse=share).sparse
+    if wanted is None:
+        raise ConfigError("--sparse 0 is dense attention; give a share above 0, such as 0.75.")
+    text = None if trained is None else trained / "heldout.txt"
+    if text is not None and not text.is_file():
+        raise ConfigError(f"--trained {trained}: there is no {text}. Put a text there that it has not seen.")
+    load()
+    torch.set_num_threads(settings.threads)
+    gain = sparse.gain(wanted, settings.arch, settings.dtype, settings.prompt, settings.repeats)
+    losses = [] if trained is None or text is None else sparse.losses(wanted, trained, text)
+    console_for(sys.stderr if json_file == "-" else sys.stdout).print(
+        tables.sparse_table(settings, share, gain, losses)
+    )
+    figures = {"gain": dataclasses.asdict(gain), "losses": [dataclasses.asdict(each) for each in losses]}
+    _write_json({"settings": dataclasses.asdict(settings), "sparse": share} | figures, json_file)
 
 
 def check_outputs(json_file: str | None, plot: Path | None, workdir: Path | None) -> None:

@@ -255,3 +255,39 @@ def bench_table(summary: Mapping[str, Any]) -> RenderableType:
             f"{agreement['equal_tokens']}/{agreement['tokens']}",
         )
     return Group(table, *(Text(note, "yellow") for note in summary["notes"]))
+
+
+def sparse_table(settings: Any, share: str, gain: Any, losses: Sequence[Any]) -> RenderableType:
+    """What block-sparse attention gains and loses.
+
+    Args:
+        settings: `liteboost_adaptor.bench.settings.Settings`.
+        share: As LITEBOOST_SPARSE takes it.
+        gain: `liteboost_adaptor.bench.sparse.Gain`.
+        losses: `liteboost_adaptor.bench.sparse.Loss` of every length; none without a trained model.
+    """
+    table = Table(
+        title=f"attention of a layer of {settings.arch}, {settings.dtype}, {settings.prompt} tokens, sparse "
+        f"{share}, {settings.threads} threads, median of {settings.repeats}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    figures = {
+        "dense ms": f"{gain.dense_ms:.0f}",
+        "sparse ms": f"{gain.sparse_ms:.0f}",
+        "times faster": f"{gain.ratio:.2f}",
+        "of it choosing": f"{gain.selection:.1%}",
+        "blocks read": f"{gain.density:.1%}",
+        "error, random states": f"{gain.error:.2f}",
+    }
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    table.add_row(*figures.values())
+    lines = [
+        f"trained model, {each.tokens} tokens in blocks of {each.block}: {each.dense:.4f} nats a token, "
+        f"{each.sparse:.4f} sparse ({each.sparse - each.dense:+.4f}); error of logits {each.error:.1e}"
+        for each in losses
+    ]
+    if not lines:
+        lines = ["No --trained model, so no loss is known."]
+    return Group(table, *(Text(line, "" if losses else "yellow") for line in lines))

@@ -22,7 +22,7 @@ from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
 from ..replacements import guards
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import adapters, caches, registries
+from . import adapters, caches, registries, sparse_attention
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -165,6 +165,7 @@ class Runtime:
             if settings.level:
                 with _recorded(model):
                     weights.consider(model, settings)
+                    sparse_attention.consider(model, settings)
             return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
@@ -183,6 +184,7 @@ class Runtime:
         with self.lock:
             left = []
             weights.give_back(model)
+            sparse_attention.forget(model)
             for part in model.modules():
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from ..config import Sparse
 from ..report import Tally
+from . import sparse_attention
 from .guards import autocast, unserved
 
 ops = torch.ops.liteboost
@@ -46,7 +48,10 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
             if not reason:
                 tally.served()
                 causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-                return _run(query, key, value, attention_mask, bias, scaling, causal, None, None), None
+                choice = sparse_attention.choice_of(module) if query.shape[2] > 1 else None
+                return _run(
+                    query, key, value, attention_mask, bias, scaling, causal, None, None, choice
+                ), None
             tally.fell_back(reason)
         return original(
             module,
@@ -178,6 +183,7 @@ def _run(
     is_causal: bool,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    choice: Sparse | None = None,
 ) -> torch.Tensor:
     mask = None if mask is None else _four_dimensional(mask)
     bias = None if bias is None else _four_dimensional(bias)
@@ -186,12 +192,35 @@ def _run(
         # A static cache in prefill: what lies behind the queries has not been written yet.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         bias = None if bias is None else bias[..., : query.shape[2]]
+    if choice is not None:
+        sparse = _run_sparse(choice, query, key, value, mask, bias, scaling, causal)
+        if sparse is not None:
+            return sparse
     if bias is not None:
         mask = _with_bias(mask, bias, key.dtype)
     if mask is not None and mask.shape[2] != query.shape[2]:
         mask = mask.expand(-1, -1, query.shape[2], -1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return ops.attention(query, key, value, mask, scale, causal, 0, softcap or 0.0, sinks)
+    return ops.attention(query, key, value, mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
+
+
+def _run_sparse(
+    choice: Sparse,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scaling: float | None,
+    is_causal: bool,
+) -> torch.Tensor | None:
+    hides_by = "a mask" if mask is not None else "a bias" if bias is not None else ""
+    if not hides_by and not is_causal:
+        hides_by = "attention that is not causal"
+    return sparse_attention.attend(choice, query, key, value, _scale(query, scaling), hides_by)
+
+
+def _scale(query: torch.Tensor, scaling: float | None) -> float:
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
 def _four_dimensional(mask: torch.Tensor) -> torch.Tensor:

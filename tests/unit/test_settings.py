@@ -48,6 +48,10 @@ def test_settings_are_frozen() -> None:
         ("LITEBOOST_NZ", " Auto ", "nz", "auto"),
         ("LITEBOOST_NZ", "0", "nz", "0"),
         ("LITEBOOST_NZ", "1", "nz", "1"),
+        ("LITEBOOST_SPARSE", "0", "sparse", None),
+        ("LITEBOOST_SPARSE", "0.75", "sparse", config.Sparse(0.75)),
+        ("LITEBOOST_SPARSE", " .5 , block = 64,min_length=512", "sparse", config.Sparse(0.5, 64, 1, 2, 512)),
+        ("LITEBOOST_SPARSE", "0.9,sinks=0,window=1", "sparse", config.Sparse(0.9, 128, 0, 1)),
     ],
 )
 def test_values_that_are_allowed(name: str, text: str, field: str, value: object) -> None:
@@ -75,6 +79,14 @@ def test_patch_path_is_split_like_path(tmp_path: Path) -> None:
         ("LITEBOOST_REQUIRE_NATIVE", "maybe", "0 or 1"),
         ("LITEBOOST_NZ", "2", "auto, 0 or 1"),
         ("LITEBOOST_NZ", "yes", "auto, 0 or 1"),
+        ("LITEBOOST_SPARSE", "1", "a share from 0 (off) to below 1, such as 0.75"),
+        ("LITEBOOST_SPARSE", "nan", "a share from 0 (off) to below 1"),
+        ("LITEBOOST_SPARSE", "half", "a share from 0 (off) to below 1"),
+        ("LITEBOOST_SPARSE", "0.5,blocks=64", "block=128, sinks=1, window=2, min_length=4096"),
+        ("LITEBOOST_SPARSE", "0.5,block=8", "block is at least 16"),
+        ("LITEBOOST_SPARSE", "0.5,block=64,block=64", "there twice"),
+        ("LITEBOOST_SPARSE", "0.5,window=0", "window is at least 1"),
+        ("LITEBOOST_SPARSE", "0.5,sinks=many", "separated by commas"),
         ("LITEBOOST_PATCH_PATH", "/no/such/folder/anywhere", "folders that exist"),
     ],
 )
@@ -108,6 +120,10 @@ def test_an_unknown_variable_is_a_warning_that_lists_the_known_ones() -> None:
         ({"nz": "1"}, "nz", "1"),
         ({"nz": False}, "nz", "0"),
         ({"nz": None}, "nz", "auto"),
+        ({"sparse": 0.75}, "sparse", config.Sparse(0.75)),
+        ({"sparse": "0.75,block=64"}, "sparse", config.Sparse(0.75, 64)),
+        ({"sparse": config.Sparse(0.5, 32, 0, 4, 99)}, "sparse", config.Sparse(0.5, 32, 0, 4, 99)),
+        ({"sparse": 0}, "sparse", None),
     ],
 )
 def test_arguments_override(arguments: dict[str, object], field: str, value: object) -> None:
@@ -126,6 +142,7 @@ def test_an_argument_left_out_keeps_what_the_environment_said() -> None:
         ({"level": 1.5}, "0, 1 or 2"),
         ({"strict": "often"}, "0 or 1"),
         ({"nz": "310P"}, "auto, 0 or 1"),
+        ({"sparse": 75}, "a share from 0"),
         ({"colour": "red"}, "no setting is called 'colour'"),
     ],
 )
