@@ -12,7 +12,7 @@ from . import config, environment
 from .engine.hooks import after_import
 
 __version__ = "0.1.0"
-__all__ = ["apply", "patched", "status", "undo"]
+__all__ = ["apply", "patched", "shard", "status", "undo"]
 
 _settings = config.settings()  # a wrong LITEBOOST_* value is the one thing that raises here
 environment.prepare()

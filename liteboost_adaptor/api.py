@@ -1,4 +1,4 @@
-"""The public functions: apply, undo, patched, status."""
+"""The public functions: apply, undo, patched, shard, status."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .environment.npu import fixes
 from .huggingface import sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
+from .parallel import shard as parallel_shard
+from .parallel.plan import Plan
 from .replacements import cache
 from .report import Status, report
 
@@ -92,6 +94,26 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
         yield
     finally:
         runtime.return_to(before)
+
+
+def shard(model: torch.nn.Module) -> Plan:
+    """Divide ``model`` over all processes, in place, and free what this one no longer holds.
+
+    Every process calls it with the same model. `torchrun` starts them; a process group that exists is used.
+    The model is for inference afterwards, and is not put together again by `undo`.
+
+    Args:
+        model: A loaded model of transformers, in eval mode.
+
+    Returns:
+        What each process holds, and where they exchange.
+
+    Raises:
+        PlanError: The model cannot be divided over so many processes; before anything is changed.
+        ParallelError: No launcher has started the processes, or they have different models; the model is
+            divided already, or in training mode.
+    """
+    return parallel_shard.shard(model)
 
 
 def status() -> Status:

@@ -288,6 +288,14 @@ def ascend_folders() -> tuple[str, ...]:
     return tuple(os.environ[name] for name in names if os.environ.get(name))
 
 
+def launched() -> tuple[int, int] | None:
+    """(rank, number of processes) where a launcher such as ``torchrun`` started this process, else None."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if not all(os.environ.get(name) for name in names):
+        return None
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
 def user_cache_dir() -> Path:
     """Where we keep what can be made again: in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME", "")

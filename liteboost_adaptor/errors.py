@@ -37,3 +37,11 @@ class StrictError(LiteBoostError, RuntimeError):
 
 class AuditError(LiteBoostError, RuntimeError):
     """A transformers cannot be audited: it cannot be had, imported, or compared with what was recorded."""
+
+
+class PlanError(LiteBoostError, ValueError):
+    """A model cannot be divided over so many ranks; says all that does not fit, and which numbers would."""
+
+
+class ParallelError(LiteBoostError, RuntimeError):
+    """Ranks cannot work together: other models, inputs or settings, or a rank that has ended."""

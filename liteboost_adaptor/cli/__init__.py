@@ -1,4 +1,5 @@
-"""``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, audit.
+"""``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, plan,
+audit.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -18,6 +19,7 @@ from .build import build
 from .cmake_dir import cmake_dir
 from .doctor import doctor
 from .fingerprint import fingerprint
+from .plan import plan
 from .selftest import selftest
 from .status import status
 
@@ -43,6 +45,7 @@ def app() -> typer.Typer:
     commands.command("build")(build)
     commands.command("cmake-dir")(cmake_dir)
     commands.command("fingerprint")(fingerprint)
+    commands.command("plan")(plan)
     commands.command("audit")(audit)
     return commands
 

@@ -1,0 +1,128 @@
+#include "collectives/collectives.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "collectives/collectives_checks.h"
+#include "collectives/shared_memory.h"
+
+namespace liteboost {
+
+template <typename T>
+static void add_ranks_of(const void* const* from, int ranks, int64_t begin, int64_t end, void* out) {
+  // Runs over the ranks in turn for a block that stays in the cache.
+  constexpr int64_t kBlock = 256;
+  float sums[kBlock];
+  for (int64_t first = begin; first < end; first += kBlock) {
+    const int64_t count = std::min(kBlock, end - first);
+    const T* start = static_cast<const T*>(from[0]) + first;
+    for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<float>(start[i]);
+    for (int rank = 1; rank < ranks; ++rank) {
+      const T* next = static_cast<const T*>(from[rank]) + first;
+      for (int64_t i = 0; i < count; ++i) sums[i] += static_cast<float>(next[i]);
+    }
+    T* result = static_cast<T*>(out) + first;
+    for (int64_t i = 0; i < count; ++i) result[i] = static_cast<T>(sums[i]);
+  }
+}
+
+void add_ranks(DType dtype, const void* const* from, int ranks, int64_t begin, int64_t end, void* out) {
+  switch (dtype) {
+    case DType::f32:
+      return add_ranks_of<float>(from, ranks, begin, end, out);
+    case DType::bf16:
+      return add_ranks_of<c10::BFloat16>(from, ranks, begin, end, out);
+    case DType::f16:
+      return add_ranks_of<c10::Half>(from, ranks, begin, end, out);
+  }
+}
+
+namespace {
+
+// Of each group that shares memory. Freed when the process ends, which tells the others.
+std::mutex segments_lock;
+std::map<std::string, std::shared_ptr<SharedMemory>>& segments() {
+  static std::map<std::string, std::shared_ptr<SharedMemory>> all;
+  return all;
+}
+
+std::shared_ptr<SharedMemory> segment(const std::string& group) {
+  const std::lock_guard<std::mutex> guard(segments_lock);
+  const auto found = segments().find(group);
+  return found == segments().end() ? nullptr : found->second;
+}
+
+void share_memory(const std::string& group, const std::string& name, int64_t bytes, double timeout) {
+  const auto ranks = c10d::resolve_process_group(group);
+  auto made = std::make_shared<SharedMemory>(name, bytes, timeout, ranks->getRank(), ranks->getSize());
+  const std::lock_guard<std::mutex> guard(segments_lock);
+  segments()[group] = std::move(made);
+}
+
+void unshare_memory(const std::string& group) {
+  const std::lock_guard<std::mutex> guard(segments_lock);
+  segments().erase(group);
+}
+
+bool shares_memory(const std::string& group) { return segment(group) != nullptr; }
+
+at::Tensor all_reduce_group(const at::Tensor& x, const std::string& group) {
+  check_all_reduce(x);
+  std::vector<at::Tensor> result{x.clone(at::MemoryFormat::Contiguous)};
+  c10d::resolve_process_group(group)->allreduce(result)->wait();
+  return result[0];
+}
+
+at::Tensor all_reduce_cpu(const at::Tensor& x, const std::string& group) {
+  const auto shared = segment(group);
+  if (shared == nullptr) return all_reduce_group(x, group);
+  check_all_reduce(x);
+  const auto contiguous = x.expect_contiguous();
+  at::Tensor result = at::empty(x.sizes(), x.options());
+  if (x.numel() == 0) return result;
+  shared->all_reduce(dtype_of(x), contiguous->const_data_ptr(), x.numel(), x.element_size(),
+                     result.mutable_data_ptr());
+  return result;
+}
+
+at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, const std::string& group) {
+  const auto ranks = c10d::resolve_process_group(group);
+  check_all_gather(x, sizes, ranks->getRank(), ranks->getSize());
+  const auto lengths = C10_AS_INTARRAYREF_SLOW(sizes);
+  const int64_t most = *std::max_element(lengths.begin(), lengths.end());
+  const at::Tensor whole =
+      x.size(-1) == most ? x.contiguous() : at::constant_pad_nd(x, {0, most - x.size(-1)});
+  std::vector<at::Tensor> sources{whole};
+  std::vector<std::vector<at::Tensor>> gathered(1);
+  for (size_t rank = 0; rank < lengths.size(); ++rank) gathered[0].push_back(at::empty_like(whole));
+  ranks->allgather(gathered, sources)->wait();
+  std::vector<at::Tensor> parts;
+  for (size_t rank = 0; rank < lengths.size(); ++rank) {
+    parts.push_back(gathered[0][rank].narrow(-1, 0, lengths[rank]));
+  }
+  return at::cat(parts, -1);
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_IMPL(liteboost_parallel, CPU, m) { m.impl("all_reduce", &liteboost::all_reduce_cpu); }
+
+// Whatever the device: its process group does it.
+TORCH_LIBRARY_IMPL(liteboost_parallel, CompositeExplicitAutograd, m) {
+  m.impl("all_reduce", &liteboost::all_reduce_group);
+  m.impl("all_gather", &liteboost::all_gather_group);
+}
+
+TORCH_LIBRARY_FRAGMENT(liteboost_parallel, m) {
+  m.def("_share_memory(str group, str name, int bytes, float timeout) -> ()", &liteboost::share_memory);
+  m.def("_unshare_memory(str group) -> ()", &liteboost::unshare_memory);
+  m.def("_shares_memory(str group) -> bool", &liteboost::shares_memory);
+}

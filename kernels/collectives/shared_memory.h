@@ -1,0 +1,52 @@
+// Memory that the ranks of one host share, and the all-reduce through it.
+//
+// Each rank has two slots and counts its calls. In call n a rank writes to slot n % 2, announces n, waits until all
+// ranks have announced n, and reads. Two slots are enough: who announces n + 1 has read all of n, so nobody writes
+// to a slot that somebody still reads. Long tensors take two rounds a piece: each rank adds its share of the
+// piece into the common result, announces that, and copies the whole.
+//
+// Waits are bounded: a rank that has ended is noticed at once, one that does not come after the time limit.
+#pragma once
+
+#include <stdint.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "common/dtype.h"
+
+namespace liteboost {
+
+class SharedMemory {
+ public:
+  // Maps the segment `name`, which one rank makes and the others wait for, and removes its name once all have it.
+  // Raises where that cannot be done within the time limit; `bytes` is the size of a slot.
+  SharedMemory(const std::string& name, int64_t bytes, double timeout, int rank, int ranks);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  void all_reduce(DType dtype, const void* x, int64_t count, int64_t element_size, void* out);
+
+ private:
+  struct Header;
+  struct Place;
+  Place& place(int rank) const;
+  char* slot(int rank, uint64_t call) const;
+  char* result(uint64_t call) const;
+  void exchange(const char* x, int64_t bytes, int64_t element_size, uint64_t call, const void** from);
+  void short_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out);
+  void long_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out);
+  void wait(std::atomic<uint64_t> Place::* counter, uint64_t value) const;
+  void check_alive(int rank, std::atomic<uint64_t> Place::* counter, uint64_t value,
+                   std::chrono::steady_clock::time_point deadline) const;
+
+  char* memory_ = nullptr;
+  int64_t size_ = 0, bytes_ = 0;
+  double timeout_ = 0;
+  int rank_ = 0, ranks_ = 0;
+  uint64_t call_ = 0;
+};
+
+}  // namespace liteboost

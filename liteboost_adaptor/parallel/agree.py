@@ -1,0 +1,74 @@
+"""What ranks of one model must have in common at every prompt: the inputs, and the numbers sampling draws."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import ParallelError
+from .groups import Group, process_group
+
+_TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+
+
+def watch(model: nn.Module, group: Group) -> None:
+    """Compare the inputs of ``model`` over the ranks at every prompt, and let all draw what rank 0 draws."""
+    hook = functools.partial(_before_forward, group)
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _before_forward(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if torch.compiler.is_compiling() or not _is_prompt(args, kwargs):
+        return
+    compare_inputs(group, [*args, *(value for _, value in sorted(kwargs.items()))])
+    share_random_state(group)
+
+
+def _is_prompt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether more than one token comes in; later tokens follow from the first."""
+    tensors = [kwargs.get(name) for name in _TEXT] + list(args[:1])
+    return any(isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] > 1 for value in tensors)
+
+
+def compare_inputs(group: Group, values: list[Any]) -> None:
+    """Compare the tensors among ``values`` over the ranks.
+
+    Raises:
+        ParallelError: On every rank, where they differ.
+    """
+    digest = torch.tensor([_digest(values)], dtype=torch.int64)
+    found = [torch.empty_like(digest) for _ in range(group.size)]
+    dist.all_gather(found, digest, group=process_group(group))
+    other = [rank for rank, value in enumerate(found) if value.item() != found[0].item()]
+    if other:
+        raise ParallelError(
+            f"the ranks have been given different inputs (rank 0 others than rank "
+            f"{', '.join(map(str, other))}). The model is divided over {group.size} processes, which work on "
+            "the same text. Give every process the same inputs; without shard each runs a model of its own."
+        )
+
+
+def _digest(values: list[Any]) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for value in values:
+        if isinstance(value, Tensor):
+            digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
+            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def share_random_state(group: Group) -> None:
+    """Let every rank draw the numbers that rank 0 would draw, on the CPU and on its device."""
+    state = torch.random.get_rng_state()
+    dist.broadcast(state, 0, group=process_group(group))
+    torch.random.set_rng_state(state)
+    npu = getattr(torch, "npu", None)
+    if npu is not None and npu.is_available():
+        state = npu.get_rng_state()
+        dist.broadcast(state, 0, group=process_group(group))
+        npu.set_rng_state(state)

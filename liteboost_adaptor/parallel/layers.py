@@ -1,0 +1,196 @@
+"""What divided layers do: compute on what the rank holds, and exchange.
+
+A layer whose output is added over the ranks is no ``nn.Linear`` any more. Whoever looks for that type, to
+wrap or to exchange it (adapters, quantizers), would lose the exchange and compute something else without an
+error.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..replacements.guards import autocast, unserved
+from . import plan
+from .parts import is_transposed
+
+collectives = torch.ops.liteboost_parallel
+ops = torch.ops.liteboost
+
+
+class _Linear(nn.Module):
+    """``nn.Linear`` or ``Conv1D`` on a part of its weight."""
+
+    weight: Tensor
+    bias: Tensor | None
+    in_features: int
+    out_features: int
+    group: str
+    is_transposed: bool
+
+    def product(self, x: Tensor) -> Tensor:
+        """``x @ weight^T + bias``."""
+        parameters = self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        if self.is_transposed:
+            return F.linear(x, weight.t(), bias)
+        if weight.dtype != x.dtype or unserved(x, weight, bias) or autocast(x):
+            return F.linear(x, weight, bias)
+        return ops.linear(x, weight, bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, group={self.group!r}"
+
+
+class SumLinear(_Linear):
+    """Holds a part of the input features; the products are added over the ranks, the bias by rank 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return collectives.all_reduce(self.product(x), self.group)
+
+
+class HeadLinear(_Linear):
+    """Holds a part of the output features; the outputs of all ranks are put together."""
+
+    sizes: list[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return collectives.all_gather(self.product(x), self.sizes, self.group)
+
+
+class VocabularyEmbedding(nn.Module):
+    """Holds rows ``first`` to ``first + num_embeddings`` of an embedding; other tokens are another rank's."""
+
+    first: int
+    num_embeddings: int
+    group: str
+
+    def forward(self, ids: Tensor) -> Tensor:
+        local = ids - self.first
+        elsewhere = (local < 0) | (local >= self.num_embeddings)
+        rows = super().forward(local.masked_fill(elsewhere, 0))  # type: ignore[misc]
+        return collectives.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+
+
+@functools.cache
+def _vocabulary_class(cls: type) -> type:
+    """`VocabularyEmbedding` before ``cls``, whose own forward then looks the local rows up."""
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__reduce_ex__": _reduce_embedding,
+    }
+    return type(cls.__name__, (VocabularyEmbedding, cls), names)
+
+
+def _reduce_embedding(self: Any, protocol: Any) -> Any:
+    # Made at run time: a pickle cannot find it by its name.
+    return _restored, (type(self).__mro__[2], self.__dict__.copy())
+
+
+def _restored(cls: type, state: dict[str, Any]) -> Any:
+    made = _vocabulary_class(cls)
+    module = made.__new__(made)
+    module.__dict__.update(state)
+    return module
+
+
+class SpanningNorm(nn.Module):
+    """A root mean square norm over all heads, of which a rank holds some.
+
+    Attributes:
+        width: Of what all ranks hold together.
+        form: When the result is rounded: ``"before"`` it is multiplied with the weight, or ``"after"``.
+    """
+
+    weight: Tensor
+    eps: float
+    width: int
+    form: str
+    group: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        squares = collectives.all_reduce(wide.pow(2).sum(-1, keepdim=True), self.group)
+        return _scaled(wide, squares / self.width, self.weight, self.eps, x.dtype, self.form)
+
+
+def _scaled(wide: Tensor, mean: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, form: str) -> Tensor:
+    normed = wide * torch.rsqrt(mean + eps)
+    return weight * normed.to(dtype) if form == "before" else (weight * normed).to(dtype)
+
+
+def form_of(norm: nn.Module) -> str:
+    """How ``norm`` rounds, found out by calling it; empty where it computes something else."""
+    weight = norm.weight
+    generator = torch.Generator().manual_seed(0)
+    eps = norm_eps(norm)
+    for form in ("before", "after"):
+        agrees = True
+        for dtype in (torch.float32, torch.bfloat16):
+            x = (torch.randn(5, weight.numel(), generator=generator) * 3).to(dtype)
+            probe = torch.randn(weight.numel(), generator=generator).to(dtype)
+            with torch.no_grad():
+                found = torch.func.functional_call(norm, {"weight": probe}, (x,))
+            wide = x.to(torch.float32)
+            agrees &= torch.equal(
+                found, _scaled(wide, wide.pow(2).mean(-1, keepdim=True), probe, eps, dtype, form)
+            )
+        if agrees:
+            return form
+    return ""
+
+
+def norm_eps(norm: nn.Module) -> float:
+    """What the norm adds to the mean of squares."""
+    return next(
+        float(getattr(norm, name)) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(norm, name)
+    )
+
+
+def _sum_output(group: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return collectives.all_reduce(output, group)
+
+
+def become(
+    module: nn.Module, role: str, cut: plan.Cut | None, rank: int, world_size: int, group: str
+) -> None:
+    """Give ``module``, whose parameters have been divided, its role."""
+    if role == plan.SUM_OUTPUT:
+        module.register_forward_hook(functools.partial(_sum_output, group))
+        return
+    own = vars(module)
+    own["group"] = group
+    if role in (plan.SUM, plan.HEAD):
+        own["is_transposed"] = is_transposed(module)
+        module.__class__ = SumLinear if role == plan.SUM else HeadLinear
+        shape = module.weight.shape
+        own["in_features"], own["out_features"] = shape if own["is_transposed"] else reversed(shape)
+    if role == plan.HEAD:
+        own["sizes"] = [cut.length(each, world_size) for each in range(world_size)]
+    if role == plan.EMBEDDING:
+        own["first"] = cut.ranges(rank, world_size)[0][0]
+        own["num_embeddings"] = module.weight.shape[0]
+        own["padding_idx"] = None  # matters for gradients only
+        module.__class__ = _vocabulary_class(type(module))
+    if role == plan.NORM:
+        own["eps"] = norm_eps(module)
+        # With fewer heads than ranks each head is added as often as it is held.
+        own["width"] = sum(cut.length(each, world_size) for each in range(world_size))
+        module.__class__ = SpanningNorm
+
+
+class LocalConfig:
+    """A configuration with the numbers of this rank in some places, for one module."""
+
+    def __init__(self, config: Any, local: dict[str, int]) -> None:
+        self._config, self._local = config, local
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_config", "_local"):
+            raise AttributeError(name)
+        return self._local[name] if name in self._local else getattr(self._config, name)

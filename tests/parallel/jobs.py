@@ -1,0 +1,151 @@
+"""What ranks do in the tests."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import os
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+from support import families, tiny_models
+from support.calls import served
+from support.numbers import relative
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.utils import logging as transformers_logging
+
+import liteboost_adaptor
+
+STEPS = 4
+
+
+def _quiet() -> None:
+    warnings.simplefilter("ignore")
+    transformers_logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+
+
+def family(name: str) -> dict[str, Any]:
+    """One process's and all ranks' logits and tokens, of a batch of three with left padding."""
+    model = tiny_models.build(name)
+    inputs = tiny_models.example_inputs(model, batch=3, padding=3)
+    alone = families.decode(model, inputs, STEPS)
+    before = sum(p.numel() for p in model.parameters())
+    plan = liteboost_adaptor.shard(model)
+    _, logits = families.decode(model, inputs, STEPS, forced=alone[0])
+    return {
+        "same_tokens": torch.equal(logits.argmax(-1), alone[1].argmax(-1)),
+        "distance": relative(logits, alone[1]),
+        "held": sum(p.numel() for p in model.parameters()) / before,
+        "roles": len(plan.roles),
+    }
+
+
+def family_results(names: list[str]) -> dict[str, Any]:
+    """`family` of each; a fault is a result, too, if all ranks have it."""
+    _quiet()
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = family(name)
+        except Exception as fault:  # noqa: BLE001 - reported by the test
+            found[name] = {"fault": f"{type(fault).__name__}: {fault}"[:600]}
+    return found
+
+
+def _count_collectives(action: Any) -> dict[str, int]:
+    """How often each collective is called."""
+    found: Counter[str] = Counter()
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "liteboost_parallel":
+                found[func._schema.name.split("::")[1]] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        action()
+    return dict(found)
+
+
+@torch.no_grad()
+def collectives(names: list[str]) -> dict[str, Any]:
+    """Of each family: collectives of one forward, what the plan says, and the number of layers."""
+    _quiet()
+    found = {}
+    for name in names:
+        model = tiny_models.build(name)
+        plan = liteboost_adaptor.shard(model)
+        ids = tiny_models.example_inputs(model)["input_ids"]
+        model(ids)
+        found[name] = {
+            "called": _count_collectives(lambda model=model, ids=ids: model(ids)),
+            "planned": Counter(plan.roles.values()),
+            "layers": model.config.num_hidden_layers,
+        }
+    return found
+
+
+def behaviour() -> dict[str, Any]:
+    """What a divided model does beside computing the same."""
+    _quiet()
+    found: dict[str, Any] = {}
+    model = tiny_models.build("llama")
+    rank = int(os.environ["RANK"])
+    found["not_in_training"] = _raised(lambda: liteboost_adaptor.shard(model.train()))
+    model.eval()
+    inputs = tiny_models.example_inputs(model, padding=3)
+    with served() as before:
+        families.decode(model, inputs, 3)
+    liteboost_adaptor.shard(model)
+    with served() as after:
+        families.decode(model, inputs, 3)
+    found["served"] = {rule: (before.rules[rule], count) for rule, count in after.rules.items()}
+    found["twice"] = _raised(lambda: liteboost_adaptor.shard(model))
+    torch.manual_seed(rank)  # each rank would draw something else
+    sampled = model.generate(**inputs, do_sample=True, max_new_tokens=8, pad_token_id=0)
+    found["sampled"] = sampled.sequences.tolist()
+    found["gradients"] = any(parameter.requires_grad for parameter in model.parameters())
+    found["saved"] = _raised(lambda: model.save_pretrained("nowhere"))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        found["copied"] = torch.equal(twin(**inputs).logits, model(**inputs).logits)
+        found["pickled"] = torch.equal(_pickled(model)(**inputs).logits, model(**inputs).logits)
+    other = inputs | {"input_ids": inputs["input_ids"] + rank}
+    found["other_inputs"] = _raised(lambda: model.generate(**other, max_new_tokens=2))
+    found["other_models"] = _raised(
+        lambda: liteboost_adaptor.shard(tiny_models.build(("llama", "gemma")[rank % 2]))
+    )
+    return found
+
+
+def _pickled(model: torch.nn.Module) -> torch.nn.Module:
+    memory = io.BytesIO()
+    torch.save(model, memory)
+    memory.seek(0)
+    return torch.load(memory, weights_only=False)
+
+
+def _raised(action: Any) -> str:
+    try:
+        action()
+    except Exception as fault:  # noqa: BLE001 - the test reads it
+        return f"{type(fault).__name__}: {fault}"
+    return "nothing raised"
+
+
+@torch.no_grad()
+def rounding(name: str) -> dict[str, float]:
+    """How far bf16 is from fp32, by one process and divided."""
+    _quiet()
+    model = tiny_models.build(name)
+    inputs = tiny_models.example_inputs(model, batch=3, length=13)
+    exact = model(**inputs).logits
+    model.to(torch.bfloat16)
+    alone = model(**inputs).logits.float()
+    liteboost_adaptor.shard(model)
+    divided = model(**inputs).logits.float()
+    return {"alone": (alone - exact).norm().item(), "divided": (divided - exact).norm().item()}

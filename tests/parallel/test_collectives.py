@@ -1,0 +1,42 @@
+"""Collectives as ops: exact to rounding, the same bits on every rank, bounded waits with a reason."""
+
+from __future__ import annotations
+
+import pytest
+from parallel import ranks
+
+pytestmark = pytest.mark.usefixtures("native_only")
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_sums_through_shared_memory_and_through_the_group(size: int) -> None:
+    for found in ranks.run(size, "parallel.jobs_ops:sums"):
+        assert found.pop("shared")
+        assert len(found) == 30
+        for case, (ulps, same) in found.items():
+            # fp32 is rounded after each addition; 16 bits once through memory, after each addition by gloo.
+            bound = 0.51 if case.startswith("shared") and "float32" not in case else size
+            assert ulps <= bound and same, case
+
+
+def test_shapes_strides_and_refusals() -> None:
+    for found in ranks.run(2, "parallel.jobs_ops:details"):
+        assert found["strided"] and found["contiguous"] and found["input_kept"] and found["gathered"]
+        assert found["empty"] == [0, 3] and found["meta"] == [2, 12]
+        assert "requires grad" in found["grad"]
+        assert "float64" in found["dtype"] or "double" in found["dtype"].lower()
+        assert "elements in its last dimension" in found["sizes"]
+
+
+def test_tensors_of_different_sizes_are_an_error_on_every_rank() -> None:
+    for text in ranks.run(2, "parallel.jobs_ops:other_sizes"):
+        assert "every rank must run the same model on the same inputs" in text
+
+
+def test_a_rank_that_ends_is_noticed_at_once() -> None:
+    done = ranks.finish(ranks.start(3, "parallel.jobs_ops:one_ends"), timeout=120)
+    assert [code for code, _ in done] == [0, 0, 0], done
+    for rank in (0, 2):
+        found = ranks._result(done[rank][1])
+        assert "rank 1 (process " in found["text"] and "has ended" in found["text"]
+        assert found["seconds"] < 30

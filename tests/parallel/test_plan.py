@@ -1,0 +1,167 @@
+"""The plan: what each rank holds, worked out on the meta device; all that does not fit is said at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import tiny_models
+
+from liteboost_adaptor import cli
+from liteboost_adaptor.errors import PlanError
+from liteboost_adaptor.parallel import layout
+from liteboost_adaptor.parallel.plan import EMBEDDING, HEAD, NORM, SUM, Cut, Part, Plan
+from liteboost_adaptor.parallel.summary import summary
+
+
+def on_meta(family: str) -> torch.nn.Module:
+    with torch.device("meta"):
+        return tiny_models._from_config(family)
+
+
+def test_parts_are_shared_evenly_and_without_gaps() -> None:
+    for units, ranks in ((8, 2), (7, 3), (4, 4), (99, 4)):
+        spans = [Part(units * 3, units).span(rank, ranks) for rank in range(ranks)]
+        assert spans[0][0] == 0 and spans[-1][1] == units * 3
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
+        assert all((last - first) % 3 == 0 for first, last in spans)
+        assert max(b - a for a, b in spans) - min(b - a for a, b in spans) in (0, 3)
+
+
+def test_fewer_units_than_ranks_are_repeated() -> None:
+    assert [Part(32, 2).span(rank, 4) for rank in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
+
+
+def test_ranges_of_a_fused_projection() -> None:
+    cut = Cut(0, (Part(64, 4), Part(32, 2), Part(32, 2)))
+    assert cut.ranges(0, 2) == [(0, 32), (64, 80), (96, 112)]
+    assert cut.ranges(1, 2) == [(32, 64), (80, 96), (112, 128)]
+    assert cut.ranges(0, 1) == [(0, 128)]  # adjacent ranges are one
+    assert [cut.length(rank, 4) for rank in range(4)] == [48] * 4
+
+
+def test_plan_of_llama() -> None:
+    how = layout.of(on_meta("llama")).plan(2)
+    layer = "model.layers.0"
+    assert how.cuts[f"{layer}.self_attn.q_proj.weight"] == Cut(0, (Part(64, 4),))
+    assert how.cuts[f"{layer}.self_attn.k_proj.weight"] == Cut(0, (Part(32, 2),))
+    assert how.cuts[f"{layer}.self_attn.o_proj.weight"] == Cut(1, (Part(64, 4),))
+    assert how.cuts[f"{layer}.mlp.down_proj.weight"].dim == 1
+    assert f"{layer}.input_layernorm.weight" not in how.cuts
+    roles = [role for name, role in how.roles.items() if name.startswith(f"{layer}.")]
+    assert roles == [SUM, SUM]  # two exchanges a layer
+    assert how.roles["lm_head"] == HEAD
+    assert not how.whole
+
+
+def test_two_heads_of_keys_on_four_ranks_change_the_group() -> None:
+    how = layout.of(on_meta("llama"))
+    assert how.plan(2).attributes["model.layers.0.self_attn"] == {"num_key_value_groups": 2}
+    assert how.plan(4).attributes["model.layers.0.self_attn"] == {"num_key_value_groups": 1}
+
+
+def test_fused_projections_are_divided_by_their_parts() -> None:
+    how = layout.of(on_meta("phi3")).plan(2)
+    assert how.cuts["model.layers.0.self_attn.qkv_proj.weight"].parts == (
+        Part(64, 4),
+        Part(32, 2),
+        Part(32, 2),
+    )
+    assert how.cuts["model.layers.0.mlp.gate_up_proj.weight"].parts == (Part(96, 96),) * 2
+    # Its forward asks the configuration where queries end.
+    assert how.attributes["model.layers.0.self_attn"]["config.num_attention_heads"] == 2
+
+
+def test_biases_behind_a_sum_are_added_once() -> None:
+    how = layout.of(on_meta("gpt2")).plan(2)
+    assert "transformer.h.0.attn.c_proj.bias" in how.once
+    assert "transformer.h.0.attn.c_attn.bias" in how.cuts
+    assert how.cuts["transformer.h.0.attn.c_attn.weight"].dim == 1  # Conv1D keeps its weight transposed
+
+
+def test_a_norm_over_all_heads_exchanges_sums_of_squares() -> None:
+    how = layout.of(on_meta("olmo2")).plan(2)
+    assert how.roles["model.layers.0.self_attn.q_norm"] == NORM
+    assert how.cuts["model.layers.0.self_attn.k_norm.weight"] == Cut(0, (Part(32, 2),))
+
+
+@pytest.mark.parametrize("family", ["bloom", "stablelm", "xlnet", "trocr", "doge"])
+def test_attention_that_is_not_understood_stays_whole(family: str) -> None:
+    how = layout.of(on_meta(family)).plan(2)
+    touched = [name for name in how.cuts if "attn" in name or "attention" in name]
+    assert not touched
+
+
+def test_an_mlp_that_looks_at_all_channels_stays_whole_whatever_its_plan_says() -> None:
+    model = on_meta("gemma3n_text")
+    assert model.tp_plan["model.layers.*.mlp.down_proj"] == "rowwise"
+    how = layout.of(model)
+    assert "_gaussian_topk" in how.whole["model.layers.0.mlp"]
+    assert "model.layers.0.mlp.down_proj.weight" not in how.cuts
+
+
+def test_a_norm_of_the_inputs_is_no_norm_of_heads() -> None:
+    how = layout.of(on_meta("blt"))
+    assert NORM not in how.roles.values()
+    assert any("norm over heads" in reason for reason in how.whole.values())
+
+
+def test_ties_are_cut_alike() -> None:
+    model = tiny_models.build("gemma")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    cuts = layout.of(model).cuts
+    assert cuts["lm_head.weight"] == cuts["model.embed_tokens.weight"]
+
+
+def test_everything_that_does_not_fit_is_one_error_with_the_sizes_that_do() -> None:
+    how = layout.of(on_meta("llama"))
+    with pytest.raises(PlanError) as caught:
+        how.plan(3)
+    text = str(caught.value)
+    assert "4 attention heads of model.layers.0.self_attn and 1 more" in text
+    assert "2 heads of keys and values" in text
+    assert "World sizes that work: 2, 4." in text
+
+
+def test_nothing_to_divide_is_an_error() -> None:
+    model = on_meta("llama")
+    model.model.layers = torch.nn.ModuleList()
+    model.get_input_embeddings = model.get_output_embeddings = lambda: None
+    with pytest.raises(PlanError, match="no part of it is recognised"):
+        layout.of(model).plan(2)
+
+
+def test_a_plan_is_plain_data() -> None:
+    how = layout.of(on_meta("mixtral")).plan(2)
+    assert Plan.from_json(how.to_json()) == how
+    assert Plan.from_json(how.to_json()).digest() == how.digest()
+
+
+def test_figures_of_a_plan() -> None:
+    model = on_meta("llama")
+    how = layout.of(model).plan(2)
+    figures = summary(model, how)
+    norms = sum(p.nbytes for name, p in model.named_parameters() if "norm" in name)
+    assert figures["repeated"] == norms
+    assert figures["weights"] == [norms + (figures["all_weights"] - norms) // 2] * 2
+    assert figures["exchanges"] == {SUM: 4, EMBEDDING: 1, HEAD: 1}
+    # Two layers exchange 64 hidden states twice, the embedding once; half of 256 logits are put together.
+    assert figures["exchanged"] == (5 * 64 + 128) * model.dtype.itemsize
+
+
+def test_command_prints_the_plan_or_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_models.tiny_config("mixtral").save_pretrained(tmp_path)
+    assert cli.main(["plan", str(tmp_path), "--tp", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("MixtralForCausalLM over 2 processes") and "2 groups of experts" in text
+    assert cli.main(["plan", str(tmp_path), "--tp", "4", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert len(figures["weights"]) == 4 and figures["plan"]["world_size"] == 4
+    assert cli.main(["plan", str(tmp_path), "--tp", "3"]) == 1
+    assert "World sizes that work: 2, 4." in capsys.readouterr().err
+    assert cli.main(["plan", str(tmp_path / "nowhere"), "--tp", "2"]) == 2

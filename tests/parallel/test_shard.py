@@ -1,0 +1,102 @@
+"""A model divided over processes computes what one process computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parallel import ranks
+from support import families, processes, tiny_models
+
+from liteboost_adaptor.parallel import layout
+
+pytestmark = pytest.mark.usefixtures("native_only")
+
+#: On 2 ranks in the first tier: fused qkv, biases, experts, latent attention, sinks, norms over all heads,
+#: and three that have no plan of their own.
+FIRST = (
+    *("llama", "qwen2", "phi3", "mixtral", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "olmo2"),
+    *("gpt2", "bert", "opt"),
+)
+#: Two heads of keys and values: with four ranks, two hold the same one.
+FIRST_ON_FOUR = ("llama", "phi3", "qwen3_moe", "olmo2")
+
+
+def check(results: list[dict[str, dict]], names: tuple[str, ...]) -> None:
+    wrong = {
+        name: result
+        for name, result in results[0].items()
+        if "fault" in result or not result["same_tokens"] or not result["distance"] <= 1e-5
+    }
+    assert not wrong
+    assert set(results[0]) == set(names)
+    for found in results:  # the same bits on every rank
+        assert {name: result["distance"] for name, result in found.items()} == {
+            name: result["distance"] for name, result in results[0].items()
+        }
+
+
+@pytest.mark.parametrize(("size", "names"), [(2, FIRST), (4, FIRST_ON_FOUR)])
+def test_families(size: int, names: tuple[str, ...]) -> None:
+    results = ranks.run(size, "parallel.jobs:family_results", names, timeout=900)
+    check(results, names)
+    # On four ranks two hold the same heads of keys and values.
+    assert results[0]["llama"]["held"] < {2: 0.51, 4: 0.28}[size]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_family(size: int) -> None:
+    names = [name for name in families.buildable() if size in sizes(name)]
+    assert len(names) > 150
+    check(ranks.run(size, "parallel.jobs:family_results", names, timeout=7200), tuple(names))
+
+
+def sizes(name: str) -> list[int]:
+    """World sizes that fit a tiny model."""
+    with torch.device("meta"):
+        return layout.of(tiny_models._from_config(name)).world_sizes()
+
+
+def test_collectives_are_those_of_the_plan() -> None:
+    names = ("llama", "mixtral", "gpt_oss", "olmo2")
+    for found in ranks.run(2, "parallel.jobs:collectives", names):
+        for name in names:
+            called, planned, layers = (found[name][key] for key in ("called", "planned", "layers"))
+            assert called == {"all_reduce": sum(planned.values()) - planned["head"], "all_gather": 1}, name
+            # Beside the embedding: two a layer, and with norms over all heads one for each norm.
+            norms = planned.get("norm", 0)
+            assert called["all_reduce"] - 1 - norms == 2 * layers, name
+            assert norms == (2 * layers if name == "olmo2" else 0), name
+
+
+def test_behaviour() -> None:
+    results = ranks.run(2, "parallel.jobs:behaviour")
+    assert results[0]["sampled"] == results[1]["sampled"]
+    for found in results:
+        assert "training mode" in found["not_in_training"]
+        assert "divided already" in found["twice"]
+        assert "Save the model before it is divided" in found["saved"]
+        assert found["copied"] and found["pickled"] and not found["gradients"]
+        assert "different inputs" in found["other_inputs"]
+        assert "different model" in found["other_models"]
+        # Ours still serve: all but the layers that exchange, which call the op themselves.
+        for rule, (before, after) in found["served"].items():
+            assert before == after or rule == "linear.call", rule
+        before, after = found["served"]["linear.call"]
+        assert 0 < after < before
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_rounding_in_16_bits(name: str) -> None:
+    for found in ranks.run(2, "parallel.jobs:rounding", name):
+        assert 0 < found["divided"] <= 1.5 * found["alone"]
+
+
+def test_without_a_launcher_it_says_how_to_start() -> None:
+    script = (
+        "import liteboost_adaptor\n"
+        "from support import tiny_models\n"
+        "liteboost_adaptor.shard(tiny_models.build('llama'))"
+    )
+    done = processes.python(script)
+    assert done.returncode and "torchrun --nproc-per-node" in done.stderr
