@@ -192,6 +192,7 @@ class _Planner:
         for attribute, method in self.reached.items():
             if attribute not in self.methods:
                 self._reroute(attribute, method)
+        self._wrap_forward()
         registries = self._asks_registry()
         self.outcomes = list(dict.fromkeys(self.outcomes))  # one child may be met in several methods
         bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
@@ -227,6 +228,16 @@ class _Planner:
             return
         self.bound[attribute] = fit.rule
         self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
+
+    def _wrap_forward(self) -> None:
+        """What rules of kind ``model`` put around the forward, after all others have changed it."""
+        if not self.is_marked_anyway:
+            return
+        for fit in self.fits.model(self.cls):
+            wrapper = self._make(fit, self.methods.get("forward", self.cls.forward))
+            if wrapper is not None:
+                self.methods["forward"] = wrapper
+                self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
 
     def _make(self, fit: Fit, original: Any) -> Callable[..., Any] | None:
         """The rule's replacement; a factory that raises costs this rule and no other."""

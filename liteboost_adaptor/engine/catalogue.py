@@ -20,8 +20,9 @@ from ..errors import CatalogueError
 
 SCHEMA = 1
 #: What a rule replaces: a method of a module class; a function a method names; an expression inside a method;
-#: an entry of a registry, for the modules that ask that registry.
-KINDS = ("module", "function", "expression", "registry")
+#: an entry of a registry, for the modules that ask that registry; or, around everything that other rules have
+#: made of it, the forward of a whole model.
+KINDS = ("module", "function", "expression", "registry", "model")
 PATTERNS = ("call", "product", "residual", "receiver")
 DEVICES = ("cpu", "npu")
 
@@ -245,6 +246,8 @@ def _rule(entry: Any, source: str) -> Rule:
         raise CatalogueError(
             f"{where}: kind 'registry', and no other, needs the fields registry and entry. Add them."
         )
+    if entry["kind"] == "model" and not entry.get("applies"):
+        raise CatalogueError(f"{where}: kind 'model' needs applies: of which classes. Add it.")
     if entry["kind"] in ("module", "function") and not entry.get("bodies") and not entry.get("probe"):
         raise CatalogueError(f"{where} has neither bodies nor probe, so nothing can fit it. Add one of them.")
     for requirement in entry.get("requires", ()):

@@ -45,6 +45,7 @@ class Fits:
         self._factors = _resolved_functions(self._expressions)
         self.factor_names = frozenset(function.__name__ for function in self._factors)
         self.registries = [rule for rule in rules if rule.kind == "registry"]
+        self._models = [rule for rule in rules if rule.kind == "model"]
         self._proofs: dict[Any, str] = {}
         self.attributes = tuple(dict.fromkeys(rule.attribute for rule in self._methods))
 
@@ -80,6 +81,10 @@ class Fits:
             self._proofs,
             self.instance_key(module),
         )
+
+    def model(self, cls: type) -> list[Fit]:
+        """Fits of the rules around the forward of a whole model."""
+        return [Fit(rule.family, APPLIED, rule) for rule in self._models if rule.load_applies()(cls)]
 
     def function(self, function: Any) -> Fit | None:
         """Fit of a function some method calls by name."""

@@ -17,6 +17,8 @@ import torch
 from torch.nn.utils import parametrize
 
 MARKER = "__liteboost__"
+#: What an instance keeps for us begins so, and is left out of copies and pickles.
+PRIVATE = "_liteboost_"
 
 
 def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
@@ -28,7 +30,8 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
         if not isinstance(reduced, tuple):
             return reduced
         if len(reduced) > 2 and isinstance(reduced[2], dict):
-            state = {**reduced[2], **_rebound(self, reduced[2], _functions(made), original)}
+            kept = {name: value for name, value in reduced[2].items() if not str(name).startswith(PRIVATE)}
+            state = {**kept, **_rebound(self, kept, _functions(made), original)}
             reduced = (*reduced[:2], state, *reduced[3:])
         if reduced[0] is copyreg.__newobj__ and reduced[1] == (made,):
             # pickle insists that __newobj__ makes the object's present class; this makes the other.

@@ -22,7 +22,7 @@ from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
 from ..replacements import guards
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import adapters, caches, registries, sparse_attention
+from . import adapters, caches, registries, sparse_attention, steps
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -185,6 +185,7 @@ class Runtime:
             left = []
             weights.give_back(model)
             sparse_attention.forget(model)
+            steps.forget(model)
             for part in model.modules():
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,10 +105,31 @@ def _is_seen(storage: torch.UntypedStorage) -> bool:
     return count(storage._cdata) > 3 or sys.getrefcount(storage) > 4
 
 
+_recording = threading.local()
+
+
+@contextmanager
+def recorded_by(recorder: Any) -> Iterator[None]:
+    """In this thread, ``recorder.append(held, layer, name, new, dim)`` stands for every append."""
+    _recording.recorder = recorder
+    try:
+        yield
+    finally:
+        del _recording.recorder
+
+
+def is_recorded() -> bool:
+    """Whether this thread records a step."""
+    return getattr(_recording, "recorder", None) is not None
+
+
 def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
+        if (recorder := getattr(_recording, "recorder", None)) is not None:
+            tally.served()
+            return recorder.append(held, layer, name, new, dim % new.dim())
         reason = _unserved(held, new, dim)
         if reason:
             tally.fell_back(reason)
@@ -114,7 +137,7 @@ def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int]
             return torch.cat([held, new], dim=dim)
         tally.served()
         rooms = layer.__dict__.setdefault(ROOMS, {})
-        result = _in_place(layer, rooms, held, name, new, dim % new.dim())
+        result = in_place(layer, rooms, held, name, new, dim % new.dim())
         if result is None:
             # Once is a copy of what comes first; what is kept of it and appended to again gets a room.
             result = torch.cat([held, new], dim=dim)
@@ -124,7 +147,7 @@ def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int]
     return call
 
 
-def _in_place(
+def in_place(
     layer: Any, rooms: dict[str, Room | int], held: torch.Tensor, name: str, new: torch.Tensor, dim: int
 ) -> torch.Tensor | None:
     """``new`` behind ``held``, or ``None`` where ``held`` is not what the last append to it has left."""

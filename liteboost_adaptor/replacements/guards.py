@@ -21,7 +21,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
 
     Runs several hundred times a token: written for few attribute look-ups.
     """
-    if not _is_plain_type(type(x)):  # first: of a proxy nothing else may be asked
+    if not is_plain_type(type(x)):  # first: of a proxy nothing else may be asked
         return f"tensor subclass {type(x).__name__}"
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a function transform (vmap, jvp)"
@@ -38,7 +38,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     for other in others:
         if other is None:
             continue
-        if not _is_plain_type(type(other)):
+        if not is_plain_type(type(other)):
             return f"tensor subclass {type(other).__name__}"
         if not (other.is_cpu and x.is_cpu) and other.device != x.device:
             return "a weight on another device (offloaded)"
@@ -48,14 +48,20 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
 
 
 _MODULE_CALL = torch.nn.Module.__call__
+#: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.record` tracks.
+_STANDING_FOR = (
+    "torch._subclasses.fake_tensor",
+    "torch._subclasses.functional_tensor",
+    "liteboost_adaptor.program.record",
+)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def _is_plain_type(kind: type) -> bool:
+def is_plain_type(kind: type) -> bool:
     """Whether tensors of this type hold ordinary memory: plain tensors, and the fakes torch traces with."""
     if kind in _PLAIN_TYPES:
         return True
-    return kind.__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+    return kind.__module__ in _STANDING_FOR
 
 
 def observed(module: torch.nn.Module) -> str:

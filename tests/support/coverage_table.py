@@ -36,6 +36,7 @@ KEPT_RULES = {
     "paged.sdpa": "continuous batching: generate_batch of any family",
     "paged.eager": "as paged.sdpa, of families that have no sdpa",
     "rope.interleaved_table": "token classification: OpenAI's privacy filter",
+    "step.program": "coverage is counted by a dispatch mode, under which no step is recorded",
 }
 
 

@@ -49,6 +49,7 @@ def test_a_good_rule():
         (text({"kind": '"expression"'}), ["pattern"]),
         (text({"pattern": '"call"'}), ["pattern"]),
         (text({"kind": '"registry"'}), ["registry and entry"]),
+        (text({"kind": '"model"'}), ["applies"]),
         (text({"rounding": '"odd"'}), ["rounding"]),
         ("schema = 1\nrule = 3\n", ["[[rule]]"]),
     ],

@@ -27,6 +27,7 @@ LAYERS = (
     ("native_build",),
     ("ops",),
     ("replacements",),
+    ("program",),
     ("huggingface", "environment"),
     ("parallel", "quantization"),
     ("api",),

@@ -1,0 +1,276 @@
+// From text to a program (see program.h).
+#include <ATen/core/List.h>
+#include <ATen/core/jit_type.h>
+
+#include <charconv>
+#include <map>
+#include <sstream>
+
+#include "common/checks.h"
+#include "program/instructions.h"
+
+namespace liteboost::program {
+namespace {
+
+constexpr const char* kOp = "program";
+
+class Reader {
+ public:
+  explicit Reader(const std::string& line) : stream_(line) {}
+
+  std::string word() {
+    std::string found;
+    stream_ >> found;
+    LB_CHECK_VALUE(!found.empty(), kOp, "the line '", stream_.str(),
+                   "' ends too early; record the step again");
+    return found;
+  }
+  int64_t number() {
+    const std::string found = word();
+    int64_t value = 0;
+    const auto [end, fault] = std::from_chars(found.data(), found.data() + found.size(), value);
+    LB_CHECK_VALUE(fault == std::errc() && end == found.data() + found.size(), kOp, "'", found, "' in '",
+                   stream_.str(), "' is no number; record the step again");
+    return value;
+  }
+  bool at_end() { return (stream_ >> std::ws).eof(); }
+  void arrow() { LB_CHECK_VALUE(word() == "->", kOp, "'->' expected in '", stream_.str(), "'"); }
+  std::vector<int64_t> rest() {
+    std::vector<int64_t> found;
+    while (!at_end()) found.push_back(number());
+    return found;
+  }
+  // LENGTH:TEXT, where the text may hold anything.
+  std::string text() {
+    stream_ >> std::ws;
+    int64_t length = 0;
+    char colon = 0;
+    stream_ >> length >> colon;
+    std::string found(static_cast<size_t>(length), '\0');
+    stream_.read(found.data(), length);
+    return found;
+  }
+
+ private:
+  std::istringstream stream_;
+};
+
+c10::TypePtr without_optional(const c10::TypePtr& type) {
+  const auto optional = type->cast<c10::OptionalType>();
+  return optional ? optional->getElementType() : type;
+}
+
+Value value_of(Reader& in, const c10::TypePtr& given_type);
+
+Value list_of(Reader& in, const c10::TypePtr& type) {
+  const auto list = type->cast<c10::ListType>();
+  LB_CHECK_TYPE(list != nullptr, kOp, "a list was given for ", type->str(), "; record the step again");
+  const c10::TypePtr element = list->getElementType();
+  Value value;
+  const int64_t count = in.number();
+  for (int64_t i = 0; i < count; ++i) value.items.push_back(value_of(in, element));
+  switch (without_optional(element)->kind()) {
+    case c10::TypeKind::TensorType:
+      value.kind = element->kind() == c10::TypeKind::OptionalType ? Value::Kind::optional_tensors
+                                                                  : Value::Kind::tensors;
+      return value;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      value.kind = Value::Kind::numbers;
+      break;
+    case c10::TypeKind::FloatType: {
+      c10::List<double> numbers;
+      for (const Value& item : value.items) numbers.push_back(item.constant.toDouble());
+      return Value{Value::Kind::constant, numbers, 0, {}};
+    }
+    case c10::TypeKind::BoolType: {
+      c10::List<bool> flags;
+      for (const Value& item : value.items) flags.push_back(item.constant.toBool());
+      return Value{Value::Kind::constant, flags, 0, {}};
+    }
+    default:
+      LB_CHECK_TYPE(false, kOp, "lists of ", element->str(), " are not known");
+  }
+  for (const Value& item : value.items) {
+    if (item.kind != Value::Kind::constant) return value;
+  }
+  return Value{Value::Kind::constant, value.read({}), 0, {}};
+}
+
+Value value_of(Reader& in, const c10::TypePtr& given_type) {
+  const c10::TypePtr type = without_optional(given_type);
+  const std::string kind = in.word();
+  Value value;
+  if (kind == "t" || kind == "y") {
+    const bool is_wrapped = kind == "y" && type->kind() == c10::TypeKind::TensorType;
+    value.kind = is_wrapped ? Value::Kind::wrapped : Value::Kind::slot;
+    value.slot = in.number();
+  } else if (kind == "i") {
+    const int64_t number = in.number();
+    value.constant = type->kind() == c10::TypeKind::FloatType ? c10::IValue(static_cast<double>(number))
+                                                              : c10::IValue(number);
+  } else if (kind == "f") {
+    value.constant = std::stod(in.word());
+  } else if (kind == "b") {
+    value.constant = in.number() != 0;
+  } else if (kind == "s") {
+    value.constant = in.text();
+  } else if (kind == "d") {
+    value.constant = c10::Device(in.word());
+  } else if (kind == "[") {
+    return list_of(in, type);
+  } else {
+    LB_CHECK_VALUE(kind == "n", kOp, "'", kind, "' is no kind of value");
+  }
+  if (value.constant.isScalar() && type->kind() == c10::TypeKind::TensorType) {
+    value.constant = wrapped(value.constant.toScalar());
+  }
+  return value;
+}
+
+std::unique_ptr<Instruction> operator_of(Reader& in) {
+  const std::string name = in.word(), overload = in.word();
+  auto made = std::make_unique<Operator>(c10::Dispatcher::singleton().findSchemaOrThrow(
+      name.c_str(), overload == "default" ? "" : overload.c_str()));
+  const auto& schema = made->handle.schema();
+  for (const auto& argument : schema.arguments()) {
+    Value value;
+    if (argument.default_value()) value.constant = *argument.default_value();
+    made->arguments.push_back(std::move(value));
+  }
+  const int64_t count = in.number();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto index = static_cast<size_t>(in.number());
+    LB_CHECK_VALUE(index < made->arguments.size(), kOp, name, " takes no argument ", index);
+    made->arguments[index] = value_of(in, schema.arguments()[index].real_type());
+  }
+  in.arrow();
+  made->results = in.rest();
+  LB_CHECK_VALUE(made->results.size() <= schema.returns().size(), kOp, name, " has fewer results");
+  return made;
+}
+
+std::unique_ptr<Instruction> alias_of(Reader& in) {
+  auto made = std::make_unique<Alias>();
+  made->source = in.number();
+  made->offset = in.number();
+  const int64_t rank = in.number();
+  for (int64_t i = 0; i < rank; ++i) made->sizes.push_back(in.number());
+  for (int64_t i = 0; i < rank; ++i) made->strides.push_back(in.number());
+  in.arrow();
+  made->result = in.number();
+  return made;
+}
+
+std::unique_ptr<Instruction> append_of(Reader& in) {
+  auto made = std::make_unique<Append>();
+  made->memory = in.number();
+  made->start = value_of(in, c10::IntType::get());
+  made->length = value_of(in, c10::IntType::get());
+  made->added = in.number();
+  made->dim = in.number();
+  in.arrow();
+  made->result = in.number();
+  return made;
+}
+
+std::unique_ptr<Instruction> like_of(Reader& in) {
+  auto made = std::make_unique<Like>();
+  made->slot = in.number();
+  made->dtype = static_cast<at::ScalarType>(in.number());
+  made->device = c10::Device(in.word());
+  const int64_t rank = in.number();
+  for (int64_t i = 0; i < rank; ++i) made->sizes.push_back(in.number());
+  for (int64_t i = 0; i < rank; ++i) made->strides.push_back(in.number());
+  return made;
+}
+
+std::unique_ptr<Instruction> size_of(Reader& in) {
+  auto made = std::make_unique<Size>();
+  made->slot = in.number();
+  made->dim = in.number();
+  made->number = in.number();
+  return made;
+}
+
+std::unique_ptr<Instruction> room_of(Reader& in) {
+  auto made = std::make_unique<Room>();
+  made->held = in.number();
+  made->memory = in.number();
+  made->dim = in.number();
+  made->end = in.number();
+  made->count = in.number();
+  in.arrow();
+  made->result = in.number();
+  return made;
+}
+
+std::unique_ptr<Instruction> expect_of(Reader& in) {
+  auto made = std::make_unique<Expect>();
+  made->slot = in.number();
+  made->value = in.number() != 0;
+  return made;
+}
+
+std::unique_ptr<Instruction> instruction_of(const std::string& word, Reader& in) {
+  if (word == "op") return operator_of(in);
+  if (word == "alias") return alias_of(in);
+  if (word == "append") return append_of(in);
+  if (word == "like") return like_of(in);
+  if (word == "size") return size_of(in);
+  if (word == "room") return room_of(in);
+  if (word == "expect") return expect_of(in);
+  if (word == "item") {
+    auto made = std::make_unique<Item>();
+    made->list = in.number();
+    made->index = in.number();
+    in.arrow();
+    made->result = in.number();
+    return made;
+  }
+  if (word == "drop") {
+    auto made = std::make_unique<Drop>();
+    made->which = in.rest();
+    return made;
+  }
+  using Kind = Arithmetic::Kind;
+  static const std::map<std::string, Kind> kinds{{"add", Kind::add}, {"sub", Kind::sub},
+                                                 {"mul", Kind::mul}, {"floordiv", Kind::floordiv},
+                                                 {"max", Kind::max}, {"min", Kind::min}};
+  const auto found = kinds.find(word);
+  LB_CHECK_VALUE(found != kinds.end(), kOp, "'", word, "' is no instruction");
+  auto made = std::make_unique<Arithmetic>();
+  made->kind = found->second;
+  made->left = value_of(in, c10::IntType::get());
+  made->right = value_of(in, c10::IntType::get());
+  in.arrow();
+  made->result = in.number();
+  return made;
+}
+
+}  // namespace
+
+std::shared_ptr<const Program> parse(const std::string& text, std::vector<at::Tensor> constants) {
+  auto program = std::make_shared<Program>();
+  for (const at::Tensor& constant : constants) program->kinds.emplace_back(constant);
+  program->constants = std::move(constants);
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    Reader in(line);
+    if (in.at_end()) continue;
+    const std::string word = in.word();
+    if (word == "slots") {
+      program->inputs = in.number();
+      program->numbers = in.number();
+      program->slots = in.number();
+    } else if (word == "return") {
+      program->returned = in.rest();
+    } else {
+      program->instructions.push_back(instruction_of(word, in));
+    }
+  }
+  return program;
+}
+
+}  // namespace liteboost::program

@@ -1,0 +1,74 @@
+"""Where we meet a model's forward as a whole: steps of one token are recorded and run as programs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..engine import swap
+from ..program.step import Steps, cache_name
+from ..replacements import cache
+from ..report import Tally
+
+#: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
+_STEPS = f"{swap.PRIVATE}steps"
+
+
+def generates(cls: type) -> bool:
+    """Whether models of ``cls`` are called for one token after the other."""
+    can_generate = getattr(cls, "can_generate", None)
+    return callable(can_generate) and hasattr(cls, "generate") and bool(can_generate())
+
+
+def forward(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
+    """A forward of a model that runs a recorded step where one is right, and else ``original``."""
+
+    names = _positional(original)
+
+    @functools.wraps(original)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        named = kwargs
+        if args:
+            if len(args) > len(names) or any(name in kwargs for name in names[: len(args)]):
+                return original(self, *args, **kwargs)  # which says what is wrong
+            named = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not cache_name(named) or _is_observed():
+            return original(self, *args, **kwargs)
+        steps = vars(self).get(_STEPS)
+        if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
+            steps = vars(self)[_STEPS] = Steps(self, tally)
+        return steps.serve(self, functools.partial(original, self), named)
+
+    return forward
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters behind ``self`` that may be given by position."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def _is_observed() -> bool:
+    """Whether somebody sees or changes operators as Python calls them, or wants their gradients."""
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or torch.is_autocast_enabled("cpu")
+        or cache.is_recorded()
+    )
+
+
+def forget(model: torch.nn.Module) -> None:
+    """Let go of the recorded steps of ``model`` and its parts."""
+    for module in model.modules():
+        vars(module).pop(_STEPS, None)

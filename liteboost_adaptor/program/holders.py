@@ -1,0 +1,75 @@
+"""What keeps the tensors of a cache: the attributes of its layers, and the dicts among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..replacements import cache as rooms
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One dict: the attributes of a layer, or one of them.
+
+    Attributes:
+        layer: Its index in the cache.
+        attribute: Empty for the layer's attributes themselves.
+    """
+
+    layer: int
+    attribute: str = ""
+
+    def of(self, layers: list[Any]) -> dict[Any, Any]:
+        """The dict in a cache with ``layers``.
+
+        Raises:
+            KeyError: There is none.
+        """
+        own = vars(layers[self.layer])
+        return own[self.attribute] if self.attribute else own
+
+
+class Kept:
+    """What holders keep, to be given back where a step fails half way."""
+
+    def __init__(self, owns: list[dict[Any, Any]]) -> None:
+        self._owns = [(own, dict(own)) for own in owns]
+        grown = [own[rooms.ROOMS] for own in owns if rooms.ROOMS in own]
+        self._owns += [(own, dict(own)) for own in grown]
+        self._ends = [
+            (room, room.end) for own in grown for room in own.values() if isinstance(room, rooms.Room)
+        ]
+        names = [set(own.get(rooms.ROOMS, ())) for own in owns]
+        # What grows is not written over; the rest may be.
+        self._values = [
+            (value, value.clone())
+            for own, grows in zip(owns, names, strict=True)
+            for name, value in own.items()
+            if isinstance(value, torch.Tensor) and name not in grows
+        ]
+
+    def give_back(self) -> None:
+        """Everything as it was."""
+        for own, values in self._owns:
+            own.clear()
+            own.update(values)
+        for room, end in self._ends:
+            room.end = end
+        for tensor, value in self._values:
+            tensor.copy_(value)
+
+
+def holders(layers: list[Any]) -> list[Holder]:
+    """All of a cache."""
+    found = []
+    for at, layer in enumerate(layers):
+        found.append(Holder(at))
+        found += [
+            Holder(at, name)
+            for name, value in vars(layer).items()
+            if type(value) is dict and name != rooms.ROOMS
+        ]
+    return found

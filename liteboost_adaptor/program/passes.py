@@ -1,0 +1,100 @@
+"""What a recording can do with fewer operators: the same values, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .recording import Appended, Call, Expected, Recording, Slot
+
+Step = Call | Appended | Expected
+aten, ours = torch.ops.aten, torch.ops.liteboost
+
+
+def improve(recording: Recording, shapes: dict[int, torch.Tensor]) -> None:
+    """Rewrite ``recording.calls``.
+
+    Args:
+        shapes: Slot -> a tensor of its dtype and sizes.
+    """
+    calls = list(_without_aliases(recording))
+    recording.calls = list(_with_fused_norms(calls, recording, shapes))
+
+
+def _without_aliases(recording: Recording) -> Iterator[Step]:
+    """Another tensor object for the same memory is the same slot to a program, which has no objects."""
+    for noted in recording.calls:
+        call = _renamed(noted, recording.aliases)
+        if isinstance(call, Call) and call.function in (aten.alias.default, aten.detach.default):
+            recording.aliases[call.results[0]] = call.args[0].number
+        else:
+            yield call
+
+
+def _renamed(call: Step, named: dict[int, int]) -> Step:
+    if isinstance(call, Call):
+        args, kwargs = _mapped(call.args, named), _mapped(call.kwargs, named)
+        return replace(call, args=args, kwargs=kwargs)
+    if isinstance(call, Appended):
+        return replace(call, new=named.get(call.new, call.new))
+    return replace(call, slot=named.get(call.slot, call.slot))
+
+
+def _mapped(value: Any, named: dict[int, int]) -> Any:
+    if isinstance(value, Slot):
+        return Slot(named.get(value.number, value.number))
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(each, named) for each in value)
+    if isinstance(value, dict):
+        return {name: _mapped(each, named) for name, each in value.items()}
+    return value
+
+
+def _with_fused_norms(
+    calls: list[Step], recording: Recording, shapes: dict[int, torch.Tensor]
+) -> Iterator[Step]:
+    """``add_rms_norm`` for a sum and the ``rms_norm`` of it, also where they are in different modules."""
+    sums: dict[int, Call] = {}
+    norms: dict[int, Call] = {}
+    fused: set[int] = set()
+    for call in calls:
+        if not isinstance(call, Call):
+            continue
+        if call.function._schema.is_mutable:
+            sums.clear()  # what is added may be another at the norm
+        elif _is_plain_sum(call, shapes):
+            sums[call.results[0]] = call
+        elif call.function is ours.rms_norm.default and _is_slot(call.args[0]):
+            found = sums.pop(call.args[0].number, None)
+            if found is not None and _weight_is_there(call, recording):
+                norms[id(found)] = call
+                fused.add(id(call))
+    for call in calls:
+        if id(call) in norms:
+            norm = norms[id(call)]
+            args, results = (*call.args, *norm.args[1:]), [norm.results[0], call.results[0]]
+            yield Call(ours.add_rms_norm.default, args, norm.kwargs, results)
+        elif id(call) not in fused:
+            yield call
+
+
+def _is_slot(value: Any) -> bool:
+    return isinstance(value, Slot)
+
+
+def _is_plain_sum(call: Call, shapes: dict[int, torch.Tensor]) -> bool:
+    """Whether it adds two tensors of one shape and dtype."""
+    if call.function is not aten.add.Tensor or call.kwargs or not all(map(_is_slot, call.args)):
+        return False
+    added = [shapes[value.number] for value in call.args]
+    # As text: to compare symbols would be one more condition.
+    return added[0].dtype == added[1].dtype and str([*added[0].shape]) == str([*added[1].shape])
+
+
+def _weight_is_there(norm: Call, recording: Recording) -> bool:
+    """Whether the norm can be made where the sum is: its weight is nothing that a call makes."""
+    weight = recording.constants.get(norm.args[1].number) if _is_slot(norm.args[1]) else None
+    return weight is not None and weight.dim() == 1

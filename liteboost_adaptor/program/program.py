@@ -1,0 +1,151 @@
+"""One recorded step, loaded: where its inputs come from, and what it does to a cache."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..replacements import cache as rooms
+from ..report import Tally
+from .holders import Holder
+from .lower import CannotLower, Writer
+from .recording import Length, Place, Slot
+from .result import Outline
+from .state import State
+
+if TYPE_CHECKING:
+    from .record import Recorder
+
+ops = torch.ops.liteboost
+
+
+class Program:
+    """A step as a program of ``kernels/program``, for caches that are laid out as the recorded one.
+
+    Attributes:
+        state: What it was recorded in.
+        runs: Steps it has served.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        recorder: Recorder,
+        cache: Any,
+        held_by: list[Holder],
+        outline: Outline,
+        state: State,
+        counts: dict[Tally, int],
+    ) -> None:
+        self.state, self.runs = state, 0
+        self._number = ops._program_load(writer.text(), writer.constants)
+        weakref.finalize(self, ops._program_unload, self._number)
+        self._holds = recorder.conditions()
+        self._first, self._others = _first_places(recorder.places)
+        self._arguments, self._kept = writer.arguments, writer.kept
+        self._appended = [(key, call.count) for key, call in writer.appended.items()]
+        self._outline, self._count = outline, len(outline.tensors)
+        outline.tensors = []
+        self._returned = writer.returned
+        self._set = {key: value for key, value in recorder.changed.items() if not isinstance(value, Slot)}
+        self._computed = recorder.expressions([v for v in self._set.values() if isinstance(v, Length)])
+        self._types = list(map(type, cache.layers))
+        self._holders = held_by
+        self._fixed = _fixed_attributes(cache, recorder)
+        self._counts = list(counts.items())
+
+    def symbols(self, cache: Any, kwargs: dict[str, Any]) -> list[int] | None:
+        """The values of the symbols for ``cache``, or ``None`` where this program is not right for it."""
+        layers = cache.layers
+        if list(map(type, layers)) != self._types:
+            return None
+        try:
+            owns = [holder.of(layers) for holder in self._holders]
+            for at, names, values in self._fixed:
+                if names(owns[at] if at >= 0 else vars(cache)) != values:
+                    return None
+            symbols = [_value_at(place, owns, kwargs) for place in self._first]
+            for index, place in self._others:
+                if _value_at(place, owns, kwargs) != symbols[index]:
+                    return None
+        except (KeyError, AttributeError, IndexError, TypeError):
+            return None  # the cache keeps something else
+        return symbols if self._holds(*symbols) else None
+
+    def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Any:
+        """The result of the call, with what it does to ``cache``, or ``None`` if the program stopped."""
+        layers = cache.layers
+        inputs = [kwargs[name] for name in self._arguments]
+        try:
+            owns = [holder.of(layers) for holder in self._holders]
+            inputs += [owns[holder][name] for holder, name in self._kept]
+            grown = [owns[holder][rooms.ROOMS][name] for (holder, name), _ in self._appended]
+            inputs += [room.memory for room in grown]
+            numbers = symbols + [room.end for room in grown]
+        except (KeyError, AttributeError):
+            return None
+        results = ops._program_run(self._number, inputs, numbers)
+        if not results:
+            return None
+        for room, (_, count) in zip(grown, self._appended, strict=True):
+            room.end += count
+        for (holder, name), tensor in zip(self._returned, results[self._count :], strict=True):
+            owns[holder][name] = tensor
+        if self._set:
+            values = iter(self._computed(*symbols))
+            for (holder, name), value in self._set.items():
+                owns[holder][name] = next(values) if isinstance(value, Length) else value
+        for tally, calls in self._counts:
+            tally.calls += calls
+        return self._outline.built(cache, iter(results))
+
+
+def _first_places(places: list[tuple[int, Place]]) -> tuple[list[Place], list[tuple[int, Place]]]:
+    """One place for each symbol, and those of the others that C++ cannot compare."""
+    first: dict[int, Place] = {}
+    others = []
+    for index, place in places:
+        if first.setdefault(index, place) is not place and place.kind == "number":
+            others.append((index, place))
+    return [first[index] for index in sorted(first)], others
+
+
+def _value_at(place: Place, owns: list[dict[Any, Any]], kwargs: dict[str, Any]) -> int:
+    if place.kind == "input":
+        return kwargs[place.name].size(place.dim)
+    own = owns[place.holder]
+    if place.kind == "length":
+        return own[place.name].size(place.dim)
+    if place.kind == "capacity":
+        return own[rooms.ROOMS][place.name].memory.size(place.dim)
+    return own[place.name]
+
+
+def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, Any, Any]]:
+    """(holder, getter, values) of what a cache keeps beside tensors and what counts; -1: the cache itself."""
+    fixed = []
+    symbolic = {(place.holder, place.name) for _, place in recorder.places}
+    for at, before in [*enumerate(recorder.before), (-1, vars(cache))]:
+        names = [
+            name
+            for name, value in before.items()
+            if name not in (rooms.ROOMS, "layers")
+            and (at, name) not in symbolic
+            and not isinstance(value, torch.Tensor)
+            and type(value) is not dict  # a holder of its own
+        ]
+        values = [_plain(name, before[name]) for name in names]
+        if names:
+            getter = operator.itemgetter(*names)
+            fixed.append((at, getter, values[0] if len(names) == 1 else tuple(values)))
+    return fixed
+
+
+def _plain(name: str, value: Any) -> Any:
+    """``value`` if it says by ``==`` whether another is the same, and is not changed in place."""
+    if value is None or isinstance(value, bool | int | float | str | type | torch.dtype | torch.device):
+        return value
+    raise CannotLower(f"the cache keeps {name}, a {type(value).__name__}")

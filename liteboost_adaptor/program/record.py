@@ -1,0 +1,320 @@
+"""Record what a model's forward does for one more token, while it does it.
+
+The step runs as ever, on real tensors, and every operator it calls is noted. Lengths of the cache are symbols
+while it runs: tensors that grow have symbolic sizes, and what Python decides by a size is noted as a
+condition. So the operators do what the forward does wherever the conditions hold. A truth value that Python
+reads from a tensor is noted, too, and read again by every run. A step that reads other values of tensors back
+into Python runs to its end, but makes no recording.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
+
+from ..replacements import cache as rooms
+from ..replacements.guards import is_plain_type
+from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
+
+_READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+_MISSING = object()
+_RANDOM = torch.Tag.nondeterministic_seeded
+_DATA_DEPENDENT = torch.Tag.data_dependent_output
+_DYNAMIC = torch.Tag.dynamic_output_shape
+
+
+class Tracked(torch.Tensor):
+    """A tensor with symbolic sizes: ``actual`` with the sizes of this step, ``shaped`` with the symbols."""
+
+    actual: torch.Tensor
+    shaped: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, real: torch.Tensor, fake: torch.Tensor) -> Tracked:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            fake.shape,
+            strides=fake.stride(),
+            storage_offset=fake.storage_offset(),
+            dtype=real.dtype,
+            device=real.device,
+            layout=real.layout,
+        )
+        made.actual, made.shaped = real, fake
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Somebody has kept it where nobody looks for it, and goes on with it behind the step.
+        args, kwargs = pytree.tree_map(_real, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes what runs in its block, on a cache whose layers have rooms.
+
+    Attributes:
+        recording: The outcome.
+        places: What each symbol, by its position in `conditions`, is the value of; one may have several.
+    """
+
+    def __init__(self, owns: list[dict[Any, Any]], numbers: Collection[str]) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.places: list[tuple[int, Place]] = []
+        self._owns = owns
+        self._shapes = ShapeEnv(duck_shape=False)
+        self._fakes = FakeTensorMode(shape_env=self._shapes)
+        self._slots: dict[int, int] = {}
+        self._alive: list[Any] = []
+        self._symbols: dict[int, torch.SymInt] = {}
+        self._static: dict[int, torch.Tensor] = {}
+        self.before: list[dict[str, Any]] = []
+        self._numbers = numbers
+
+    def input(self, name: str, tensor: torch.Tensor, growing: int | None = None) -> torch.Tensor:
+        """What stands for the argument ``name``, whose size along ``growing`` is another in every run."""
+        slot = self.recording.inputs[name] = self._slot(tensor)
+        self.recording.tensors[slot] = tensor
+        if growing is None:
+            return tensor
+        if tensor.size(growing) < 2:
+            self.recording.fault = SHORT
+            return tensor
+        length = self._symbol(tensor.size(growing), Place("input", name, dim=growing))
+        made = self.recording.tensors[slot] = self._tracked(tensor, growing, length, length)
+        return made
+
+    def __enter__(self) -> Recorder:
+        """What the layers keep has symbolic sizes from here on."""
+        for at, own in enumerate(self._owns):
+            grown = own.get(rooms.ROOMS, {})
+            for name, value in list(own.items()):
+                if isinstance(value, torch.Tensor):
+                    slot = self.recording.held[at, name] = self._slot(value)
+                    self.recording.tensors[slot] = value
+                    if isinstance(room := grown.get(name), rooms.Room):
+                        if value.size(room.dim) < 2:
+                            self.recording.fault = SHORT
+                            continue
+                        dim = room.dim
+                        length = self._symbol(value.size(dim), Place("length", name, at, dim))
+                        capacity = self._symbol(room.memory.size(dim), Place("capacity", name, at, dim))
+                        own[name] = self._tracked(value, dim, length, capacity)
+                        self.recording.tensors[slot] = own[name]
+                elif type(value) is int and name in self._numbers and value > 1:
+                    own[name] = self._symbol(value, Place("number", name, at))
+            self.before.append(dict(own))
+        return super().__enter__()
+
+    def __exit__(self, *fault: Any) -> None:
+        """What is kept is real again; `changed` is known."""
+        super().__exit__(*fault)
+        if fault[0] is not None:
+            return
+        self.changed: dict[tuple[int, Any], Any] = {}
+        for at, (own, before) in enumerate(zip(self._owns, self.before, strict=True)):
+            for name, value in list(own.items()):
+                if name == rooms.ROOMS:
+                    continue
+                if before.get(name, _MISSING) is not value:
+                    self.changed[at, name] = self._noted(value)
+                own[name] = pytree.tree_map(_real, value) if type(value) in (tuple, list) else _real(value)
+
+    def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
+        """What `replacements.cache` does for an append, and a note of it."""
+        with _disable_current_modes():
+            mine = vars(layer).setdefault(rooms.ROOMS, {})
+            room = mine.get(name)
+            real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
+            if real is None:
+                real = torch.cat([_real(held), _real(new)], dim=dim)
+            if mine.get(name) is not room or not isinstance(room, rooms.Room):
+                self.recording.fault = MOVED
+                return real
+        at = next(index for index, each in enumerate(self._owns) if each is vars(layer))
+        is_kept = type(held) is Tracked and self._slots.get(id(held.actual)) == self.recording.held.get(
+            (at, name)
+        )
+        if not is_kept or type(new) is Tracked:
+            self.recording.fault = "appends to something else than what a layer keeps"
+            return real
+        capacity = self._symbols[mine[name].memory.size(dim)]
+        made = self._tracked(real, dim, held.shape[dim] + new.shape[dim], capacity)
+        self.recording.calls.append(
+            Appended(at, name, self.slot_of(new), dim, new.size(dim), self._slot(real))
+        )
+        return made
+
+    def _symbol(self, value: int, place: Place) -> torch.SymInt:
+        """A symbol that is ``value`` in this step, the same one for equal values."""
+        if value not in self._symbols:
+            source = ConstantSource(f"length_{len(self._symbols)}")
+            made = self._shapes.create_symbol(value, source, DimDynamic.DYNAMIC, constraint_dim=None)
+            self._symbols[value] = self._shapes.create_symintnode(made, hint=value, source=source)
+        self.places.append((list(self._symbols).index(value), place))
+        return self._symbols[value]
+
+    def _tracked(self, real: torch.Tensor, dim: int, length: Any, capacity: Any) -> Tracked:
+        """``real``, ``length`` long along ``dim``, in memory that is ``capacity`` long."""
+        sizes: list[Any] = [*real.shape]
+        sizes[dim] = length
+        strides: list[Any] = [1] * real.dim()
+        step: Any = 1
+        for at in sorted(range(real.dim()), key=lambda at: (real.stride(at), -at)):
+            strides[at] = step
+            step = step * (capacity if at == dim else real.shape[at])
+        with _disable_current_modes():
+            with self._fakes:
+                fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+            made = Tracked(real, fake)
+        self._alive.append(made)
+        return made
+
+    def _slot(self, real: torch.Tensor) -> int:
+        found = self._slots.get(id(real))
+        if found is None:
+            found = self._slots[id(real)] = self.recording.new()
+            self._alive.append(real)
+        return found
+
+    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` as it is, where it has symbolic sizes."""
+        return _real(tensor)
+
+    def shapes(self) -> dict[int, torch.Tensor]:
+        """Slot -> what is in it, with symbolic sizes if it has some."""
+        found = {self._slots[id(each)]: each for each in self._alive if type(each) is not Tracked}
+        tracked = (each for each in self._alive if type(each) is Tracked)
+        return found | {
+            self._slots[id(each.actual)]: each for each in tracked if id(each.actual) in self._slots
+        }
+
+    def slot_of(self, tensor: torch.Tensor) -> int:
+        """The slot of a tensor; one that no call made is a constant."""
+        real = tensor.actual if type(tensor) is Tracked else tensor
+        if id(real) not in self._slots:
+            self.recording.constants[self._slot(real)] = real
+            if not is_plain_type(type(real)):
+                self.recording.fault = f"holds a {type(real).__name__}"
+        return self._slots[id(real)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        flat, structure = pytree.tree_flatten((args, kwargs))
+        is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
+        real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
+        result = func(*real_args, **real_kwargs)
+        if self.recording.fault:
+            return result
+        if func in _READS_ONE and type(result) is bool:
+            self.recording.calls.append(Expected(self.slot_of(flat[0]), result))
+            return result
+        if func in _READS_ONE or _DATA_DEPENDENT in func.tags or _is_sized_by_values(func, args):
+            self.recording.fault = f"reads values ({func})"
+            return result
+        if _RANDOM in func.tags:
+            self.recording.fault = f"draws random numbers ({func})"
+            return result
+        noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
+        outputs = result if isinstance(result, list | tuple) else [result]
+        if is_symbolic:
+            result, outputs = self._with_symbols(func, flat, structure, result, outputs)
+        slots = [self._slot(_real(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
+        if any(slot < 0 for slot in slots):
+            self.recording.fault = f"returns no tensor ({func})"
+        call = Call(func, noted_args, noted_kwargs, slots, isinstance(result, list))
+        self.recording.calls.append(call)
+        return result
+
+    def _noted(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return Slot(self.slot_of(value))
+        if isinstance(value, torch.SymInt):
+            return Length(value.node._expr)
+        return value
+
+    def _with_symbols(self, func: Any, flat: Any, structure: Any, result: Any, outputs: Any) -> Any:
+        """The results with symbolic sizes where they have some."""
+        args, kwargs = pytree.tree_unflatten([self._fake(value) for value in flat], structure)
+        with self._fakes:
+            fake = func(*args, **kwargs)
+        fakes = fake if isinstance(fake, list | tuple) else [fake]
+        made = []
+        for real, one in zip(outputs, fakes, strict=True):
+            if isinstance(one, torch.Tensor) and any(
+                isinstance(n, torch.SymInt) for n in (*one.shape, *one.stride())
+            ):
+                made.append(Tracked(real, one))
+                self._alive.append(made[-1])
+            else:
+                made.append(real)
+        if not isinstance(result, list | tuple):
+            return made[0], made
+        return type(result)(made), made
+
+    def _fake(self, value: Any) -> Any:
+        if type(value) is Tracked:
+            return value.shaped
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._static:
+            self._static[id(value)] = self._fakes.from_tensor(value, static_shapes=True)
+        return self._static[id(value)]
+
+    def symbols(self) -> list[Any]:
+        """As sympy has them, in the order they were made."""
+        return [value.node._expr for value in self._symbols.values()]
+
+    def length_of(self, key: tuple[int, str]) -> Any:
+        """The symbol of how long a layer's tensor was."""
+        return self.symbols()[
+            next(
+                index
+                for index, place in self.places
+                if (place.kind, place.holder, place.name) == ("length", *key)
+            )
+        ]
+
+    def conditions(self) -> Callable[..., bool]:
+        """Of the symbols' values, in the order they were made: whether Python would decide as it did."""
+        decided = dict.fromkeys(guard.expr for guard in self._shapes.guards)
+        # Sizes of 0 and 1 are decided by without a note.
+        large = [symbol > 1 for symbol in self.symbols()]
+        return self._function(" and ".join(f"({text})" for text in self._texts([*decided, *large])) or "True")
+
+    def expressions(self, lengths: list[Length]) -> Callable[..., tuple[int, ...]]:
+        """The values of ``lengths`` from those of the symbols."""
+        texts = self._texts([length.expression for length in lengths])
+        return self._function(f"({''.join(f'{text}, ' for text in texts)})")
+
+    def _texts(self, expressions: list[Any]) -> list[str]:
+        names = {symbol: sympy.Symbol(f"v{at}") for at, symbol in enumerate(self.symbols())}
+        return [PythonPrinter().doprint(each.xreplace(names)) for each in expressions]
+
+    def _function(self, text: str) -> Callable[..., Any]:
+        parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
+        return eval(f"lambda {parameters}: {text}", {"math": math, "Min": min, "Max": max})
+
+
+def _is_sized_by_values(func: Any, args: Any) -> bool:
+    """Whether values decide how large a result is."""
+    if func is not torch.ops.aten.index.Tensor:
+        return _DYNAMIC in func.tags
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _real(value: Any) -> Any:
+    if type(value) is Tracked:
+        return value.actual
+    return value.node.hint if isinstance(value, torch.SymInt) else value

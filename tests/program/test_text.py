@@ -1,0 +1,132 @@
+"""Programs as text: what an instruction does, when a run stops, and what is said of a text that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from liteboost_adaptor import native
+from liteboost_adaptor.program import lower
+
+native.load()
+ops = torch.ops.liteboost
+
+
+@contextmanager
+def loaded(text: str, *constants: torch.Tensor) -> Iterator[int]:
+    number = ops._program_load(text, list(constants))
+    yield number
+    ops._program_unload(number)
+
+
+def run(text: str, inputs: list[torch.Tensor], numbers: list[int], *constants: torch.Tensor) -> list:
+    with loaded(text, *constants) as number:
+        return ops._program_run(number, inputs, numbers)
+
+
+def test_operators_arithmetic_and_lists() -> None:
+    text = """slots 1 2 9
+add y 1 i 3 -> 3
+floordiv i -7 y 2 -> 4
+op aten::mul Tensor 2 0 t 0 1 y 3 -> 5
+op aten::split Tensor 3 0 t 5 1 i 2 2 i 0 -> 6
+item 6 1 -> 7
+op aten::add Scalar 2 0 t 7 1 y 4 -> 8
+return 8"""
+    x = torch.arange(6.0).reshape(3, 2)
+    (found,) = run(text, [x], [2, 2])
+    assert torch.equal(found, x[2:] * 5 - 4)
+
+
+def test_a_constant_is_read_where_it_lies_and_stops_the_run_when_it_is_another() -> None:
+    weight, x = torch.nn.Parameter(torch.ones(3)), torch.arange(3.0)
+    text = "slots 1 0 3\nop aten::mul Tensor 2 0 t 1 1 t 0 -> 2\nreturn 2"
+    with loaded(text, weight) as number, torch.no_grad():
+        weight.mul_(2)
+        assert torch.equal(ops._program_run(number, [x], [])[0], 2 * x)
+        weight.data = torch.full((3,), 5.0)
+        assert torch.equal(ops._program_run(number, [x], [])[0], 5 * x)
+        for other in (torch.ones(1), torch.ones(3, dtype=torch.float64), torch.ones(6)[::2]):
+            weight.data = other
+            assert not ops._program_run(number, [x], [])
+            weight.data = torch.full((3,), 5.0)
+        assert torch.equal(ops._program_run(number, [x], [])[0], 5 * x)
+
+
+@pytest.mark.parametrize("dtype", lower._DTYPES, ids=str)
+def test_dtypes_are_the_numbers_torch_gives_them(dtype: torch.dtype) -> None:
+    text = f"slots 1 0 2\nop aten::_to_copy default 2 0 t 0 1 {lower.constant(dtype)} -> 1\nreturn 1"
+    (found,) = run(text, [torch.ones(2)], [])
+    assert found.dtype is dtype
+
+
+ROOM = """slots 3 1 6
+room 0 1 1 3 1 -> 4
+append 1 y 4 i 2 2 1 -> 5
+return 5"""
+
+
+def test_what_is_appended_lies_behind_what_is_kept() -> None:
+    memory = torch.zeros(2, 8, 3)
+    memory[:, :2] = 1
+    (found,) = run(ROOM, [memory[:, :2], memory, torch.full((2, 1, 3), 7.0)], [2])
+    assert found.shape == (2, 3, 3) and found.data_ptr() == memory.data_ptr()
+    assert found[:, 2].eq(7).all() and memory[:, 3:].eq(0).all()
+
+
+@pytest.mark.parametrize("fault", ["end", "full", "other memory", "other shape", "other dtype"])
+def test_a_run_stops_before_it_writes_what_is_not_its_own(fault: str) -> None:
+    memory = torch.zeros(2, 2 if fault == "full" else 8, 3)
+    kept, end = memory[:, :2], 3 if fault == "end" else 2
+    if fault == "other memory":
+        kept = kept.clone()
+    elif fault == "other shape":
+        kept = memory[:1, :2]
+    elif fault == "other dtype":
+        kept = memory.view(torch.int32)[:, :2]
+    assert run(ROOM, [kept, memory, torch.ones(2, 1, 3)], [end]) == []
+    assert memory.eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        ("like 0 6 cpu 2 2 -1 -1 1", torch.ones(2, 5), torch.ones(3, 5)),
+        ("like 0 6 cpu 2 2 -1 -1 1", torch.ones(2, 5), torch.ones(5, 2).t()),
+        ("like 0 6 cpu 2 2 -1 -1 1", torch.ones(2, 1), torch.ones(2, 1).double()),
+        ("like 0 6 cpu 2 2 -1 -1 1", torch.ones(2, 1), torch.ones(2)),
+        ("size 0 1 1", torch.ones(2, 4), torch.ones(2, 5)),
+        ("expect 0 1", torch.tensor(True), torch.tensor(False)),
+        ("expect 0 0", torch.tensor([0.0]), torch.tensor([0.1])),
+    ],
+)
+def test_a_check_stops_the_run(check: str, right: torch.Tensor, wrong: torch.Tensor) -> None:
+    text = f"slots 1 1 2\n{check}\nreturn 0"
+    assert run(text, [right], [4])[0] is right
+    assert run(text, [wrong], [4]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("slots 0 0 0\nfly 1", "no instruction"),
+        ("slots 0 0 x", "no number"),
+        ("slots 0 0 1\nop aten::relu default 1 0", "ends too early"),
+        ("slots 1 0 2\nop aten::relu default 1 4 t 0 -> 1", "takes no argument"),
+        ("slots 1 0 2\nop aten::relu default 1 0 q 0 -> 1", "no kind of value"),
+    ],
+)
+def test_a_text_that_is_no_program_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ops._program_load(text, [])
+
+
+def test_the_wrong_number_of_inputs_is_refused() -> None:
+    with loaded("slots 1 0 1\nreturn 0") as number:
+        with pytest.raises(ValueError, match="takes 1 tensors"):
+            ops._program_run(number, [], [])
+    with pytest.raises(ValueError, match="no program"):
+        ops._program_run(number, [torch.ones(1)], [])
