@@ -1,5 +1,7 @@
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -52,6 +54,44 @@ int64_t linear_max_rows(at::ScalarType dtype) {
 int64_t linear_max_rows(at::ScalarType) { return 16; }
 #endif
 
+#ifdef LB_X86_ISAS
+// MKL, which at::linear takes for fp32, runs its AVX2 code on other vendors' CPUs: 170 GFLOP/s where oneDNN, which torch
+// has, too, makes 400 of the weight as it lies (512 rows, two threads of a Zen 5).
+static bool mkl_holds_back() {
+  unsigned eax, ebx, ecx, edx;
+  const bool is_intel = __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == 0x756e6547;  // "Genu"
+  return !is_intel && detect_isa() >= Isa::avx512;
+}
+#else
+static bool mkl_holds_back() { return false; }
+#endif
+
+using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                c10::string_view, c10::List<std::optional<at::Scalar>>,
+                                std::optional<c10::string_view>);
+
+// torch's linear by oneDNN, or null in a build of torch without it.
+static const c10::TypedOperatorHandle<OneDnnLinear>* one_dnn_linear() {
+  static const auto found = [] {
+    std::optional<c10::TypedOperatorHandle<OneDnnLinear>> typed;
+    const auto handle = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (handle && at::globalContext().hasMKLDNN()) typed = handle->typed<OneDnnLinear>();
+    return typed;
+  }();
+  return found ? &*found : nullptr;
+}
+
+static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
+                                const std::optional<at::Tensor>& bias) {
+  static const bool avoids_mkl = mkl_holds_back();
+  if (avoids_mkl && x.scalar_type() == at::kFloat && weight.is_contiguous() && x.numel() > 0 &&
+      weight.numel() > 0 && at::globalContext().userEnabledMkldnn()) {
+    if (const auto* linear = one_dnn_linear())
+      return linear->call(x.contiguous(), weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+  }
+  return at::linear(x, weight, bias);
+}
+
 at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias) {
   // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
@@ -61,7 +101,7 @@ at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
   sizes.back() = weight.size(0);
   // As a matrix: with more dims that are no matrix in memory, at::linear rounds the product of 16-bit values
   // before it adds the bias.
-  return at::linear(x.reshape({-1, weight.size(1)}), weight, bias).reshape(sizes).contiguous();
+  return matrix_linear(x.reshape({-1, weight.size(1)}), weight, bias).reshape(sizes).contiguous();
 }
 
 namespace {
