@@ -24,6 +24,14 @@ def pytest_configure() -> None:
     native_status()  # Test modules look their ops up when they are imported.
 
 
+@pytest.fixture(autouse=True)
+def _steps_are_recorded_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tests of a few tokens run recorded steps, too."""
+    from liteboost_adaptor.program import step
+
+    monkeypatch.setattr(step, "RECORDED_AT", 4)
+
+
 @functools.cache
 def native_status():
     """What became of the native library. Imported here, after the environment has been cleared."""

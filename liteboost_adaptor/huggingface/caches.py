@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -88,9 +89,13 @@ def _serving(cls: type, append: Callable[..., Any]) -> type | None:
     if swap.MARKER in vars(cls) or not hasattr(cls, "update"):  # a state is exchanged, not updated
         return None
     target = f"{cls.__module__}:{cls.__qualname__}"
+    names = [
+        name for name in dir(cls) if name.startswith("update") and inspect.isfunction(getattr(cls, name))
+    ]
     try:
-        update = reroute_appends(cls.update, append, cls, "update")
-        return swap.subclass(cls, rooms.methods(cls, update), _RULE) if update is not None else None
+        found = {name: reroute_appends(getattr(cls, name), append, cls, name) for name in names}
+        appending = {name: method for name, method in found.items() if method is not None}
+        return swap.subclass(cls, rooms.methods(cls, appending), _RULE) if appending else None
     except SourceUnavailable as fault:
         report.add(Outcome(_RULE, REFUSED, target, str(fault)))
     except Exception as fault:  # noqa: BLE001 - recorded; the layer stays as it is

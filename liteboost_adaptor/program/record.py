@@ -27,6 +27,8 @@ from ..replacements.guards import is_plain_type
 from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+#: Operators that torch computes no symbolic sizes for, and what does.
+_IN_SYMBOLS = {torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd}
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
@@ -223,7 +225,7 @@ class Recorder(TorchDispatchMode):
         if func in _READS_ONE or _DATA_DEPENDENT in func.tags or _is_sized_by_values(func, args):
             self.recording.fault = f"reads values ({func})"
             return result
-        if _RANDOM in func.tags:
+        if _RANDOM in func.tags and not _drops_nothing(func, args, kwargs):
             self.recording.fault = f"draws random numbers ({func})"
             return result
         noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
@@ -248,7 +250,7 @@ class Recorder(TorchDispatchMode):
         """The results with symbolic sizes where they have some."""
         args, kwargs = pytree.tree_unflatten([self._fake(value) for value in flat], structure)
         with self._fakes:
-            fake = func(*args, **kwargs)
+            fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
         fakes = fake if isinstance(fake, list | tuple) else [fake]
         made = []
         for real, one in zip(outputs, fakes, strict=True):
@@ -305,6 +307,16 @@ class Recorder(TorchDispatchMode):
     def _function(self, text: str) -> Callable[..., Any]:
         parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
         return eval(f"lambda {parameters}: {text}", {"math": math, "Min": min, "Max": max})
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it is random only where it drops something out, and does not."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    at = names.index("dropout_p")
+    given = args[at] if at < len(args) else kwargs.get("dropout_p", func._schema.arguments[at].default_value)
+    return given == 0
 
 
 def _is_sized_by_values(func: Any, args: Any) -> bool:

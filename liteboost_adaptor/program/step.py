@@ -18,8 +18,9 @@ from .recording import MOVED, SHORT
 from .result import Outline
 from .state import State, hooked, unchanged, watched
 
-#: A step is recorded when it comes for this time with arguments of the same kinds.
-RECORDED_AT = 4
+#: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
+#: as long as a hundred steps save, and the first time twice that (half of it imports).
+RECORDED_AT = 32
 #: Programs kept for one kind of arguments. Where more are made, each must have served as many steps.
 MOST = 8
 #: How often a kind of arguments may make no program before nobody tries again.

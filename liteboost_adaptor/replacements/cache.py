@@ -190,8 +190,8 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
 _EXCHANGING = ("offload", "reset", "reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 
 
-def methods(original: type, update: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """What a cache layer's class gets beside its rerouted ``update``: nothing of ours is copied or saved."""
+def methods(original: type, appending: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """What a cache layer's class gets beside its rerouted methods: nothing of ours is copied or saved."""
 
     def drop_rooms(name: str) -> Callable[..., Any]:
         def dropping(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +222,7 @@ def methods(original: type, update: Callable[..., Any]) -> dict[str, Callable[..
     dropped = {name: drop_rooms(name) for name in _EXCHANGING if hasattr(original, name)}
     if hasattr(original, "crop"):
         dropped["crop"] = functools.update_wrapper(crop, original.crop, updated=())
-    return {**dropped, "__getstate__": __getstate__, "update": update}
+    return {**dropped, "__getstate__": __getstate__, **appending}
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:
