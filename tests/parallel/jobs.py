@@ -44,6 +44,15 @@ def family(name: str) -> dict[str, Any]:
     }
 
 
+def first_tier(names: list[str], counted: list[str], rounded: str) -> dict[str, Any]:
+    """All that two ranks do in the first tier, but for `behaviour`."""
+    return {
+        "families": family_results(names),
+        "collectives": collectives(counted),
+        "rounding": rounding(rounded),
+    }
+
+
 def family_results(names: list[str]) -> dict[str, Any]:
     """`family` of each; a fault is a result, too, if all ranks have it."""
     _quiet()

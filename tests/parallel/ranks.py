@@ -1,23 +1,46 @@
-"""Processes that work together: each runs one function of a test module and returns its result."""
+"""Processes that work together: each runs one function of a test module and returns its result.
+
+They are forked from a server that has imported torch and transformers, so that a start costs little. Our own
+package is imported by each rank, under the settings that it is given.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support import processes
 
 _MARK = "RESULT "
+#: What the server has imported: all that ranks need and that is none of ours.
+_IMPORTED = (
+    "pytest",
+    "torch.distributed",
+    "torch._dynamo",
+    "transformers.modeling_utils",
+    "transformers.generation.utils",
+    "support.tiny_models",
+)
+
+
+@dataclass
+class Rank:
+    """A process of a group, and the file that has its output."""
+
+    process: Any
+    output: Path
 
 
 def free_port() -> int:
@@ -27,8 +50,26 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(world_size: int, job: str, *arguments: Any, **changes: str) -> list[subprocess.Popen[str]]:
-    """Start ``module:function`` in so many processes, as ``torchrun`` would; ``arguments`` go by JSON."""
+@functools.cache
+def _server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    return context
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ranks-")
+
+
+def start(
+    world_size: int, job: str, *arguments: Any, each: list[dict[str, str]] | None = None, **changes: str
+) -> list[Rank]:
+    """Start ``module:function`` in so many processes, as ``torchrun`` would; ``arguments`` go by JSON.
+
+    Args:
+        each: Variables of the single ranks, beside ``changes``, which all have.
+    """
     port = str(free_port())
     found = []
     for rank in range(world_size):
@@ -36,71 +77,85 @@ def start(world_size: int, job: str, *arguments: Any, **changes: str) -> list[su
             RANK=str(rank),
             LOCAL_RANK=str(rank),
             WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(world_size),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=port,
             **changes,
+            **(each[rank] if each else {}),
         )
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), job, json.dumps(arguments)]
-        found.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+        output = Path(_folder().name) / f"{port}-{rank}"
+        process = _server().Process(
+            target=_main, args=(environment, str(output), job, json.dumps(arguments)), daemon=True
         )
+        process.start()
+        found.append(Rank(process, output))
     return found
 
 
-def finish(ranks: list[subprocess.Popen[str]], timeout: float = 300) -> list[tuple[int, str]]:
+def finish(ranks: list[Rank], timeout: float = 300) -> list[tuple[int | None, str]]:
     """(exit status, output) of each; who has not ended in time is killed, and has None for a status."""
     deadline = time.monotonic() + timeout
+    for rank in ranks:
+        rank.process.join(max(0.1, deadline - time.monotonic()))
     found = []
     for rank in ranks:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.wait(max(0.1, deadline - time.monotonic()))
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.kill()
-        output, _ = rank.communicate()
-        found.append((rank.returncode, output))
+        status = rank.process.exitcode
+        if status is None:
+            rank.process.kill()
+            rank.process.join()
+        text = rank.output.read_text(encoding="utf-8", errors="replace") if rank.output.exists() else ""
+        found.append((status, text))
     return found
 
 
 def run(world_size: int, job: str, *arguments: Any, timeout: float = 300, **changes: str) -> list[Any]:
     """What ``module:function`` returns on each rank; fails with their output when one fails."""
     done = finish(start(world_size, job, *arguments, **changes), timeout)
-    failed = [f"rank {rank}, exit {code}:\n{text[-3000:]}" for rank, (code, text) in enumerate(done) if code]
+    failed = [
+        f"rank {rank}, exit {code}:\n{text[-3000:]}" for rank, (code, text) in enumerate(done) if code != 0
+    ]
     assert not failed, "\n".join(failed)
-    return [_result(text) for _, text in done]
+    return [result(text) for _, text in done]
 
 
-def _result(output: str) -> Any:
+def result(output: str) -> Any:
+    """What the function returned, from the output of its rank."""
     lines = [line for line in output.splitlines() if line.startswith(_MARK)]
     return json.loads(lines[-1].removeprefix(_MARK))
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    torch.set_num_threads(1)
-    yield
-
-
-def _main() -> None:
-    module, _, function = sys.argv[1].partition(":")
-    with _one_thread():
-        result = getattr(importlib.import_module(module), function)(*json.loads(sys.argv[2]))
-    sys.stdout.write(_MARK + json.dumps(result) + "\n")
+def report(value: Any) -> None:
+    """Print what the function returns; for one that does not return."""
+    sys.stdout.write(_MARK + json.dumps(value) + "\n")
     sys.stdout.flush()
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def _main(environment: dict[str, str], output: str, job: str, arguments: str) -> None:
+    file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    status = 1
     try:
-        _main()
+        _run(job, json.loads(arguments))
+        status = 0
     except BaseException:  # noqa: BLE001 - the process ends with it
         traceback.print_exc()
+    with contextlib.suppress(ValueError):
         sys.stdout.flush()
-        os._exit(1)
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _run(job: str, arguments: list[Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    module, _, function = job.partition(":")
+    report(getattr(importlib.import_module(module), function)(*arguments))
+    if dist.is_initialized():
+        dist.destroy_process_group()
