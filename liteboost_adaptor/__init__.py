@@ -21,6 +21,10 @@ environment.prepare()
 def _activate(_: Any) -> None:
     from .huggingface.runtime import runtime
 
+    if config.launched():
+        from .parallel import loading
+
+        loading.follow(runtime)
     runtime.start(_settings)
 
 

@@ -12,6 +12,7 @@ from . import __version__, environment, native, native_npu
 from .config import settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
+from .errors import ConfigError
 from .huggingface import sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
@@ -29,13 +30,15 @@ def apply(
     strict: bool | None = None,
     nz: str | None = None,
     sparse: float | str | None = None,
+    tp: int | str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
     Args:
         model: Any module; its submodules are served where a rule fits, other models are not touched.
-        level, disable, strict, nz, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
-            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ`` and ``LITEBOOST_SPARSE``.
+        level, disable, strict, nz, sparse, tp: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
+            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ``, ``LITEBOOST_SPARSE`` and ``LITEBOOST_TP``. ``tp`` is for
+            models that are loaded afterwards; `shard` divides one that is loaded.
 
     Returns:
         The status afterwards.
@@ -44,7 +47,9 @@ def apply(
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
     """
-    wanted = with_overrides(settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse)
+    wanted = with_overrides(
+        settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, tp=tp
+    )
     if model is None:
         runtime.deactivate()
         runtime.activate(wanted)
@@ -53,6 +58,11 @@ def apply(
         if not isinstance(model, torch.nn.Module):
             raise TypeError(
                 f"apply takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
+            )
+        if tp is not None:
+            raise ConfigError(
+                "tp is for models that are loaded afterwards, and this one is loaded. Call apply(tp=...) "
+                "before it is loaded, or liteboost_adaptor.shard(model)."
             )
         runtime.bind(model, wanted)
     return status()

@@ -53,6 +53,7 @@ class Settings:
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
         sparse: Block-sparse attention of long prompts, or ``None``.
+        tp: Over how many processes a model is divided; 0: over all that a launcher has started.
     """
 
     level: int = 2
@@ -63,6 +64,7 @@ class Settings:
     require_native: bool = False
     nz: str = "auto"
     sparse: Sparse | None = None
+    tp: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,15 @@ def _sparse(text: str) -> Sparse | None:
         if given[name] < _SPARSE_DETAILS[name]:
             raise ValueError(f"{name} is at least {_SPARSE_DETAILS[name]}")
     return Sparse(sparsity, **given) if sparsity else None
+
+
+def _tp(text: str) -> int:
+    value = text.strip().lower()
+    if value == "auto":
+        return 0
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError
+    return int(value)
 
 
 def _globs(text: str) -> tuple[str, ...]:
@@ -194,6 +205,14 @@ VARIABLES: tuple[Variable, ...] = (
         "min_length=4096, separated by commas",
         "Share of the blocks of keys that attention leaves out in long prompts, at level 2. Changes results. "
         "See sparse_attention.md.",
+    ),
+    Variable(
+        "LITEBOOST_TP",
+        "tp",
+        _tp,
+        "auto, or a number from 1",
+        "Over how many processes models are divided as they are loaded, at level 2: auto, over all that "
+        "torchrun has started; 1, not at all. See parallel.md.",
     ),
 )
 
@@ -296,6 +315,19 @@ def launched() -> tuple[int, int] | None:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
+def local_rank() -> int:
+    """The number of this process among those on its host, as a launcher says it."""
+    return int(os.environ.get("LOCAL_RANK") or 0)
+
+
+def agent_store() -> tuple[str, int, str] | None:
+    """(host, port, attempt) of the store that torchrun serves to the processes it has started, else None."""
+    if launched() is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), attempt
+
+
 def user_cache_dir() -> Path:
     """Where we keep what can be made again: in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -316,6 +348,8 @@ def markdown() -> str:
         default = getattr(defaults, variable.field)
         if isinstance(default, bool):
             shown = "`1`" if default else "`0`"
+        elif variable.name == "LITEBOOST_TP":
+            shown = "`auto`"
         else:
             shown = f"`{default}`" if default not in ((), "", None) else "unset"
         allowed = variable.allowed.replace("|", "\\|")

@@ -43,5 +43,9 @@ class PlanError(LiteBoostError, ValueError):
     """A model cannot be divided over so many ranks; says all that does not fit, and which numbers would."""
 
 
+class CheckpointError(LiteBoostError, ValueError):
+    """A file of a checkpoint cannot be used: it is cut short, changed, or made for something else."""
+
+
 class ParallelError(LiteBoostError, RuntimeError):
     """Ranks cannot work together: other models, inputs or settings, or a rank that has ended."""

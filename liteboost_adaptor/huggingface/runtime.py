@@ -50,6 +50,8 @@ class Runtime:
         self._bindings = weakref.WeakKeyDictionary()
         self._marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._left_alone: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        #: What else is set, at every level, for as long as models are prepared.
+        self.extensions: list[Callable[[UndoStack, Settings], None]] = []
 
     def start(self, settings: Settings) -> None:
         """What the import hook does: `activate`, unless the user has said `undo` before transformers came."""
@@ -62,6 +64,8 @@ class Runtime:
             if self.active is not None:
                 return
             self.active, self.is_dismissed = settings, False
+            for extend in self.extensions:
+                extend(self.hooks, settings)
             if settings.level == 0:
                 return
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)

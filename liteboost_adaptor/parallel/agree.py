@@ -11,15 +11,51 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ParallelError
-from .groups import Group, process_group
+from .groups import Group, gathered, process_group
 
 _TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+_SAME = (
+    "All work on the same text: call it on every rank with the same. With LITEBOOST_TP=1 each process has a "
+    "model of its own."
+)
 
 
 def watch(model: nn.Module, group: Group) -> None:
-    """Compare the inputs of ``model`` over the ranks at every prompt, and let all draw what rank 0 draws."""
+    """Compare inputs and settings of ``model`` at every prompt, and let all ranks draw what rank 0 draws."""
     hook = functools.partial(_before_forward, group)
     model.register_forward_pre_hook(hook, with_kwargs=True)
+    if hasattr(model, "generate"):
+        vars(model)["generate"] = functools.partial(_generate, model, group)
+
+
+def _generate(model: Any, group: Group, *args: Any, **kwargs: Any) -> Any:
+    """``generate`` of a divided model: under the same settings on every rank."""
+    settings = kwargs.get("generation_config") or model.generation_config
+    compare_settings(group, {**settings.to_dict(), **kwargs})
+    return type(model).generate(model, *args, **kwargs)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(_is_plain(each) for each in value)
+    return type(value) in (bool, int, float, str, type(None))
+
+
+def compare_settings(group: Group, settings: dict[str, Any]) -> None:
+    """Compare what is plain among ``settings`` over the ranks.
+
+    Raises:
+        ParallelError: On every rank, where they differ.
+    """
+    plain = {name: repr(value) for name, value in settings.items() if _is_plain(value)}
+    found = gathered(group, plain)
+    for rank, theirs in enumerate(found):
+        names = sorted(name for name in {*found[0], *theirs} if found[0].get(name) != theirs.get(name))
+        if names:
+            said = ", ".join(f"{name}={found[0].get(name)} and {theirs.get(name)}" for name in names)
+            raise ParallelError(
+                f"generate was called with different settings on rank 0 and on rank {rank}: {said}. {_SAME}"
+            )
 
 
 def _before_forward(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -48,8 +84,7 @@ def compare_inputs(group: Group, values: list[Any]) -> None:
     if other:
         raise ParallelError(
             f"the ranks have been given different inputs (rank 0 others than rank "
-            f"{', '.join(map(str, other))}). The model is divided over {group.size} processes, which work on "
-            "the same text. Give every process the same inputs; without shard each runs a model of its own."
+            f"{', '.join(map(str, other))}). The model is divided over {group.size} processes. {_SAME}"
         )
 
 

@@ -33,16 +33,25 @@ def recognise(parts: Parts, name: str, module: nn.Module) -> None:
         for latent in names.LATENT:
             found = [parts.child(name, child) for child in (*latent.wide, latent.output)]
             if all(found):
+                _check_parent(parts, name)
                 return _latent(parts, name, module, latent)
         for form in names.ATTENTION:
             needed = [child for child in (*form.projections, form.output) if child != form.value]
             if all(parts.child(name, child) for child in needed) and _has_value(parts, name, module, form):
+                _check_parent(parts, name)
                 return _divide(parts, name, module, form)
     except _Whole as reason:
         parts.whole(name, str(reason))
         for child in module.modules():
             parts.skip(child)
     return None
+
+
+def _check_parent(parts: Parts, name: str) -> None:
+    parent, _, child = name.rpartition(".")
+    reason = code.why_exchanged(parts.modules[parent], child) if name else ""
+    if reason:
+        raise _Whole(reason)
 
 
 def _has_value(parts: Parts, name: str, module: nn.Module, form: names.Attention) -> bool:

@@ -92,6 +92,15 @@ def why_read(module: nn.Module, children: tuple[str, ...]) -> str:
     return ""
 
 
+def why_exchanged(parent: nn.Module, child: str) -> str:
+    """Why a child cannot be divided: its parent puts another module in its place, by the configuration."""
+    for name, method in _methods(type(parent)).items():
+        for node in ast.walk(method) if name != "__init__" else ():
+            if isinstance(node, ast.Assign) and any(_path(target) == child for target in node.targets):
+                return f"{name} exchanges it"
+    return ""
+
+
 def _is_harmless(read: ast.Attribute, method: ast.FunctionDef) -> bool:
     """Whether only the dtype or the device of what is read is asked for."""
     return any(

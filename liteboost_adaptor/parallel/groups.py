@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
+import itertools
+import json
 import os
 import secrets
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +57,7 @@ def join() -> Group:
                 "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set). Start it with "
                 "`torchrun --nproc-per-node=N`, or call torch.distributed.init_process_group first."
             )
+        _use_own_device()
         dist.init_process_group(_backend(), timeout=_PATIENCE)
     default = dist.distributed_c10d._get_default_group()
     group = Group(default.group_name, dist.get_rank(), dist.get_world_size())
@@ -74,19 +81,105 @@ def _backend() -> str:
     return "cpu:gloo,npu:hccl" if npu is not None and npu.is_available() else "gloo"
 
 
+def own_device() -> torch.device:
+    """The card of this rank, or the CPU."""
+    npu = getattr(torch, "npu", None)
+    if npu is None or not npu.is_available():
+        return torch.device("cpu")
+    return torch.device("npu", config.local_rank() % npu.device_count())
+
+
+def _use_own_device() -> None:
+    """Let ``npu`` without a number mean the card of this rank."""
+    device = own_device()
+    if device.type == "npu":
+        torch.npu.set_device(device)
+
+
+@functools.cache
+def _agent_store() -> Any:
+    """The store that torchrun serves, or None where another launcher has started us."""
+    place = config.agent_store()
+    if place is None:
+        return None
+    host, port, attempt = place
+    store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
+    return dist.PrefixStore(f"liteboost/{attempt}", store)
+
+
+#: How often ranks have compared what they start with.
+_starts = itertools.count()
+
+
+def compare_starts(facts: dict[str, str], waits: bool) -> None:
+    """Compare ``facts`` over the ranks that torchrun has started, before they work together.
+
+    Args:
+        waits: Until all ranks have said theirs; else only with those that have.
+
+    Raises:
+        ParallelError: They differ; on those ranks that find it out, at which torchrun ends the others.
+    """
+    store = _agent_store()
+    if store is None:
+        return
+    rank, size = config.launched()
+    start = next(_starts)
+    store.set(f"{start}/{rank}", json.dumps(facts))
+    found = [facts]
+    ranks = [rank]
+    deadline = time.monotonic() + _PATIENCE.total_seconds()
+    for other in (each for each in range(size) if each != rank):
+        while not (is_there := store.check([f"{start}/{other}"])) and waits and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if is_there:
+            ranks.append(other)
+            found.append(json.loads(store.get(f"{start}/{other}")))
+        elif waits:
+            raise ParallelError(
+                f"rank {other} has not come to load a model within {_PATIENCE.total_seconds():.0f} s"
+            )
+    _compare(ranks, found)
+
+
+@contextlib.contextmanager
+def together(group: Group) -> Iterator[None]:
+    """What every rank does by itself, where none goes on if one fails.
+
+    Raises:
+        ParallelError: On the ranks on which it worked, if it failed on another; says why.
+    """
+    reason = ""
+    try:
+        yield
+    except BaseException as fault:
+        reason = f"{type(fault).__name__}: {fault}"
+        raise
+    finally:
+        failed = [(rank, text) for rank, text in enumerate(gathered(group, reason)) if text]
+        if failed and not reason:
+            rank, text = failed[0]
+            raise ParallelError(f"rank {rank} has failed, and the others end with it. {text}")
+
+
 def agree(group: Group, **facts: Any) -> None:
     """Compare ``facts`` over the ranks.
 
     Raises:
         ParallelError: On every rank, where they differ; says on which ranks, and how.
     """
-    found = _gathered(group, facts)
-    for name in facts:
-        values = [each.get(name) for each in found]
-        if any(value != values[0] for value in values):
-            ranks = "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+    _compare(list(range(group.size)), gathered(group, facts))
+
+
+def _compare(ranks: list[int], found: list[dict[str, Any]]) -> None:
+    for name in found[0]:
+        values = {
+            rank: each.get(name) for rank, each in sorted(zip(ranks, found, strict=True), key=lambda x: x[0])
+        }
+        if len({str(value) for value in values.values()}) > 1:
+            said = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
             raise ParallelError(
-                f"the ranks have been started with different {name.replace('_', ' ')} ({ranks}). Start every "
+                f"the ranks have been started with different {name.replace('_', ' ')} ({said}). Start every "
                 "rank with the same program, model and settings."
             )
 
@@ -94,7 +187,7 @@ def agree(group: Group, **facts: Any) -> None:
 def _share_memory(group: Group) -> None:
     """Let tensors of the CPU go through memory where all ranks are on one host; a note says why not."""
     ops = torch.ops.liteboost_parallel
-    offers = _gathered(group, (_host(), f"/liteboost-{secrets.token_hex(8)}"))
+    offers = gathered(group, (_host(), f"/liteboost-{secrets.token_hex(8)}"))
     if len({host for host, _ in offers}) > 1:
         return
     reason = ""
@@ -102,13 +195,14 @@ def _share_memory(group: Group) -> None:
         ops._share_memory(group.name, offers[0][1], _SLOT_BYTES, _PATIENCE.total_seconds())
     except RuntimeError as fault:
         reason = str(fault).splitlines()[0]
-    reasons = [each for each in _gathered(group, reason) if each]
+    reasons = [each for each in gathered(group, reason) if each]
     if reasons:
         ops._unshare_memory(group.name)
         report.note(f"Ranks of this host exchange tensors by gloo and not by shared memory: {reasons[0]}.")
 
 
-def _gathered(group: Group, value: Any) -> list[Any]:
+def gathered(group: Group, value: Any) -> list[Any]:
+    """What each rank has for ``value``, which can be pickled."""
     found: list[Any] = [None] * group.size
     dist.all_gather_object(found, value, group=process_group(group))
     return found

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from ..errors import PlanError
 
 #: What modules of a plan do beside computing on what they hold.
@@ -71,6 +73,14 @@ class Cut:
     def length(self, rank: int, world_size: int) -> int:
         """How many elements of the dimension ``rank`` holds."""
         return sum(last - first for first, last in self.ranges(rank, world_size))
+
+    def held(self, tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+        """The part of ``tensor`` that ``rank`` holds, in memory of its own."""
+        ranges = self.ranges(rank, world_size)
+        parts = [tensor.narrow(self.dim, first, last - first) for first, last in ranges]
+        if len(parts) > 1:
+            return torch.cat(parts, dim=self.dim)
+        return parts[0].clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)

@@ -22,33 +22,62 @@ PLAN = "_liteboost_plan"
 def divide(model: nn.Module, how: plan.Plan, group: Group) -> None:
     """Keep what this rank holds of ``model`` and let its layers exchange; whole parameters are freed in turn.
 
-    The model is for inference afterwards: its parameters want no gradients, for collectives have no backward.
-
     Args:
         how: Made for this very model and ``group.size`` ranks.
     """
-    native.load()
-    collectives.register()
     was_bound = model in runtime.models()
     runtime.unbind(model)  # rules are bound to what is here now
-    forms = _norm_forms(model, how)
-    with torch.no_grad():
-        _cut(model, how, group)
+    forms = norm_forms(model, how)
+    cut(model, how, group)
+    become_part(model, how, group, forms)
+    if was_bound:
+        runtime.prepare(model)
+
+
+def become_part(model: nn.Module, how: plan.Plan, group: Group, forms: dict[str, str]) -> None:
+    """Let the layers of ``model``, whose parameters have been cut, exchange.
+
+    The model is for inference afterwards: its parameters want no gradients, for collectives have no backward.
+    """
+    native.load()
+    collectives.register()
     modules = dict(model.named_modules())
+    _leave_to_rank_0(modules, how, group)
     _resize(modules, how)
     for name, role in how.roles.items():
-        cut = how.cuts.get(f"{name}.weight")
-        layers.become(modules[name], role, cut, group.rank, group.size, group.name)
+        of_weight = how.cuts.get(f"{name}.weight")
+        layers.become(modules[name], role, of_weight, group.rank, group.size, group.name)
         if role == plan.NORM:
             modules[name].form = forms[name]
     for name, attributes in how.attributes.items():
         _set(modules[name], attributes)
+    model.eval()
     model.requires_grad_(False)
-    vars(model)[PLAN] = how
-    vars(model)["save_pretrained"] = functools.partial(_refuse_to_save, how.model, group.size)
+    own = vars(model)
+    own[PLAN] = how
+    own["save_pretrained"] = functools.partial(_refuse_to_save, how.model, group.size)
+    own["train"] = functools.partial(_train, model)
+    own.update((name, functools.partial(_refuse_adapter, how.model)) for name in _ADAPTER_METHODS)
     agree.watch(model, group)
-    if was_bound:
-        runtime.prepare(model)
+
+
+_ADAPTER_METHODS = ("add_adapter", "load_adapter")
+
+
+def _train(model: nn.Module, mode: bool = True) -> nn.Module:
+    if mode:
+        raise ParallelError(
+            f"this {type(model).__name__} is divided over processes, and cannot be trained: collectives have "
+            "no backward. Start the script with LITEBOOST_TP=1."
+        )
+    return type(model).train(model, mode)
+
+
+def _refuse_adapter(model: str, *args: object, **kwargs: object) -> None:
+    raise ParallelError(
+        f"this {model} is divided over processes, and its layers take no adapters. Merge the adapter and "
+        "save the model first, or start the script with LITEBOOST_TP=1."
+    )
 
 
 def _refuse_to_save(model: str, size: int, *args: object, **kwargs: object) -> None:
@@ -68,7 +97,12 @@ def _set(module: nn.Module, attributes: dict[str, int]) -> None:
     vars(module).update((name, value) for name, value in attributes.items() if not name.startswith(prefix))
 
 
-def _norm_forms(model: nn.Module, how: plan.Plan) -> dict[str, str]:
+def norm_forms(model: nn.Module, how: plan.Plan) -> dict[str, str]:
+    """How the norms over all heads of ``model``, which is still whole, round.
+
+    Raises:
+        PlanError: One does it in no way that is known.
+    """
     names = [name for name, role in how.roles.items() if role == plan.NORM]
     forms = {name: layers.form_of(model.get_submodule(name)) for name in names}
     unknown = [name for name, form in forms.items() if not form]
@@ -80,17 +114,19 @@ def _norm_forms(model: nn.Module, how: plan.Plan) -> dict[str, str]:
     return forms
 
 
-def _cut(model: nn.Module, how: plan.Plan, group: Group) -> None:
-    once = set(how.once) if group.rank else set()
-    made: dict[int, nn.Parameter | None] = {}
+@torch.no_grad()
+def cut(model: nn.Module, how: plan.Plan, group: Group) -> None:
+    """Keep what this rank holds of each parameter, which may be on the meta device."""
+    made: dict[int, nn.Parameter] = {}
     kept: list[nn.Parameter] = []  # so that no address is used twice while `made` is read
     for prefix, module in model.named_modules():
         for local, parameter in list(module._parameters.items()):
             name = f"{prefix}.{local}" if prefix else local
-            if parameter is None or not (name in how.cuts or name in once):
+            if parameter is None or name not in how.cuts:
                 continue
             if id(parameter) not in made:
-                made[id(parameter)] = _part(name, parameter, how, group, name in once)
+                held = how.cuts[name].held(parameter.data, group.rank, group.size)
+                made[id(parameter)] = nn.Parameter(held, requires_grad=False)
                 if _is_shared(model, parameter):
                     kept.append(parameter)
             module._parameters[local] = made[id(parameter)]
@@ -102,24 +138,20 @@ def _is_shared(model: nn.Module, parameter: nn.Parameter) -> bool:
     return sum(each is parameter for _, each in model.named_parameters(remove_duplicate=False)) > 1
 
 
-def _part(
-    name: str, parameter: nn.Parameter, how: plan.Plan, group: Group, is_elsewhere: bool
-) -> nn.Parameter | None:
-    if is_elsewhere:
-        # The bias of a linear layer is left out; experts want one, and add nothing.
-        return None if parameter.ndim == 1 else nn.Parameter(torch.zeros_like(parameter), requires_grad=False)
-    return nn.Parameter(held(parameter.data, how.cuts[name], group), requires_grad=False)
-
-
-def held(tensor: torch.Tensor, cut: plan.Cut, group: Group) -> torch.Tensor:
-    """The part of ``tensor`` that this rank holds, in memory of its own."""
-    ranges = cut.ranges(group.rank, group.size)
-    parts = [tensor.narrow(cut.dim, first, last - first) for first, last in ranges]
-    return (
-        torch.cat(parts, dim=cut.dim)
-        if len(parts) > 1
-        else parts[0].clone(memory_format=torch.contiguous_format)
-    )
+def _leave_to_rank_0(modules: dict[str, nn.Module], how: plan.Plan, group: Group) -> None:
+    """Let rank 0 alone add what is added once."""
+    for name in how.once if group.rank else ():
+        owner, _, local = name.rpartition(".")
+        parameters = modules[owner]._parameters
+        parameter = parameters[local]
+        if parameter is not None:
+            # The bias of a linear layer is left out; experts want one, and add nothing.
+            zeros = (
+                None
+                if parameter.ndim == 1
+                else nn.Parameter(torch.zeros_like(parameter), requires_grad=False)
+            )
+            parameters[local] = zeros
 
 
 def _resize(modules: dict[str, nn.Module], how: plan.Plan) -> None:

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support import processes
-
 _MARK = "RESULT "
 #: What the server has imported: all that ranks need and that is none of ours.
 _IMPORTED = (
@@ -70,19 +68,20 @@ def start(
     Args:
         each: Variables of the single ranks, beside ``changes``, which all have.
     """
+    from support import processes  # imports our package, which a rank does under its own variables
+
     port = str(free_port())
     found = []
     for rank in range(world_size):
-        environment = processes.environment(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world_size),
-            LOCAL_WORLD_SIZE=str(world_size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            **changes,
-            **(each[rank] if each else {}),
-        )
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        environment = processes.environment(**(variables | changes | (each[rank] if each else {})))
         output = Path(_folder().name) / f"{port}-{rank}"
         process = _server().Process(
             target=_main, args=(environment, str(output), job, json.dumps(arguments)), daemon=True
@@ -120,13 +119,12 @@ def run(world_size: int, job: str, *arguments: Any, timeout: float = 300, **chan
 
 def result(output: str) -> Any:
     """What the function returned, from the output of its rank."""
-    lines = [line for line in output.splitlines() if line.startswith(_MARK)]
-    return json.loads(lines[-1].removeprefix(_MARK))
+    return json.loads(output.rpartition(_MARK)[2].splitlines()[0])
 
 
 def report(value: Any) -> None:
     """Print what the function returns; for one that does not return."""
-    sys.stdout.write(_MARK + json.dumps(value) + "\n")
+    sys.stdout.write("\n" + _MARK + json.dumps(value) + "\n")
     sys.stdout.flush()
 
 

@@ -1,0 +1,202 @@
+"""Tensors in safetensors files, read by ``pread``: whole, or the part that a rank holds.
+
+No file is mapped, so a page that was read never counts as memory of this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+#: Names of dtypes in the files.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MOST_HEADER = 100_000_000
+
+
+@dataclass
+class Requests:
+    """What has been asked of files: a sum over all threads."""
+
+    bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, count: int) -> None:
+        """Note a read."""
+        with self._lock:
+            self.bytes += count
+
+
+#: Of this process.
+requests = Requests()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: ``first`` is its first byte."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class File:
+    """A safetensors file. Its descriptor is closed with the last object that may read.
+
+    Attributes:
+        entries: Name -> tensor, in the order of the file.
+        metadata: What else is in the header.
+
+    Raises:
+        CheckpointError: It is no safetensors file, or ends before its tensors do.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._descriptor = -1
+        self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        size = os.fstat(self._descriptor).st_size
+        length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        if size < 8 or not 2 <= length <= min(_MOST_HEADER, size - 8):
+            raise CheckpointError(f"{self.path} is no safetensors file, or is cut short; copy it again")
+        self.header = os.pread(self._descriptor, length, 8)
+        requests.add(8 + length)
+        try:
+            found = json.loads(self.header)
+            self.metadata: dict[str, str] = found.pop("__metadata__", {})
+            self.entries = {
+                name: Entry(
+                    DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+                )
+                for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"])
+            }
+        except (ValueError, KeyError, TypeError) as fault:
+            raise CheckpointError(
+                f"the header of {self.path} cannot be read ({fault}); copy it again"
+            ) from fault
+        last = max((entry.first + entry.nbytes for entry in self.entries.values()), default=0)
+        if last > size:
+            raise CheckpointError(
+                f"{self.path} is cut short: its tensors end at byte {last}, it at {size}. Copy it again."
+            )
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def fill(self, target: memoryview, first: int) -> None:
+        """Read as many bytes as ``target`` has, from byte ``first`` on."""
+        requests.add(len(target))
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._descriptor, [target[done:]], first + done)
+            if not count:
+                raise CheckpointError(f"{self.path} was cut short while it was read")
+            done += count
+
+    def advise(self, entry: Entry) -> None:
+        """Say that most of a tensor is read next, in pieces."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, entry.first, entry.nbytes, os.POSIX_FADV_WILLNEED)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A tensor of a file, or a part of it; ``slice[...]`` reads it.
+
+    Attributes:
+        dim, ranges: The parts of one dimension that are read, or none: all of it.
+        digest: SHA-256 of what is read; empty: not checked.
+    """
+
+    file: File
+    name: str
+    dim: int = 0
+    ranges: tuple[tuple[int, int], ...] | None = None
+    digest: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is read."""
+        whole = self.file.entries[self.name].shape
+        if self.ranges is None:
+            return whole
+        length = sum(last - first for first, last in self.ranges)
+        return (*whole[: self.dim], length, *whole[self.dim + 1 :])
+
+    def get_shape(self) -> list[int]:
+        """As safetensors' slices say it."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """As safetensors' slices say it."""
+        return NAMES[self.file.entries[self.name].dtype]
+
+    def __getitem__(self, index: object) -> Tensor:
+        """The tensor, in memory of its own; of what is read a further part.
+
+        Raises:
+            CheckpointError: The file ends too early, or holds something else than it was written with.
+        """
+        result = torch.empty(self.shape, dtype=self.file.entries[self.name].dtype)
+        target = memory(result)
+        done = 0
+        for first, count in self._runs():
+            self.file.fill(target[done : done + count], first)
+            done += count
+        if self.digest and hashlib.sha256(target).hexdigest() != self.digest:
+            raise CheckpointError(
+                f"{self.name} in {self.file.path} is not what was written there; copy the file again, or "
+                "divide the model again"
+            )
+        return result if index is ... else result[index]
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """(first byte, bytes) of what lies together in the file."""
+        entry = self.file.entries[self.name]
+        if self.ranges is None:
+            yield entry.first, entry.nbytes
+            return
+        inner = math.prod(entry.shape[self.dim + 1 :]) * entry.dtype.itemsize
+        outer = math.prod(entry.shape[: self.dim])
+        if outer > 1:
+            self.file.advise(entry)
+        for index in range(outer):
+            start = entry.first + index * entry.shape[self.dim] * inner
+            for first, last in self.ranges:
+                yield start + first * inner, (last - first) * inner
+
+
+def memory(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of the CPU."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())

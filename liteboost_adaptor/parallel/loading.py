@@ -1,0 +1,246 @@
+"""Where `from_pretrained` meets the ranks: each reads its part of the files straight into what it holds.
+
+The plan is made of the model on the meta device, before a file is opened. Then its parameters get the sizes
+of this rank, and transformers loads them as ever, from tensors of which it is given the rank's part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .. import __version__, config
+from ..errors import CheckpointError, ParallelError
+from ..report import report
+from . import checkpoint, groups, layout, shard, sources
+from .groups import Group
+from .plan import Plan
+
+_MODELING = "transformers.modeling_utils"
+_ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
+#: Values of ``device_map`` that leave the choice to transformers.
+_ANY_DEVICE = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+@dataclass
+class _Pending:
+    """A model between loading and the end of it. ``is_cut``: its parameters have the sizes of this rank."""
+
+    plan: Plan
+    group: Group
+    forms: dict[str, str]
+    is_cut: bool
+
+
+def follow(runtime: Any) -> None:
+    """Divide models that are loaded while ``runtime`` prepares models."""
+    if _extend not in runtime.extensions:
+        runtime.extensions.append(_extend)
+
+
+def _extend(hooks: Any, settings: config.Settings) -> None:
+    if config.launched() is None or config.launched()[1] == 1:
+        return
+    modeling = sys.modules[_MODELING]
+    load = getattr(modeling.PreTrainedModel, "_load_pretrained_model", None)
+    if load is None or list(inspect.signature(load).parameters) != _ARGUMENTS:
+        report.note(
+            "Models are not divided as they are loaded: this transformers loads them in a way that is not "
+            "known. liteboost_adaptor.shard(model) divides a loaded one."
+        )
+        return
+    ranks = _Loading(settings)
+    hooks.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", ranks.wrap_load)
+    if ranks.is_wanted:
+        hooks.set_attribute(_MODELING, "PreTrainedModel._finalize_model_loading", ranks.wrap_finalize)
+        hooks.set_attribute(_MODELING, "check_and_set_device_map", ranks.wrap_device_map)
+
+
+class _Loading:
+    """What is done to models loaded under ``settings``."""
+
+    def __init__(self, settings: config.Settings) -> None:
+        self.settings = settings
+        self.is_wanted = settings.level >= 2 and settings.tp != 1
+        self._pending: weakref.WeakKeyDictionary[nn.Module, _Pending] = weakref.WeakKeyDictionary()
+
+    def wrap_load(self, original: Any) -> Any:
+        load = original.__func__
+
+        @functools.wraps(load)
+        def _load_pretrained_model(
+            model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
+        ) -> Any:
+            arguments = (checkpoint_files, load_config, expected_keys)
+            groups.compare_starts(
+                {"settings": _spelled(self.settings), "model": type(model).__name__}, self.is_wanted
+            )
+            reason = _why_whole(model, load_config) if self.is_wanted else "not asked for"
+            if reason:
+                if self.is_wanted:
+                    _say(f"{type(model).__name__} is loaded whole by every process: {reason}.")
+                return load(model, state_dict, *arguments)
+            model.tie_weights(recompute_mapping=False)  # what is one parameter is divided as one
+            found = layout.of(model)
+            if not found.cuts:
+                _say(f"{type(model).__name__} is loaded whole by every process: no part of it is recognised.")
+                return load(model, state_dict, *arguments)
+            plan = found.plan(self._world_size())
+            group = groups.join()
+            groups.agree(
+                group, model=plan.model, plan=plan.digest(), version=__version__, dtype=str(load_config.dtype)
+            )
+            return self._load(load, model, state_dict, arguments, plan, group)
+
+        return staticmethod(_load_pretrained_model)
+
+    def _world_size(self) -> int:
+        started = config.launched()[1]
+        if self.settings.tp not in (0, started):
+            raise ParallelError(
+                f"LITEBOOST_TP={self.settings.tp}, and {started} processes have been started. Start as many, "
+                "or unset it: a model is divided over all processes."
+            )
+        return started
+
+    def _load(
+        self, load: Callable[..., Any], model: Any, state_dict: Any, arguments: Any, plan: Plan, group: Group
+    ) -> Any:
+        files, load_config, expected_keys = arguments
+        is_read_in_parts = state_dict is None and files and files[0].endswith(".safetensors")
+        pending = _Pending(plan, group, shard.norm_forms(model, plan), bool(is_read_in_parts))
+        with groups.together(group):
+            if not is_read_in_parts:
+                report.note(
+                    f"{plan.model} was loaded whole by every process and then divided: its files are no "
+                    "safetensors."
+                )
+                done = load(model, state_dict, *arguments)
+            else:
+                tensors, late = _tensors(model, files, plan, group, load_config.weight_mapping)
+                shard.cut(model, plan, group)
+                with _divided_behind(late, sources.CutLast(plan, group.rank)):
+                    done = load(model, tensors, files, load_config, expected_keys)
+        self._pending[model] = pending
+        return done
+
+    def wrap_finalize(self, original: Any) -> Any:
+        finalize = original.__func__
+
+        @functools.wraps(finalize)
+        def _finalize_model_loading(model: Any, load_config: Any, loading_info: Any) -> Any:
+            info = finalize(model, load_config, loading_info)
+            pending = self._pending.pop(model, None)
+            if pending is not None:
+                with groups.together(pending.group):
+                    _agree_on_missing(model, info.missing_keys, pending)
+                    if not pending.is_cut:
+                        shard.cut(model, pending.plan, pending.group)
+                    shard.become_part(model, pending.plan, pending.group, pending.forms)
+            return info
+
+        return staticmethod(_finalize_model_loading)
+
+    def wrap_device_map(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def check_and_set_device_map(device_map: Any) -> Any:
+            named = str(device_map) if isinstance(device_map, (str, torch.device)) else ""
+            own = groups.own_device()
+            is_ours = named in _ANY_DEVICE or (named in ("npu", "cuda") and own.type == "npu")
+            if is_ours and not _owner():
+                device_map = own
+            return original(device_map)
+
+        return check_and_set_device_map
+
+
+def _spelled(settings: config.Settings) -> str:
+    """The settings that ranks must have in common, as they differ from the defaults."""
+    default = vars(config.Settings())
+    return (
+        ", ".join(f"{name}={value}" for name, value in vars(settings).items() if value != default[name])
+        or "default"
+    )
+
+
+def _say(sentence: str) -> None:
+    report.note(sentence)
+    if config.launched()[0] == 0:
+        warnings.warn(sentence, stacklevel=2)
+
+
+def _owner() -> str:
+    """Who else uses the processes, or an empty string."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None and (state.PartialState._shared_state or state.AcceleratorState._shared_state):
+        return "an Accelerator or a Trainer owns the processes"
+    modeling = sys.modules[_MODELING]
+    if modeling.is_deepspeed_zero3_enabled():
+        return "DeepSpeed owns the processes"
+    if getattr(modeling, "is_fsdp_enabled", lambda: False)():
+        return "FSDP owns the processes"
+    return ""
+
+
+def _why_whole(model: nn.Module, load_config: Any) -> str:
+    """Why a model that is being loaded is not divided, or an empty string."""
+    if load_config.device_mesh is not None or getattr(model.config, "distributed_config", None) is not None:
+        return "transformers' own parallelism was asked for"
+    if load_config.hf_quantizer is not None:
+        return "its weights are quantised"
+    if len({str(device) for device in (load_config.device_map or {}).values()}) > 1:
+        return "device_map puts its parts on several devices"
+    return _owner()
+
+
+def _tensors(
+    model: nn.Module, files: list[str], plan: Plan, group: Group, weight_mapping: Any
+) -> tuple[dict[str, checkpoint.Slice], list[Any]]:
+    """What is read of each tensor of ``files``, and the converters whose results are divided late."""
+    opened = [checkpoint.File(file) for file in files]
+    shapes = {name: entry.shape for file in opened for name, entry in file.entries.items()}
+    found = sources.of(model, shapes, plan, weight_mapping)
+    tensors = {}
+    for file in opened:
+        for name in file.entries:
+            part = found.parts.get(name)
+            ranges = part.ranges(group.rank, group.size) if part else None
+            tensors[name] = checkpoint.Slice(file, name, part.dim if part else 0, ranges)
+    return tensors, found.late
+
+
+@contextlib.contextmanager
+def _divided_behind(converters: list[Any], last: sources.CutLast) -> Iterator[None]:
+    """While it lasts, ``last`` stands behind the operations of ``converters``."""
+    before = [converter.operations for converter in converters]
+    for converter in converters:
+        converter.operations = [*converter.operations, last]
+    try:
+        yield
+    finally:
+        for converter, operations in zip(converters, before, strict=True):
+            converter.operations = operations
+
+
+def _agree_on_missing(model: nn.Module, missing: Any, pending: _Pending) -> None:
+    """Give every rank the same values where the checkpoint has none and each has drawn its own."""
+    tensors = dict(model.state_dict(keep_vars=True))
+    for name in sorted(missing):
+        if name in pending.plan.cuts and pending.is_cut:
+            raise CheckpointError(
+                f"the checkpoint has no {name}, which {pending.plan.model} divides over {pending.group.size} "
+                "processes. Load it with LITEBOOST_TP=1 and save it, or load a whole checkpoint."
+            )
+        if name in tensors:
+            dist.broadcast(tensors[name].data, 0, group=groups.process_group(pending.group))

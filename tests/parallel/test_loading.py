@@ -1,0 +1,152 @@
+"""A model is divided as it is loaded: each rank reads its part of the files, and no more."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from parallel import ranks
+from support import families, tiny_models
+
+pytestmark = pytest.mark.usefixtures("native_only")
+
+#: On 2 ranks in the first tier: experts that are put together (also with a bias), fused layers, ties,
+#: latent attention, transposed weights, norms over all heads.
+FIRST = ("llama", "phi3", "mixtral", "gpt_oss", "deepseek_v3", "gemma3_text", "gpt2", "olmo2")
+
+
+def save(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        tiny_models.build(name).save_pretrained(folder / name)
+
+
+def check(results: list[dict[str, dict]], names: tuple[str, ...], held: float, read: float) -> None:
+    for found in results:
+        assert set(found) == set(names)
+        wrong = {
+            name: each
+            for name, each in found.items()
+            if "fault" in each
+            or not (each["divided"] and each["same"])
+            or not each["distance"] <= 1e-5
+            or not each["read"] <= read
+        }
+        assert not wrong
+    assert results[0]["llama"]["held"] < held
+
+
+def test_families_are_read_in_parts(tmp_path: Path) -> None:
+    save(tmp_path, FIRST)
+    results = ranks.run(2, "parallel.jobs_load:of_families", str(tmp_path), FIRST)
+    check(results, FIRST, held=0.51, read=1.1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_family_is_read_in_parts(tmp_path: Path, size: int) -> None:
+    from parallel.test_shard import sizes
+
+    names = tuple(name for name in families.buildable() if size in sizes(name))
+    save(tmp_path, names)
+    results = ranks.run(size, "parallel.jobs_load:of_families", str(tmp_path), names, timeout=3600)
+    # Headers of files are a large part of tiny models, and of some layouts whole tensors are read.
+    check(results, names, held=0.28 if size == 4 else 0.51, read=5)
+
+
+def _llamas(folder: Path) -> None:
+    """Llama as ever, in several files, pickled, without a tensor, and with a file cut short for rank 1."""
+    model = tiny_models.build("llama")
+    model.save_pretrained(folder / "llama")
+    model.save_pretrained(folder / "llama in parts", max_shard_size="50KB")
+    assert len(list((folder / "llama in parts").glob("*.safetensors"))) > 2
+    shutil.copytree(folder / "llama", folder / "llama pickled")
+    (folder / "llama pickled" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "llama pickled" / "pytorch_model.bin")
+    state = {name: value for name, value in model.state_dict().items() if "layers.0.mlp.up_proj" not in name}
+    model.save_pretrained(folder / "llama incomplete", state_dict=state)
+    shutil.copytree(folder / "llama", folder / "llama short on 0")
+    shutil.copytree(folder / "llama", folder / "llama short on 1")
+    file = folder / "llama short on 1" / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 100)
+
+
+def test_ways_to_load(tmp_path: Path) -> None:
+    _llamas(tmp_path)
+    results = ranks.run(2, "parallel.jobs_load:ways", str(tmp_path))
+    for rank, found in enumerate(results):
+        assert max(found["near"].values()) <= 1e-5, found["near"]
+        assert found["bf16"] < 0.05
+        assert "cannot be trained" in found["train"] and "LITEBOOST_TP=1" in found["train"]
+        assert found["eval"] and found["pickled"]
+        assert "take no adapters" in found["adapters"]
+        assert "max_new_tokens=2 and 3" in found["settings"] and "LITEBOOST_TP=1" in found["settings"]
+        assert "has shape [256, 64]" in found["mismatch"] and "[64, 64]" in found["mismatch"]
+        assert "has no model.layers.0.mlp.up_proj.weight" in found["missing"]
+        assert "cut short" in found["short"] and "short on 1" in found["short"]
+        assert found["short"].startswith("CheckpointError" if rank else "ParallelError: rank 1 has failed")
+        whole = found["whole"]
+        assert not whole["tp 1 divided"] and not whole["level 1 divided"] and whole["again divided"]
+        assert "LITEBOOST_TP=3, and 2 processes have been started" in whole["tp 3"]
+        assert not whole["accelerator divided"] and whole["accelerator noted"]
+        assert len(whole["accelerator"]) == (1 if rank == 0 else 0)
+
+
+def _with_agent(size: int, job: str, *arguments: object, each: list[dict[str, str]]) -> list[tuple]:
+    """Start ranks as ``torchrun`` does: with a store that outlives them."""
+    port = ranks.free_port()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    agent = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = ranks.finish(ranks.start(size, job, *arguments, each=[{**agent, **own} for own in each]))
+    del store
+    return done
+
+
+def test_ranks_of_different_levels_are_told_so_at_start(tmp_path: Path) -> None:
+    save(tmp_path, ("llama",))
+    done = _with_agent(
+        2, "parallel.jobs_load:level", str(tmp_path / "llama"), each=[{}, {"LITEBOOST_LEVEL": "1"}]
+    )
+    # A rank that divides nothing goes on where it came first; the launcher ends it with the other.
+    text = ranks.result(done[0][1])
+    assert "different settings (rank 0: default; rank 1: level=1)" in text
+
+
+@pytest.mark.full
+def test_an_unmodified_script_under_torchrun(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    from support import processes
+
+    save(tmp_path, ("llama",))
+    script = tmp_path / "generate.py"
+    script.write_text(
+        "import liteboost_adaptor, sys, torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "ids = torch.arange(5, 17)[None]\n"
+        "print('TEXT', model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0).tolist())\n"
+        "print('HELD', sum(p.numel() for p in model.parameters()))\n"
+    )
+    texts = {}
+    for size in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+        done = subprocess.run(
+            [*command, str(script), str(tmp_path / "llama")],
+            env=processes.environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = done.stdout.splitlines()
+        texts[size] = {line for line in lines if line.startswith("TEXT")}
+        assert len([line for line in lines if line.startswith("TEXT")]) == size
+        texts[f"held {size}"] = max(int(line.split()[1]) for line in lines if line.startswith("HELD"))
+    assert texts[1] == texts[2] and len(texts[1]) == 1
+    assert texts["held 2"] < 0.51 * texts["held 1"]
