@@ -21,6 +21,8 @@ READY := .venv/ready-$(SETUP_KEY)
 NPU_PYTHON := .venv-npu/bin/python
 NPU_READY := .venv-npu/ready-$(SETUP_KEY)
 NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
+# The first tier: a process a core; those done with their share take from the others'.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
@@ -56,7 +58,7 @@ demo: $(READY)
 	@$(VENV_PYTHON) examples/demo.py
 
 test: $(READY)
-	@status=0; $(VENV_PYTHON) -m pytest $(PYTEST_ARGS) || status=$$?; \
+	@status=0; $(VENV_PYTHON) -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS) || status=$$?; \
 		$(MAKE) --no-print-directory test-npu || status=$$?; exit $$status
 
 .PHONY: setup-npu test-npu test-npu-full
@@ -76,7 +78,7 @@ $(NPU_READY): | $(READY)
 	@touch $@
 
 test-npu: $(NPU_READY)
-	@$(NPU_RUN) tests/npu $(PYTEST_ARGS)
+	@$(NPU_RUN) tests/npu $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-npu-full: $(NPU_READY)
 	@$(NPU_RUN) tests/npu -m full $(PYTEST_ARGS)

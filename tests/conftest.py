@@ -9,7 +9,11 @@ import random
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+# Before torch: the OpenMP runtime reads it once, and a thread that a test starts takes its number from there.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
 
 
 def pytest_configure() -> None:

@@ -14,7 +14,7 @@ ops = torch.ops.liteboost
 EPS = 1e-6
 
 # dtype of x, dtype of weight
-PAIRS = [(dtype, weight) for dtype in DTYPES for weight in {dtype, torch.float32}]
+PAIRS = [(dtype, weight) for dtype in DTYPES for weight in dict.fromkeys((dtype, torch.float32))]
 
 
 def randn(*shape: int, dtype: torch.dtype) -> Tensor:
