@@ -131,6 +131,8 @@ void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args
                    });
 }
 
+}  // namespace
+
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   check_linear(x, weight, bias);
   const int64_t n = weight.size(0), k = weight.size(1);
@@ -172,6 +174,8 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
   }
   return out;
 }
+
+namespace {
 
 // The very ops it is made of: their results to the bit.
 at::Tensor gated_linear_cpu(const at::Tensor& x, const at::Tensor& gate_weight,

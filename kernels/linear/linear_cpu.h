@@ -11,6 +11,9 @@ namespace liteboost {
 // faster. The figures are in linear_cpu.cpp.
 int64_t linear_max_rows(at::ScalarType dtype);
 
+// The op on the CPU.
+at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
 // at::linear, contiguous, whatever autocast and autograd would make of it.
 at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -21,49 +20,28 @@ from torch import Tensor
 
 from ..ops.block_selection import select_blocks
 from ..ops.registry import ops as references
-
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 1024, 3072, 16, 8, 128, 151_936
-#: Keys that a decode step attends to.
-CONTEXT = 512
-#: [out_features, in_features] of the products of a layer.
-LAYER_WEIGHTS = {
-    "q": (HEADS * HEAD_DIM, HIDDEN),
-    "k, v": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "o": (HIDDEN, HEADS * HEAD_DIM),
-    "gate, up": (INTERMEDIATE, HIDDEN),
-    "down": (HIDDEN, INTERMEDIATE),
-}
-#: Weights together larger than any cache are taken in turn, as a model takes its layers'.
-WEIGHT_BYTES = 256 << 20
-EPS = 1e-6
-EXPERTS, EXPERTS_A_TOKEN, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 64, 8, 2048, 768
-DELTA_KEY_HEADS, DELTA_VALUE_HEADS = 16, 32
-
-Run = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op with one set of inputs.
-
-    Attributes:
-        op: Name without namespace.
-        shapes: Of the inputs, for the table.
-        dtype: Of the inputs.
-        ours: One call of the op.
-        original: The ATen sequence, with the same inputs.
-        exact: The reference in float64.
-        weights: What `ours` and `original` take theirs from, in turn, one a call; None for ops whose inputs
-            may stay in a cache.
-    """
-
-    op: str
-    shapes: str
-    dtype: torch.dtype
-    ours: Run
-    original: Run
-    exact: Run
-    weights: Iterator[Tensor] | None = None
+from .op_case import (
+    CONTEXT,
+    DELTA_KEY_HEADS,
+    DELTA_VALUE_HEADS,
+    EPS,
+    EXPERT_HIDDEN,
+    EXPERT_INTERMEDIATE,
+    EXPERTS,
+    EXPERTS_A_TOKEN,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    KV_HEADS,
+    LAYER_WEIGHTS,
+    VOCABULARY,
+    WEIGHT_BYTES,
+    Case,
+    case,
+    exact_of,
+)
+from .quantized_cases import linear_w4, linear_w8
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -93,7 +71,7 @@ def linear_cases(
             lambda x=x, turn=turn: torch.ops.liteboost.linear(x, next(turn)),
             lambda x=x, turn=turn: F.linear(x, next(turn)),
             # For the first outputs only: in float64 a vocabulary's weight takes more than a gigabyte.
-            lambda x=x, weight=weight: _exact("linear", x, weight[:1024]),
+            lambda x=x, weight=weight: exact_of("linear", x, weight[:1024]),
             turn,
         )
 
@@ -102,23 +80,6 @@ def _linear(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     # Prefill computes the logits of the last token alone, so the vocabulary's weight meets one row.
     shapes = dict(LAYER_WEIGHTS) | ({"vocabulary": (VOCABULARY, HIDDEN)} if rows == 1 else {})
     return linear_cases(rows, dtype, shapes)
-
-
-def _exact(name: str, *args: object, **kwargs: object) -> object:
-    doubled = [arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
-    return references()[name].reference(*doubled, **kwargs)
-
-
-def _case(name: str, shapes: str, original: Callable[..., object], *args: object, **kwargs: object) -> Case:
-    op = getattr(torch.ops.liteboost, name)
-    return Case(
-        name,
-        shapes,
-        next(arg.dtype for arg in args if isinstance(arg, Tensor)),
-        lambda: op(*args, **kwargs),
-        lambda: original(*args),
-        lambda: _exact(name, *args, **kwargs),
-    )
 
 
 def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -131,7 +92,7 @@ def _plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     for shape in ((1, rows, HIDDEN), (1, rows, HEADS, HEAD_DIM)):
         x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
-        yield _case("rms_norm", str(list(shape)), _plain_rms_norm, x, weight, EPS)
+        yield case("rms_norm", str(list(shape)), _plain_rms_norm, x, weight, EPS)
 
 
 def _plain_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -142,7 +103,7 @@ def _plain_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
 def _add_rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x, residual = (torch.randn(1, rows, HIDDEN).to(dtype) for _ in range(2))
     weight = torch.randn(HIDDEN).to(dtype)
-    yield _case("add_rms_norm", str(list(x.shape)), _plain_add_rms_norm, x, residual, weight, EPS)
+    yield case("add_rms_norm", str(list(x.shape)), _plain_add_rms_norm, x, residual, weight, EPS)
 
 
 def _plain_inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -151,7 +112,7 @@ def _plain_inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 def _inverse_rms(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x = torch.randn(1, rows, HIDDEN).to(dtype)
-    yield _case("inverse_rms", str(list(x.shape)), _plain_inverse_rms, x, EPS)
+    yield case("inverse_rms", str(list(x.shape)), _plain_inverse_rms, x, EPS)
 
 
 def _plain_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -162,7 +123,7 @@ def _plain_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -
 def _gated_rms_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x, gate = (torch.randn(rows * HEADS, HEAD_DIM).to(dtype) for _ in range(2))
     weight = torch.randn(HEAD_DIM).to(dtype)
-    yield _case("gated_rms_norm", str(list(x.shape)), _plain_gated_rms_norm, x, gate, weight, EPS)
+    yield case("gated_rms_norm", str(list(x.shape)), _plain_gated_rms_norm, x, gate, weight, EPS)
 
 
 def _plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -172,7 +133,7 @@ def _plain_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
 def _layer_norm(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x = torch.randn(1, rows, HIDDEN).to(dtype)
     weight, bias = (torch.randn(HIDDEN).to(dtype) for _ in range(2))
-    yield _case("layer_norm", str(list(x.shape)), _plain_layer_norm, x, weight, bias, EPS)
+    yield case("layer_norm", str(list(x.shape)), _plain_layer_norm, x, weight, bias, EPS)
 
 
 def _rotate_half(x: Tensor) -> Tensor:
@@ -188,7 +149,7 @@ def _rope(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     q, k = (torch.randn(1, rows, heads, HEAD_DIM).to(dtype).transpose(1, 2) for heads in (HEADS, KV_HEADS))
     angles = torch.rand(1, rows, HEAD_DIM // 2).repeat(1, 1, 2) * 6.28
     shapes = f"{list(q.shape)}, {list(k.shape)}"
-    yield _case("rope", shapes, _plain_rope, q, k, angles.cos().to(dtype), angles.sin().to(dtype))
+    yield case("rope", shapes, _plain_rope, q, k, angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def _plain_gated_activation(gate: Tensor, up: Tensor) -> Tensor:
@@ -197,7 +158,7 @@ def _plain_gated_activation(gate: Tensor, up: Tensor) -> Tensor:
 
 def _gated_activation(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     gate, up = (torch.randn(1, rows, INTERMEDIATE).to(dtype) for _ in range(2))
-    yield _case("gated_activation", str(list(gate.shape)), _plain_gated_activation, gate, up)
+    yield case("gated_activation", str(list(gate.shape)), _plain_gated_activation, gate, up)
 
 
 def _plain_gated_linear(x: Tensor, gate: Tensor, _: None, up: Tensor, __: None) -> Tensor:
@@ -208,7 +169,7 @@ def _gated_linear(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x = torch.randn(1, rows, HIDDEN).to(dtype)
     gate, up = (torch.randn(INTERMEDIATE, HIDDEN).mul(HIDDEN**-0.5).to(dtype) for _ in range(2))
     shapes = f"{list(x.shape)} x 2 {list(gate.shape)}"
-    yield _case("gated_linear", shapes, _plain_gated_linear, x, gate, None, up, None)
+    yield case("gated_linear", shapes, _plain_gated_linear, x, gate, None, up, None)
 
 
 def _plain_activation(x: Tensor, _: str) -> Tensor:
@@ -218,7 +179,7 @@ def _plain_activation(x: Tensor, _: str) -> Tensor:
 
 def _activation(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x = torch.randn(1, rows, INTERMEDIATE).to(dtype)
-    yield _case("activation", str(list(x.shape)), _plain_activation, x, "gelu_tanh")
+    yield case("activation", str(list(x.shape)), _plain_activation, x, "gelu_tanh")
 
 
 def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -234,7 +195,7 @@ def _attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
 
     shapes = f"{list(query.shape)}, {list(key.shape)}"
     scaling = HEAD_DIM**-0.5
-    yield _case("attention", shapes, plain, query, key, value, None, scaling, is_causal=True)
+    yield case("attention", shapes, plain, query, key, value, None, scaling, is_causal=True)
 
 
 def _paged_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -267,7 +228,7 @@ def _paged_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     halves = (cache[:, 0], cache[:, 1])
     shapes = f"{list(query.shape)}, {requests} x {context} keys"
     sums = (ends * queries, ends * context)
-    yield _case("paged_attention", shapes, plain, query, *halves, *sums, table, HEAD_DIM**-0.5)
+    yield case("paged_attention", shapes, plain, query, *halves, *sums, table, HEAD_DIM**-0.5)
 
 
 #: Positions in a block, and the share of the blocks left out, where the prompt has as many.
@@ -288,7 +249,7 @@ def _block_sparse_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     def original(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
 
-    yield _case(
+    yield case(
         "block_sparse_attention",
         f"{list(query.shape)}, {list(key.shape)}",
         original,
@@ -324,7 +285,7 @@ def _kv_append(rows: int, dtype: torch.dtype) -> Iterator[Case]:
 
     def exact() -> list[Tensor]:
         caches = [cache.double() for cache in buffers[2]]
-        _exact("kv_append", *caches, key, value, position.unsqueeze(0))
+        exact_of("kv_append", *caches, key, value, position.unsqueeze(0))
         return caches
 
     shapes = f"{list(key.shape)} into {list(buffers[0][0].shape)}"
@@ -363,10 +324,10 @@ def _experts(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     def exact() -> object:
         # Of the experts used and the first outputs: in float64 all weights take gigabytes.
         used, local = index.unique(return_inverse=True)
-        states = _exact("experts_linear", x, gate_up[used], None, local)
-        states = _exact("gated_activation", *states.chunk(2, dim=-1))
-        return _exact(
-            "experts_combine", _exact("experts_linear", states, down[used, :64], None, local), scores
+        states = exact_of("experts_linear", x, gate_up[used], None, local)
+        states = exact_of("gated_activation", *states.chunk(2, dim=-1))
+        return exact_of(
+            "experts_combine", exact_of("experts_linear", states, down[used, :64], None, local), scores
         )
 
     yield Case(
@@ -386,7 +347,7 @@ def _plain_combine(y: Tensor, scores: Tensor) -> Tensor:
 def _combine(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     y = torch.randn(rows, EXPERTS_A_TOKEN, EXPERT_HIDDEN).to(dtype)
     scores = torch.rand(rows, EXPERTS_A_TOKEN).to(dtype)
-    yield _case("experts_combine", str(list(y.shape)), _plain_combine, y, scores)
+    yield case("experts_combine", str(list(y.shape)), _plain_combine, y, scores)
 
 
 def _delta_inputs(rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -449,7 +410,7 @@ def _causal_conv1d(rows: int, dtype: torch.dtype) -> Iterator[Case]:
 
     x, weight, _ = _causal_conv_inputs(rows, dtype)
     original = modeling.causal_conv1d_fn
-    yield _case("causal_conv1d", str(list(x.shape)), original, x, weight, None, "silu")
+    yield case("causal_conv1d", str(list(x.shape)), original, x, weight, None, "silu")
 
 
 def _causal_conv1d_update(rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -485,6 +446,8 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_activation": _gated_activation,
     "linear": _linear,
     "gated_linear": _gated_linear,
+    "linear_w8": linear_w8,
+    "linear_w4": linear_w4,
     "attention": _attention,
     "paged_attention": _paged_attention,
     "block_sparse_attention": _block_sparse_attention,

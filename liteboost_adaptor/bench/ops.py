@@ -23,7 +23,8 @@ from torch import Tensor
 from .. import native
 from ..environment.machine import cpu_name
 from ..errors import LiteBoostError, NativeLibraryError
-from .op_cases import HIDDEN, INTERMEDIATE, MAKERS, VOCABULARY, WEIGHT_BYTES, Case, Run, cases, linear_cases
+from .op_case import HIDDEN, INTERMEDIATE, VOCABULARY, WEIGHT_BYTES, Case, Run
+from .op_cases import MAKERS, cases, linear_cases
 
 DTYPES = (torch.bfloat16, torch.float32)
 PHASES = {"decode": 1, "prefill": 512}

@@ -14,6 +14,7 @@ from . import (
     linear,
     norm,
     paged_attention,
+    quantized_linear,
     rope,
     sparse_attention,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "norm",
     "ops",
     "paged_attention",
+    "quantized_linear",
     "register_reference_ops",
     "rope",
     "sparse_attention",

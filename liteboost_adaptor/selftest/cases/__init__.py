@@ -14,6 +14,7 @@ from . import (
     linear,
     norm,
     paged_attention,
+    quantized_linear,
     rope,
     sparse_attention,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "linear",
     "norm",
     "paged_attention",
+    "quantized_linear",
     "rope",
     "sparse_attention",
 ]

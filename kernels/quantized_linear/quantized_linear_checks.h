@@ -1,0 +1,16 @@
+// The argument checks of linear_w8 and linear_w4, shared by every backend.
+#pragma once
+
+#include <optional>
+
+#include "common/checks.h"
+
+namespace liteboost {
+
+// Raise on anything that quantized_linear.h does not allow.
+void check_linear_w8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
+                     const std::optional<at::Tensor>& bias);
+void check_linear_w4(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
+                     const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias);
+
+}  // namespace liteboost

@@ -1,0 +1,57 @@
+"""`linear_w8` and `linear_w4` beside torch's linear with the same weights multiplied out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.quantized_linear import dequantize_w4, dequantize_w8
+from .op_case import HIDDEN, LAYER_WEIGHTS, WEIGHT_BYTES, Case, exact_of
+
+#: Columns that share a scale, of w4.
+GROUP = 32
+
+
+def _shapes(rows: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Of a layer; with many rows, those that read the hidden state."""
+    for label, (n, k) in LAYER_WEIGHTS.items():
+        if rows == 1 or k == HIDDEN:
+            yield label, (n, k)
+
+
+def linear_w8(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Integers of 8 bits with a scale for each output."""
+    for label, (n, k) in _shapes(rows):
+        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        layer = weight, torch.rand(n) * k**-0.5 / 127
+        yield _of("linear_w8", label, rows, dtype, layer, dequantize_w8(*layer, dtype=dtype))
+
+
+def linear_w4(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Integers of 4 bits, groups of 32."""
+    for label, (n, k) in _shapes(rows):
+        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+        layer = weight, (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
+        yield _of("linear_w4", label, rows, dtype, layer, dequantize_w4(*layer, dtype=dtype))
+
+
+def _of(
+    name: str, label: str, rows: int, dtype: torch.dtype, layer: tuple[Tensor, Tensor], plain: Tensor
+) -> Case:
+    n, k = plain.shape
+    x, op = torch.randn(1, rows, k).to(dtype), getattr(torch.ops.liteboost, name)
+    # As a model takes its layers': none is in a cache when its turn comes.
+    copies = max(2, WEIGHT_BYTES // plain.nbytes)
+    turn = itertools.cycle([tuple(tensor.clone() for tensor in (plain, *layer)) for _ in range(copies)])
+    return Case(
+        name,
+        f"{label}: [{rows}, {k}] x [{n}, {k}]",
+        dtype,
+        lambda: op(x, *next(turn)[1:]),
+        lambda: F.linear(x, next(turn)[0]),
+        lambda: exact_of(name, x, layer[0], layer[1]),
+    )

@@ -1,0 +1,273 @@
+"""`linear_w8` and `linear_w4` against float64, at every instruction set, layout and number of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from liteboost_adaptor.ops import ops
+from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8, pack_w4, unpack_w4
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+W4_FORMS = [(32, False), (32, True), (64, False), (128, True)]
+UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def w8(n: int, k: int, scale_dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    weight = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    return {"weight": weight, "scales": (torch.rand(n) * 0.01 + 0.001).to(scale_dtype)}
+
+
+def w4(
+    n: int, k: int, group: int, zeros: bool, scale_dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    layer = {
+        "weight": pack_w4(torch.randint(0, 16, (n, k), dtype=torch.uint8)),
+        "scales": (torch.rand(n, k // group) * 0.1 + 0.01).to(scale_dtype),
+    }
+    if zeros:
+        layer["zero_points"] = torch.randint(0, 17, (n, k // group), dtype=torch.uint8)
+    return layer
+
+
+def run(x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+    name = "linear_w8" if layer["weight"].dtype == torch.int8 else "linear_w4"
+    return getattr(torch.ops.liteboost, name)(x, **layer, bias=bias)
+
+
+def check(
+    x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None, given: object = None
+) -> torch.Tensor:
+    """Each element of ``given``, or of the op's result, within the roundings that the op's order has."""
+    result = run(x, layer, bias) if given is None else given
+    dequantize = dequantize_w8 if layer["weight"].dtype == torch.int8 else dequantize_w4
+    weight = dequantize(**layer, dtype=torch.float64)
+    exact = F.linear(x.double(), weight, None if bias is None else bias.double())
+    assert result.shape == exact.shape and result.dtype == x.dtype and result.is_contiguous()
+    products = F.linear(x.double().abs(), weight.abs(), None if bias is None else bias.double().abs())
+    unit = UNIT[x.dtype]
+    if "zero_points" in layer:  # what is summed before the zero point is taken off
+        spread = (
+            layer["scales"].double().abs().repeat_interleave(x.shape[-1] // layer["scales"].shape[1], dim=1)
+        )
+        products = products + F.linear(x.double().abs(), 16 * spread)
+    bound = 1.01 * unit * exact.abs() + 8 * 2.0**-24 * products + 1e-30
+    if x.shape[:-1].numel() > 32:  # the weight is rounded, each element once
+        bound = bound + unit * products
+    assert ((result.double() - exact).abs() <= bound).all()
+    return result
+
+
+def inputs(rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype)
+
+
+def test_packing_is_the_one_that_is_documented() -> None:
+    integers = torch.randint(0, 16, (3, 96), dtype=torch.uint8)
+    packed = pack_w4(integers)
+    assert packed.shape == (3, 48) and torch.equal(unpack_w4(packed), integers)
+    words = packed[1, 16:32].view(torch.int16).to(torch.int32) & 0xFFFF
+    for i in range(8):
+        for j in range(4):
+            assert words[i] >> 4 * j & 15 == integers[1, 32 + 8 * j + i]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000])
+def test_w8_at_every_length(isa: str, dtype: torch.dtype, k: int) -> None:
+    for n in (1, 7, 66):
+        for rows in (1, 3, 6):
+            x, bias = inputs(rows, n, k, dtype)
+            check(x, w8(n, k), bias if n != 7 else None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("group", "zeros"), W4_FORMS)
+def test_w4_at_every_length(isa: str, dtype: torch.dtype, group: int, zeros: bool) -> None:
+    for groups in (1, 2, 3, 5, 8):
+        for n in (1, 7, 66):
+            for rows in (1, 3, 6):
+                x, bias = inputs(rows, n, group * groups, dtype)
+                check(x, w4(n, group * groups, group, zeros), bias if n != 7 else None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_number_of_rows_and_blocks_of_columns(isa: str, dtype: torch.dtype) -> None:
+    layers = [w8(70, 2080), w4(70, 2080, 32, True)]
+    for rows in [*range(1, 19), 32, 33, 70]:
+        x, bias = inputs(rows, 70, 2080, dtype)
+        for layer in layers:
+            check(x, layer, bias)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_more_columns_than_a_block_of_scales(isa: str, rows: int) -> None:
+    for dtype in DTYPES:
+        x, _ = inputs(rows, 5, 8192 + 544, dtype)
+        check(x, w8(5, 8192 + 544))
+        check(x, w4(5, 8192 + 544, 32, True))
+
+
+@pytest.mark.parametrize("scale_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_scales_of_every_dtype(isa: str, scale_dtype: torch.dtype, rows: int) -> None:
+    for dtype in DTYPES:
+        x, _ = inputs(rows, 37, 320, dtype)
+        check(x, w8(37, 320, scale_dtype))
+        check(x, w4(37, 320, 32, True, scale_dtype))
+        check(x, w4(37, 320, 64, False, scale_dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 50])
+def test_w8_of_integers_is_exact(isa: str, rows: int) -> None:
+    # Sums that fp32 has exactly: another integer, scale or column than the right one would show.
+    x = torch.randint(-3, 4, (rows, 96)).float()
+    for layer in (w8(33, 96), w4(33, 96, 32, True)):
+        layer["scales"] = 2.0 ** torch.randint(-2, 3, layer["scales"].shape)
+        dequantize = dequantize_w8 if layer["weight"].dtype == torch.int8 else dequantize_w4
+        expected = x @ dequantize(**layer).t()
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert torch.equal(run(x.to(dtype), layer), expected.to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 3, 64), (2, 0, 64), (5, 7, 64)])
+def test_leading_dimensions(shape: tuple[int, ...]) -> None:
+    for layer in (w8(10, 64), w4(10, 64, 32, True)):
+        check(torch.randn(shape), layer, torch.randn(10))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 18, 40])
+def test_views(isa: str, rows: int) -> None:
+    for layer in (w8(40, 64), w4(40, 64, 32, True)):
+        x, bias = inputs(rows, 40, 64, torch.bfloat16)
+        expected = run(x, layer, bias)
+        host = torch.full((rows + 2, 71), float("nan"), dtype=x.dtype)
+        host[1:-1, 3:67] = x
+        assert torch.equal(run(host[1:-1, 3:67], layer, bias), expected)
+        assert torch.equal(run(x.t().contiguous().t(), layer, bias), expected)
+        assert torch.equal(run(x, layer, bias.repeat_interleave(2)[::2]), expected)
+        views = {name: torch.cat([value, value], dim=-1) for name, value in layer.items()}
+        views = {name: value[..., : layer[name].shape[-1]] for name, value in views.items()}
+        assert torch.equal(run(x, views, bias), expected)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_nothing_to_multiply(rows: int) -> None:
+    x, bias = torch.randn(rows, 0), torch.randn(6)
+    empty = {"weight": torch.zeros(6, 0, dtype=torch.uint8), "scales": torch.ones(6, 1)}
+    for layer in (w8(6, 0), empty):
+        assert torch.equal(run(x, layer), torch.zeros(rows, 6))
+        assert torch.equal(run(x, layer, bias), bias.expand(rows, 6))
+    assert run(torch.randn(rows, 64), w8(0, 64)).shape == (rows, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_number_of_threads_changes_no_bit(native_only: None, dtype: torch.dtype, rows: int) -> None:
+    threads = torch.get_num_threads()
+    x, bias = inputs(rows, 1037, 512, dtype)
+    for layer in (w8(1037, 512), w4(1037, 512, 64, True)):
+        try:
+            results = []
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                results.append(run(x, layer, bias))
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_nan_and_infinity_stay_in_their_output(isa: str, native_only: None, rows: int) -> None:
+    for layer in (w8(21, 64), w4(21, 64, 32, False)):
+        x, bias = inputs(rows, 21, 64, torch.bfloat16)
+        clean = run(x, layer, bias)
+        layer["scales"][4] = float("nan")
+        result = run(x, layer, bias)
+        others = [n for n in range(21) if n != 4]
+        assert result[:, 4].isnan().all() and torch.equal(result[:, others], clean[:, others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 4, 40])
+def test_opcheck(dtype: torch.dtype, rows: int) -> None:
+    x, bias = inputs(rows, 24, 64, dtype)
+    for given in (None, bias):
+        torch.library.opcheck(torch.ops.liteboost.linear_w8.default, (x, *w8(24, 64).values(), given))
+        for zeros in (None, torch.full((24, 2), 7, dtype=torch.uint8)):
+            args = (x.reshape(-1, 1, 64), *w4(24, 64, 32, False).values(), zeros, given)
+            torch.library.opcheck(torch.ops.liteboost.linear_w4.default, args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_references(dtype: torch.dtype) -> None:
+    x, bias = inputs(5, 9, 96, dtype)
+    for name, layer in (("linear_w8", w8(9, 96)), ("linear_w4", w4(9, 96, 32, True))):
+        check(x, layer, bias, ops()[name].reference(x, **layer, bias=bias))
+
+
+def test_compiles_whole() -> None:
+    x = torch.randn(2, 64)
+    for layer in (w8(24, 64), w4(24, 64, 32, True)):
+        compiled = torch.compile(
+            lambda x, layer=layer: run(x, layer) + 1, fullgraph=True, backend="aot_eager"
+        )
+        assert torch.equal(compiled(x), run(x, layer) + 1)
+
+
+X, W8, S8 = torch.zeros(2, 64), torch.zeros(4, 64, dtype=torch.int8), torch.ones(4)
+W4, S4, Z4 = torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.uint8)
+BAD = {
+    "scalar": ("linear_w8", (torch.tensor(1.0), W8, S8), ValueError, r"x must have .*got a scalar"),
+    "x size": ("linear_w8", (X[:, 1:], W8, S8), ValueError, r"x must have .*in_features = 64.*got \[2, 63\]"),
+    "x dtype": ("linear_w8", (X.int(), W8, S8), TypeError, r"x must be float32, bfloat16 or float16, got"),
+    "w8 as floats": ("linear_w8", (X, W8.float(), S8), TypeError, r"weight must be int8, got"),
+    "w8 dims": ("linear_w8", (X, W8[0], S8), ValueError, r"weight must have shape .*got \[64\]"),
+    "w8 scales": ("linear_w8", (X, W8, S4), ValueError, r"scales must have shape .*= \[4\], got \[4, 2\]"),
+    "scales dtype": ("linear_w8", (X, W8, S8.int()), TypeError, r"scales must be float32, bfloat16 or"),
+    "scales device": ("linear_w8", (X, W8, S8.to("meta")), ValueError, r"scales must be on the device of x"),
+    "bias": (
+        "linear_w8",
+        (X, W8, S8, torch.zeros(5)),
+        ValueError,
+        r"bias must have shape .*= \[4\], got \[5\]",
+    ),
+    "bias dtype": ("linear_w8", (X, W8, S8, S8.half()), TypeError, r"bias must have the dtype of x"),
+    "w4 as int8": ("linear_w4", (X, W8, S4), TypeError, r"weight must be uint8, got"),
+    "w4 columns": ("linear_w4", (X[:, 8:], W4[:, 4:], S4), ValueError, r".*a multiple of 32, got \[4, 28\]"),
+    "w4 x": ("linear_w4", (X[:, 32:], W4, S4), ValueError, r".*in_features = 64.*got \[2, 32\]"),
+    "w4 groups": (
+        "linear_w4",
+        (X, W4, torch.ones(4, 3)),
+        ValueError,
+        r"scales must have shape .*got \[4, 3\]",
+    ),
+    "w4 scales": ("linear_w4", (X, W4, S8), ValueError, r"scales must have shape .*got \[4\]"),
+    "zeros dtype": ("linear_w4", (X, W4, S4, Z4.int()), TypeError, r"zero_points must be uint8, got"),
+    "zeros shape": (
+        "linear_w4",
+        (X, W4, S4, Z4[:, :1]),
+        ValueError,
+        r"zero_points must have the shape of scales",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("way", ["op", "reference"])
+def test_errors_name_op_and_argument(case: str, way: str) -> None:
+    name, args, kind, text = BAD[case]
+    call = getattr(torch.ops.liteboost, name) if way == "op" else ops()[name].reference
+    with pytest.raises(kind, match=rf"liteboost::{name}: " + text):
+        call(*args)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_no_backward_is_an_error_in_grad_mode_only(rows: int) -> None:
+    x = torch.randn(rows, 64, requires_grad=True)
+    for layer in (w8(4, 64), w4(4, 64, 32, False)):
+        with pytest.raises(RuntimeError, match=r"has no backward, but (an argument|x) requires grad"):
+            run(x, layer)
+        with torch.no_grad():
+            assert not run(x, layer).requires_grad
