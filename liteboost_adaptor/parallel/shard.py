@@ -11,7 +11,7 @@ from .. import __version__, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
-from . import agree, groups, layers, layout, plan
+from . import agree, groups, layers, layout, plan, saving
 from .groups import Group
 from .parts import is_transposed
 
@@ -55,7 +55,7 @@ def become_part(model: nn.Module, how: plan.Plan, group: Group, forms: dict[str,
     model.requires_grad_(False)
     own = vars(model)
     own[PLAN] = how
-    own["save_pretrained"] = functools.partial(_refuse_to_save, how.model, group.size)
+    own["save_pretrained"] = functools.partial(saving.save, model, how, group)
     own["train"] = functools.partial(_train, model)
     own.update((name, functools.partial(_refuse_adapter, how.model)) for name in _ADAPTER_METHODS)
     agree.watch(model, group)
@@ -77,13 +77,6 @@ def _refuse_adapter(model: str, *args: object, **kwargs: object) -> None:
     raise ParallelError(
         f"this {model} is divided over processes, and its layers take no adapters. Merge the adapter and "
         "save the model first, or start the script with LITEBOOST_TP=1."
-    )
-
-
-def _refuse_to_save(model: str, size: int, *args: object, **kwargs: object) -> None:
-    raise ParallelError(
-        f"this {model} is divided over {size} processes; each would save its part as if it were the whole. "
-        "Save the model before it is divided."
     )
 
 

@@ -93,7 +93,6 @@ def test_behaviour() -> None:
     for found in results:
         assert "training mode" in found["not_in_training"]
         assert "divided already" in found["twice"]
-        assert "Save the model before it is divided" in found["saved"]
         assert found["copied"] and found["pickled"] and not found["gradients"]
         assert "different inputs" in found["other_inputs"]
         assert "different model" in found["other_models"]

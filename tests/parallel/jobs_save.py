@@ -1,0 +1,28 @@
+"""What ranks do to test saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from parallel.jobs import _quiet, _raised
+from support import tiny_models
+from transformers import AutoModelForCausalLM
+
+import liteboost_adaptor
+
+
+def saves(folder: str, names: list[str]) -> dict[str, Any]:
+    """Each family saved after it was loaded in parts, and one that was divided by `shard` in small files."""
+    _quiet()
+    root = Path(folder)
+    found: dict[str, Any] = {}
+    for name in names:
+        model = AutoModelForCausalLM.from_pretrained(root / name)
+        found[name] = _raised(lambda model=model, name=name: model.save_pretrained(root / f"{name} saved"))
+    built = tiny_models.build(names[0])
+    liteboost_adaptor.shard(built)
+    found["again"] = _raised(lambda: built.save_pretrained(root / f"{names[0]} saved", max_shard_size="50KB"))
+    found["impossible"] = _raised(lambda: built.save_pretrained(root / names[0] / "config.json" / "below"))
+    found["state_dict"] = _raised(lambda: built.save_pretrained(root / "x", state_dict={"a": 1}))
+    return found

@@ -1,0 +1,55 @@
+"""A divided model is saved as one checkpoint, the same as that of the undivided model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from parallel import ranks
+from parallel.test_loading import save
+from support import families, tiny_models
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.usefixtures("native_only")
+
+#: Ties, fused layers, experts in a file of their own each, biases that rank 0 has alone.
+FIRST = ("gemma3_text", "phi3", "mixtral", "gpt_oss", "gpt2")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_the_files_are_those_of_the_undivided_model(tmp_path: Path) -> None:
+    save(tmp_path, FIRST)
+    before = {path.name for path in tmp_path.iterdir()}
+    results = ranks.run(2, "parallel.jobs_save:saves", str(tmp_path), FIRST)
+    for rank, found in enumerate(results):
+        assert all(found[name] == "nothing raised" for name in (*FIRST, "again")), found
+        # Rank 0 says what hindered it, the other that rank 0 could not.
+        assert found["impossible"].startswith("ParallelError: rank 0 could not save" if rank else "FileExistsError")
+        assert "needs the whole model" in found["state_dict"]
+    for name in FIRST[1:]:
+        assert files(tmp_path / name) == files(tmp_path / f"{name} saved")
+    saved = tmp_path / f"{FIRST[0]} saved"
+    assert (
+        len(list(saved.glob("model-*-of-*.safetensors"))) > 2 and not (saved / "model.safetensors").exists()
+    )
+    plain = AutoModelForCausalLM.from_pretrained(saved).state_dict()
+    wanted = tiny_models.build(FIRST[0]).state_dict()
+    assert plain.keys() == wanted.keys()
+    assert all(torch.equal(plain[name], wanted[name]) for name in wanted)
+    assert {path.name for path in tmp_path.iterdir()} == before | {f"{name} saved" for name in FIRST}
+
+
+@pytest.mark.full
+def test_every_family_is_saved_as_it_was(tmp_path: Path) -> None:
+    from parallel.test_shard import sizes
+
+    names = tuple(name for name in families.buildable() if 2 in sizes(name))
+    save(tmp_path, names)
+    found = ranks.run(2, "parallel.jobs_save:saves", str(tmp_path), names, timeout=3600)[0]
+    assert {name: text for name, text in found.items() if name in names and text != "nothing raised"} == {}
+    different = [name for name in names[1:] if files(tmp_path / name) != files(tmp_path / f"{name} saved")]
+    assert different == []
