@@ -73,7 +73,22 @@ void kv_append_npu(const at::Tensor& keys, const at::Tensor& values, const at::T
                     at::IntArrayRef(ones), at::IntArrayRef(zeros));
 }
 
+// Why a token like this one would not be appended to keys and values in one launch; empty where it would.
+std::string npu_append_refusal(const at::Tensor& token) {
+  TORCH_CHECK(token.device().is_privateuseone(),
+              "liteboost: _npu_append_refusal takes a tensor on an NPU; pass the keys of a token");
+  const c10::DeviceGuard guard(token.device());
+  Refusal refusal = npu::soc() == npu::Soc::a310p ? "on a 310P" : kServed;
+  if (refusal == kServed && !in_one_launch(token)) refusal = "two launches";
+  if (refusal == kServed) refusal = npu::unverified(kOp, npu::dtype_name(token.scalar_type()));
+  return refusal == kServed ? "" : refusal;
+}
+
 }  // namespace
 }  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def("_npu_append_refusal(Tensor token) -> str", &liteboost::npu_append_refusal);
+}
 
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) { m.impl("kv_append", &liteboost::kv_append_npu); }

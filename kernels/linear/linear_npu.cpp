@@ -8,12 +8,15 @@
 // the same storage; that it is transposed is told by its strides. What no such operator computes (a bias added before
 // the one rounding, on a 310P) is left to torch_npu's own linear, with a copy of the weight in ND: of parts of one,
 // and of single rows, it makes an error.
+//
+// Weights that lie one behind the other (npu/beside.h) are multiplied as one.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "activation/activation_npu.h"
 #include "linear/linear_checks.h"
+#include "npu/beside.h"
 #include "torch_npu/csrc/core/npu/NPUFormat.h"
 
 namespace liteboost {
@@ -145,11 +148,43 @@ at::Tensor gated_linear_npu(const at::Tensor& x, const at::Tensor& gate_weight,
   }
   npu::count_served(op);
   const at::Tensor rows = rows_of(x);
-  const at::Tensor both = at::empty({2, rows.size(0), gate_weight.size(0)}, x.options());
+  const int64_t cols = gate_weight.size(0);
+  if (const at::Tensor weight = npu::joined({gate_weight, up_weight});
+      weight.defined() && up_weight.size(0) == cols) {
+    const at::Tensor bias =
+        given(gate_bias) && given(up_bias) ? npu::joined({*gate_bias, *up_bias}) : at::Tensor();
+    if (bias.defined() || (!given(gate_bias) && !given(up_bias))) {
+      const at::Tensor out = at::empty({rows.size(0), 2 * cols}, x.options());
+      launch(rows, weight, bias, out);
+      return gated(out.narrow(1, 0, cols), out.narrow(1, cols, cols), how).view(result_sizes(x, gate_weight));
+    }
+  }
+  const at::Tensor both = at::empty({2, rows.size(0), cols}, x.options());
   const at::Tensor gate = both.select(0, 0), up = both.select(0, 1);
   launch(rows, gate_weight, gate_bias, gate);
   launch(rows, up_weight, up_bias, up);
   return gated(gate, up, how).view(result_sizes(x, gate_weight));
+}
+
+// linear(x, w, b) for each of the weights, and of the biases if there are any.
+std::vector<at::Tensor> linears_npu(const at::Tensor& x, std::vector<at::Tensor> weights,
+                                    std::vector<at::Tensor> biases) {
+  TORCH_CHECK(biases.empty() || biases.size() == weights.size(),
+              "liteboost: _npu_linears takes a bias for each weight, or none");
+  const c10::DeviceGuard guard(x.device());
+  const at::Tensor weight = npu::joined(weights), bias = npu::joined(biases);
+  if (weight.defined() && (biases.empty() || bias.defined())) {
+    std::vector<int64_t> widths;
+    for (const at::Tensor& each : weights) widths.push_back(each.size(0));
+    const OptionalTensor one = biases.empty() ? OptionalTensor() : OptionalTensor(bias);
+    return linear_npu(x, weight, one).split_with_sizes(widths, -1);
+  }
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const OptionalTensor one = biases.empty() ? OptionalTensor() : OptionalTensor(biases[i]);
+    results.push_back(linear_npu(x, weights[i], one));
+  }
+  return results;
 }
 
 // Why `linear` would not serve a weight like this one if it lay in FRACTAL_NZ; empty when it would.
@@ -171,6 +206,7 @@ std::string npu_nz_refusal(const at::Tensor& weight, const OptionalTensor& bias)
 }  // namespace liteboost
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def("_npu_linears(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor[]", &liteboost::linears_npu);
   m.def("_npu_nz_refusal(Tensor weight, Tensor? bias) -> str", &liteboost::npu_nz_refusal);
 }
 

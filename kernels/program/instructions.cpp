@@ -2,6 +2,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/List.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/core/TensorImpl.h>
 
@@ -117,6 +118,49 @@ void Append::run(Slots& slots) const {
   const int64_t begin = start.read(slots).toInt(), end = begin + length.read(slots).toInt();
   whole.narrow(dim, end, tail.size(dim)).copy_(tail);
   slots[result] = whole.narrow(dim, begin, end - begin + tail.size(dim));
+}
+
+namespace {
+
+// A cache [rows, heads, capacity, size] as one of rows * heads blocks with one head each, and a token likewise.
+at::Tensor one_head_each(const at::Tensor& x) { return x.view({-1, 1, x.size(2), x.size(3)}); }
+
+// The place of a token in each of `count` blocks of `capacity` places. Kept with the numbers it was made from.
+c10::IValue places_of(const c10::IValue& former, const at::Tensor& whole, int64_t end) {
+  const int64_t count = whole.size(0) * whole.size(1), capacity = whole.size(2);
+  if (former.isTuple()) {
+    const auto& known = former.toTupleRef().elements();
+    if (known[1].toInt() == count && known[2].toInt() == capacity && known[3].toInt() == end &&
+        known[0].toTensor().device() == whole.device()) {
+      return former;
+    }
+  }
+  const auto options = at::TensorOptions().device(whole.device()).dtype(at::kLong);
+  const at::Tensor made = at::arange(end, end + count * capacity, capacity, options).unsqueeze(1);
+  return c10::ivalue::Tuple::create({made, count, capacity, end});
+}
+
+}  // namespace
+
+void Both::run(Slots& slots) const {
+  const at::Tensor& key_memory = slots[keys.memory].toTensor();
+  const at::Tensor& value_memory = slots[values.memory].toTensor();
+  const at::Tensor& key = slots[keys.added].toTensor();
+  const at::Tensor& value = slots[values.added].toTensor();
+  const int64_t key_begin = keys.start.read(slots).toInt(), value_begin = values.start.read(slots).toInt();
+  const int64_t key_end = key_begin + keys.length.read(slots).toInt();
+  const int64_t value_end = value_begin + values.length.read(slots).toInt();
+  if (key_end != value_end || key_memory.sizes().slice(0, 3) != value_memory.sizes().slice(0, 3)) {
+    keys.run(slots);
+    values.run(slots);
+    return;
+  }
+  const c10::IValue at = places_of(places < 0 ? c10::IValue() : slots[places], key_memory, key_end);
+  append.call(one_head_each(key_memory), one_head_each(value_memory), one_head_each(key.contiguous()),
+              one_head_each(value.contiguous()), at.toTupleRef().elements()[0].toTensor());
+  slots[made_places] = at;
+  slots[keys.result] = key_memory.narrow(2, key_begin, key_end - key_begin + 1);
+  slots[values.result] = value_memory.narrow(2, value_begin, value_end - value_begin + 1);
 }
 
 void Item::run(Slots& slots) const {

@@ -66,6 +66,17 @@ struct Append final : Instruction {
   void run(Slots& slots) const override;
 };
 
+// Two appends in one operator. Where their tokens go is told by a tensor, which is made once for caches of a kind.
+struct Both final : Instruction {
+  Append keys, values;
+  int64_t places = -1, made_places = 0;
+  c10::TypedOperatorHandle<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                const at::Tensor&)>
+      append;
+  explicit Both(decltype(append) with) : append(with) {}
+  void run(Slots& slots) const override;
+};
+
 struct Item final : Instruction {
   int64_t list = 0, index = 0, result = 0;
   void run(Slots& slots) const override;

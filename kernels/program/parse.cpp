@@ -174,6 +174,26 @@ std::unique_ptr<Instruction> append_of(Reader& in) {
   return made;
 }
 
+std::unique_ptr<Instruction> both_of(Reader& in) {
+  auto made = std::make_unique<Both>(c10::Dispatcher::singleton()
+                                         .findSchemaOrThrow("liteboost::kv_append", "")
+                                         .typed<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                     const at::Tensor&, const at::Tensor&)>());
+  for (Append* one : {&made->keys, &made->values}) {
+    one->memory = in.number();
+    one->start = value_of(in, c10::IntType::get());
+    one->length = value_of(in, c10::IntType::get());
+    one->added = in.number();
+    one->dim = 2;
+  }
+  made->places = in.number();
+  in.arrow();
+  made->keys.result = in.number();
+  made->values.result = in.number();
+  made->made_places = in.number();
+  return made;
+}
+
 std::unique_ptr<Instruction> like_of(Reader& in) {
   auto made = std::make_unique<Like>();
   made->slot = in.number();
@@ -216,6 +236,7 @@ std::unique_ptr<Instruction> instruction_of(const std::string& word, Reader& in)
   if (word == "op") return operator_of(in);
   if (word == "alias") return alias_of(in);
   if (word == "append") return append_of(in);
+  if (word == "both") return both_of(in);
   if (word == "like") return like_of(in);
   if (word == "size") return size_of(in);
   if (word == "room") return room_of(in);

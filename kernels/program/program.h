@@ -13,6 +13,9 @@
 //   alias SLOT OFFSET RANK SIZE... STRIDE... -> SLOT     another view of a contiguous tensor
 //   append SLOT START LENGTH NEW DIM -> SLOT             writes NEW into SLOT behind START + LENGTH along DIM, and gives
 //                                                        everything from START on
+//   both KEYS START LENGTH NEW VALUES START LENGTH NEW PLACES -> KEYS VALUES PLACES
+//                                                        two appends of one token a row along dimension 2, by kv_append;
+//                                                        PLACES: what an earlier `both` gave, or -1
 //   item SLOT INDEX -> SLOT                              an element of a list
 //   add|sub|mul|floordiv|max|min VALUE VALUE -> SLOT     of numbers
 //   drop SLOT...                                         lets go of what is not read again

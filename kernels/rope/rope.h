@@ -17,6 +17,8 @@
 //   rotary_dim   R; 0 means W, a table of full width
 //   returns      (q, k) rotated, contiguous, shapes and dtype of the arguments
 //
+// rope_: the same, written to q and k, which have memory of their own.
+//
 // Source: Su et al. 2021, arXiv:2104.09864; apply_rotary_pos_emb of transformers 5.23. No backward.
 #pragma once
 

@@ -75,7 +75,17 @@ std::tuple<at::Tensor, at::Tensor> rope_cpu(const at::Tensor& q, const at::Tenso
   return {std::move(q_out), std::move(k_out)};
 }
 
+void turn_cpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin,
+              int64_t unsqueeze_dim, c10::string_view layout, int64_t rotary_dim) {
+  const auto [q_out, k_out] = rope_cpu(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
+  q.copy_(q_out);
+  k.copy_(k_out);
+}
+
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("rope", &liteboost::rope_cpu); }
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
+  m.impl("rope", &liteboost::rope_cpu);
+  m.impl("rope_", &liteboost::turn_cpu);
+}

@@ -3,6 +3,9 @@
 // RotaryPositionEmbedding computes in fp32 and rounds once, and wants tables of the dtype of what it turns: where
 // they are fp32 and q is not, q is widened, so that the tables are not rounded. It is given [B, S, H, D], in any
 // strides; heads before positions (BNSD) it refuses where there are few positions, as in decode.
+//
+// rope_: ApplyRotaryPosEmb, one launch for both, in place. It takes heads of 64 or 128, contiguous as [B, S, H, D],
+// and as many of them as fit into a vector core. In fp16 it computes in fp16, so that has two launches and copies.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -26,6 +29,9 @@ constexpr const char* kOp = "rope";
 
 // x, cos, sin, mode, out
 const npu::Operator<Tensor, Tensor, Tensor, int64_t, Tensor> kRotate{"aclnnRotaryPositionEmbedding"};
+
+// queryRef, keyRef, cos, sin, layout
+const npu::Operator<Tensor, Tensor, Tensor, Tensor, int64_t> kTurn{"aclnnApplyRotaryPosEmb"};
 
 enum Mode : int64_t { kHalves = 0, kPairs = 1 };
 
@@ -130,7 +136,100 @@ std::tuple<at::Tensor, at::Tensor> rope_npu(const at::Tensor& q, const at::Tenso
   return {rotate_in_order(q, tables, unsqueeze_dim), rotate_in_order(k, tables, unsqueeze_dim)};
 }
 
+at::Tensor positions_first(const at::Tensor& x, int64_t heads_dim) {
+  return heads_dim == 1 ? x.transpose(1, 2) : x;
+}
+
+// Whether the angles of one row serve all, and the rows can be taken for heads.
+bool is_one_row(const at::Tensor& q, const at::Tensor& cos, int64_t heads_dim) {
+  return q.size(3 - heads_dim) == 1 && cos.numel() == cos.size(-1);
+}
+
+// Source: the memory that aclnnApplyRotaryPosEmb documents.
+bool fits_vector_core(int64_t heads, int64_t head_dim, at::ScalarType dtype) {
+  constexpr int64_t kBytes = 192 * 1024;
+  const int64_t size = static_cast<int64_t>(c10::elementSize(dtype)), wide = 4;
+  const int64_t cast = dtype == at::kBFloat16 ? head_dim * 8 : 0;
+  return heads * head_dim * wide * 5 + head_dim * size * 4 + cast <= kBytes;
+}
+
+Refusal refusal_of_turn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, int64_t heads_dim,
+                        RopeLayout layout, int64_t rotary_dim) {
+  if (q.numel() == 0 || k.numel() == 0) return "no elements";
+  if (npu::soc() == npu::Soc::a310p) return "in place on a 310P";
+  if (layout != RopeLayout::half) return "pairs in place";
+  if (q.scalar_type() == at::kHalf) return "fp16 in place";
+  if (cos.scalar_type() != q.scalar_type()) return "tables of another dtype in place";
+  const int64_t head_dim = q.size(3);
+  if (head_dim != 64 && head_dim != 128) return "a head that is neither 64 nor 128, in place";
+  if (rotary_dim != head_dim || cos.size(-1) != head_dim) return "a part of a head in place";
+  if (!positions_first(q, heads_dim).is_contiguous() || !positions_first(k, heads_dim).is_contiguous()) {
+    return "heads that are not side by side, in place";
+  }
+  const bool one_row = is_one_row(q, cos, heads_dim);
+  const int64_t batch = q.size(0);
+  if (!one_row && (cos.dim() == 2 ? 1 : cos.size(0)) != batch) return "one table for all rows, in place";
+  const int64_t heads = (q.size(heads_dim) + k.size(heads_dim)) * (one_row ? batch : 1);
+  if (!fits_vector_core(heads, head_dim, q.scalar_type())) return "too many heads in place";
+  return kTurn.available() ? kServed : "not in this CANN";
+}
+
+Refusal refusal_of_turn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
+                        int64_t unsqueeze_dim, RopeLayout layout, int64_t rotary_dim, const char* op) {
+  const int64_t width = rotary_dim == 0 ? cos.size(-1) : rotary_dim;
+  const Refusal refusal = refusal_of_turn(q, k, cos, unsqueeze_dim, layout, width);
+  return refusal == kServed ? npu::unverified(op, std::string(npu::dtype_name(q.scalar_type())) + " half")
+                            : refusal;
+}
+
+void turn_npu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, const at::Tensor& sin,
+              int64_t unsqueeze_dim, c10::string_view layout, int64_t rotary_dim) {
+  constexpr const char* op = "rope_";
+  constexpr int64_t kBsnd = 1;
+  const RopeLayout which = check_rope(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
+  const c10::DeviceGuard guard(q.device());
+  const Refusal refusal = refusal_of_turn(q, k, cos, unsqueeze_dim, which, rotary_dim, op);
+  if (refusal != kServed) {
+    fall_back<decltype(turn_npu)>(op, refusal).call(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
+    return;
+  }
+  npu::count_served(op);
+  const bool one_row = is_one_row(q, cos, unsqueeze_dim);
+  const auto heads = [&](const at::Tensor& x) {
+    const at::Tensor ordered = positions_first(x, unsqueeze_dim);
+    return one_row ? ordered.view({1, 1, -1, x.size(3)}) : ordered;
+  };
+  const auto table = [&](const at::Tensor& x) {
+    const at::Tensor rows = one_row ? x.reshape({1, 1, x.size(-1)}) : x.dim() == 2 ? x.unsqueeze(0) : x;
+    return rows.contiguous().unsqueeze(2);
+  };
+  kTurn(heads(q), heads(k), table(cos), table(sin), kBsnd);
+}
+
+// Why rope_ would not be one launch; empty where it would.
+std::string npu_rope_refusal(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
+                             const at::Tensor& sin, int64_t unsqueeze_dim, c10::string_view layout,
+                             int64_t rotary_dim) {
+  const RopeLayout which = check_rope(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
+  TORCH_CHECK(q.device().is_privateuseone(),
+              "liteboost: _npu_rope_refusal takes tensors on an NPU; pass the arguments of rope_");
+  const c10::DeviceGuard guard(q.device());
+  const Refusal refusal = refusal_of_turn(q, k, cos, unsqueeze_dim, which, rotary_dim, "rope_");
+  return refusal == kServed ? "" : refusal;
+}
+
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) { m.impl("rope", &liteboost::rope_npu); }
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def(
+      "_npu_rope_refusal(Tensor q, Tensor k, Tensor cos, Tensor sin, int unsqueeze_dim=1, str "
+      "layout=\"half\", "
+      "int rotary_dim=0) -> str",
+      &liteboost::npu_rope_refusal);
+}
+
+TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {
+  m.impl("rope", &liteboost::rope_npu);
+  m.impl("rope_", &liteboost::turn_npu);
+}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..replacements import cache
 from ..report import report
 
 #: Attribute of position ids that ``generate`` made itself: every one of them is smaller than this.
@@ -162,9 +163,11 @@ def decoding_mask(original: Any) -> Any:
     def sdpa_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
         mask, length = kwargs.get("attention_mask"), kwargs.get("kv_length")
         offset, start = kwargs.get("q_offset"), kwargs.get("kv_offset")
+        # In a step that is recorded lengths are symbols.
+        is_recorded = cache.is_recorded()
         if (
             args
-            or type(mask) is not torch.Tensor
+            or not (type(mask) is torch.Tensor or (is_recorded and isinstance(mask, torch.Tensor)))
             or mask.device.type != "npu"
             or mask.ndim != 2
             or mask.dtype != torch.bool
@@ -172,7 +175,7 @@ def decoding_mask(original: Any) -> Any:
             or kwargs.get("mask_function", causal_mask_function) is not causal_mask_function
             or kwargs.get("local_size") is not None
             or kwargs.get("allow_is_bidirectional_skip")
-            or type(offset) is not int
+            or not (type(offset) is int or (is_recorded and isinstance(offset, torch.SymInt)))
             or start != 0
             or not offset + 1 == length == mask.shape[1]
             or mask.shape[0] != kwargs.get("batch_size")

@@ -3,7 +3,8 @@
 A rotary embedding module launches seven operators for the one position of a token (ten in bf16). The modules
 known here compute each position by itself, so their own results for all positions, made once, are a table; a
 lookup gives the same bits. It needs a bound of the positions that is known on the host: the one that
-`npu_generate` notes at the position ids that ``generate`` makes.
+`npu_generate` notes at the position ids that ``generate`` makes. In a recorded step (`program`) the table is
+a constant, and before every run it is asked whether it is still right and long enough.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..engine.fingerprint import Opaque, fingerprint
+from ..program.state import RECORDABLE
+from ..replacements import cache
 from ..report import report
 from .npu_generate import BELOW
 
@@ -44,8 +48,15 @@ class _Table:
     made_from: tuple[Any, ...]
     held: tuple[Any, ...]  # buffers and their memory, so that nothing else takes their identity or address
 
+    def is_right(self, module: torch.nn.Module, position_ids: torch.Tensor) -> bool:
+        """Whether ``module`` would give these rows, and has them for all positions."""
+        return 0 < getattr(position_ids, BELOW, 0) <= self.cos.shape[0] and self.made_from == _state(module)
+
 
 _tables: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, _Table]] = weakref.WeakKeyDictionary()
+#: The same object every time a model generates, so that a recorded step sees it unchanged, behind what it
+#: stands for.
+_forwards: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def sampling(original: Any) -> Any:
@@ -66,7 +77,9 @@ def looked_up(model: torch.nn.Module) -> Iterator[None]:
     """Serve the known rotary embeddings of ``model`` from tables inside the block."""
     served = [module for module in model.modules() if _is_known(module)]
     for module in served:
-        module.forward = _looking_up(module, module.forward)
+        if _forwards.get(module, (None,))[0] is not type(module).forward:
+            _forwards[module] = type(module).forward, _looking_up(weakref.ref(module), type(module).forward)
+        module.forward = _forwards[module][1]
     try:
         yield
     finally:
@@ -92,22 +105,34 @@ def _has_known_body(forward: Callable[..., Any]) -> bool:
         return False
 
 
-def _looking_up(module: torch.nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+def _looking_up(of_module: Callable[[], torch.nn.Module], of_class: Callable[..., Any]) -> Callable[..., Any]:
     tally = report.tally("npu.generate_rotary")
 
-    @functools.wraps(original)
     def forward(x: torch.Tensor, position_ids: torch.Tensor, *layer_type: Any, **named: Any) -> Any:
+        module = of_module()
+        original = functools.partial(of_class, module)
         below = getattr(position_ids, BELOW, 0)
         if not below or torch.compiler.is_compiling() or x.device != position_ids.device:
             return original(x, position_ids, *layer_type, **named)
         if any(buffer is not None and buffer.is_inference() for buffer in module._buffers.values()):
             tally.fell_back("buffers made in inference mode, which do not tell when they are written to")
             return original(x, position_ids, *layer_type, **named)
+        recorder = cache.recorder()
+        # A recorded step has the table, not how it is made.
+        with nullcontext() if recorder is None else _disable_current_modes():
+            table = _table(module, original, x, below, layer_type, named)
+        if recorder is not None and not recorder.require(
+            position_ids, functools.partial(table.is_right, module)
+        ):
+            return original(x, position_ids, *layer_type, **named)
         tally.served()
-        table = _table(module, original, x, below, layer_type, named)
         look_up = torch.nn.functional.embedding
         return look_up(position_ids, table.cos), look_up(position_ids, table.sin)
 
+    # Nothing of it may hold the module: it is kept beside it.
+    functools.update_wrapper(forward, of_class)
+    del forward.__wrapped__
+    setattr(forward, RECORDABLE, True)
     return forward
 
 

@@ -63,7 +63,7 @@ def _is_observed() -> bool:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
-        or torch.is_autocast_enabled("cpu")
+        or torch._C._is_any_autocast_enabled()
         or cache.is_recorded()
     )
 

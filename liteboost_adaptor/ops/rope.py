@@ -68,6 +68,43 @@ def rope(
     return _rotate(q, cos, sin, layout, rotary_dim), _rotate(k, cos, sin, layout, rotary_dim)
 
 
+def rope_(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    unsqueeze_dim: int = 1,
+    layout: str = "half",
+    rotary_dim: int = 0,
+) -> None:
+    """`rope`, written to ``q`` and ``k``. On a CPU it saves nothing; on an NPU it is one operator for both.
+
+    Args:
+        q: As in `rope`, with memory of its own for each element; written to.
+        k: The same; written to.
+        cos: As in `rope`.
+        sin: As in `rope`.
+        unsqueeze_dim: As in `rope`.
+        layout: As in `rope`.
+        rotary_dim: As in `rope`.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        ShapeError, DTypeError, RopeError: As `rope`; nothing has been written.
+
+    Numerics:
+        Those of `rope`.
+
+    Source:
+        That of `rope`.
+    """
+    turned = rope(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim)
+    q.copy_(turned[0])
+    k.copy_(turned[1])
+
+
 def _full_width(table: Tensor, layout: str) -> Tensor:
     return table.repeat_interleave(2, -1) if layout == "interleaved" else torch.cat((table, table), -1)
 
@@ -162,4 +199,9 @@ define(
     'rope(Tensor q, Tensor k, Tensor cos, Tensor sin, int unsqueeze_dim=1, str layout="half", '
     "int rotary_dim=0) -> (Tensor, Tensor)",
     rope,
+)
+define(
+    "rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, int unsqueeze_dim=1, "
+    'str layout="half", int rotary_dim=0) -> ()',
+    rope_,
 )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .passes import improve
+from .npu_passes import OF_A_RUN, merge, with_joined_appends
+from .passes import improve, slots_read
 from .recording import Appended, Call, Expected, Length, Slot
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class CannotLower(Exception):
 
 
 class Writer:
-    """Writes the program of one recording.
+    """Writes the program of one recording; ``may_move``: whether weights may be given other memory.
 
     Attributes:
         constants: Tensors the program holds.
@@ -30,10 +31,12 @@ class Writer:
         returned: What is new in the holders, in the order in which it follows the results of the call.
     """
 
-    def __init__(self, recorder: Recorder, results: list[torch.Tensor]) -> None:
+    def __init__(self, recorder: Recorder, results: list[torch.Tensor], may_move: bool) -> None:
         self.recording = recorder.recording
         shapes = recorder.shapes()
+        changed = [value.number for value in recorder.changed.values() if isinstance(value, Slot)]
         improve(self.recording, shapes)
+        merge(self.recording, shapes, [*map(recorder.slot_of, results), *changed], may_move)
         self._lines: list[tuple[str, list[int]]] = []
         self._slots: dict[int, int] = {}
         self._count = 0
@@ -47,9 +50,7 @@ class Writer:
         self.appended = {(c.holder, c.name): c for c in calls if isinstance(c, Appended)}
         if len(self.appended) != sum(isinstance(c, Appended) for c in calls):
             raise CannotLower("a tensor is appended to twice")
-        read = {
-            slot for c in calls if isinstance(c, Call) for slot in _slots_in([*c.args, *c.kwargs.values()])
-        }
+        read = {slot for c in calls if isinstance(c, Call) for slot in slots_read(c)}
         held = self.recording.held
         self.kept = [key for key, slot in held.items() if key in self.appended or slot in read]
         self._slots.update((held[key], self._new()) for key in self.kept)
@@ -59,8 +60,11 @@ class Writer:
         self._end = {key: self._new() for key in self.appended}
         self._check_inputs(recorder)
         self._has_written = False
-        for call in calls:
+        self._places = -1
+        for call in with_joined_appends(calls, shapes):
             match call:
+                case (keys, values):
+                    self._append_both(keys, values, recorder)
                 case Appended():
                     self._append(call, recorder)
                 case Expected():
@@ -119,13 +123,24 @@ class Writer:
         self._lines.append((text, reads))
 
     def _append(self, call: Appended, recorder: Recorder) -> None:
+        text, reads = self._appended_to(call, recorder)
+        self._slots[call.result] = made = self._new()
+        self._line(f"append {text} {call.dim} -> {made}", reads)
+
+    def _append_both(self, keys: Appended, values: Appended, recorder: Recorder) -> None:
+        texts, reads = zip(*(self._appended_to(call, recorder) for call in (keys, values)), strict=True)
+        places, self._places = self._places, self._new()
+        made = [self._new(), self._new()]
+        self._slots[keys.result], self._slots[values.result] = made
+        read = [*reads[0], *reads[1], *([places] if places >= 0 else [])]
+        self._line(f"both {' '.join(texts)} {places} -> {made[0]} {made[1]} {self._places}", read)
+
+    def _appended_to(self, call: Appended, recorder: Recorder) -> tuple[str, list[int]]:
+        """Memory, where it is written, and what is new."""
         key = call.holder, call.name
         length = self._symbols[recorder.length_of(key)]
-        self._slots[call.result] = made = self._new()
         memory, new = self._memory[key], self._slots[call.new]
-        self._line(
-            f"append {memory} y {self._start[key]} y {length} {new} {call.dim} -> {made}", [memory, new]
-        )
+        return f"{memory} y {self._start[key]} y {length} {new}", [memory, new]
 
     def _expect(self, expected: Expected) -> None:
         if self._has_written:
@@ -136,7 +151,7 @@ class Writer:
 
     def _call(self, call: Call) -> None:
         schema, reads = call.function._schema, []
-        self._has_written |= schema.is_mutable
+        self._has_written |= schema.is_mutable and call.function.name() not in OF_A_RUN
         named = {argument.name: at for at, argument in enumerate(schema.arguments)}
         given = [*enumerate(call.args), *((named[name], value) for name, value in call.kwargs.items())]
         values = " ".join(f"{at} {self._value(value, reads)}" for at, value in given)
@@ -210,16 +225,6 @@ def _keeps_shape(before: Any, after: torch.Tensor) -> bool:
 
 #: Of sympy's classes and torch's own.
 _ARITHMETIC = {"Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "Max": "max", "Min": "min"}
-
-
-def _slots_in(values: Any) -> set[int]:
-    found = set()
-    for value in values:
-        if isinstance(value, Slot):
-            found.add(value.number)
-        elif isinstance(value, list | tuple):
-            found |= _slots_in(value)
-    return found
 
 
 def constant(value: Any) -> str:

@@ -27,14 +27,14 @@ def improve(recording: Recording, shapes: dict[int, torch.Tensor]) -> None:
 def _without_aliases(recording: Recording) -> Iterator[Step]:
     """Another tensor object for the same memory is the same slot to a program, which has no objects."""
     for noted in recording.calls:
-        call = _renamed(noted, recording.aliases)
+        call = renamed(noted, recording.aliases)
         if isinstance(call, Call) and call.function in (aten.alias.default, aten.detach.default):
             recording.aliases[call.results[0]] = call.args[0].number
         else:
             yield call
 
 
-def _renamed(call: Step, named: dict[int, int]) -> Step:
+def renamed(call: Step, named: dict[int, int]) -> Step:
     if isinstance(call, Call):
         args, kwargs = _mapped(call.args, named), _mapped(call.kwargs, named)
         return replace(call, args=args, kwargs=kwargs)
@@ -67,7 +67,7 @@ def _with_fused_norms(
             sums.clear()  # what is added may be another at the norm
         elif _is_plain_sum(call, shapes):
             sums[call.results[0]] = call
-        elif call.function is ours.rms_norm.default and _is_slot(call.args[0]):
+        elif call.function is ours.rms_norm.default and is_slot(call.args[0]):
             found = sums.pop(call.args[0].number, None)
             if found is not None and _weight_is_there(call, recording):
                 norms[id(found)] = call
@@ -81,13 +81,13 @@ def _with_fused_norms(
             yield call
 
 
-def _is_slot(value: Any) -> bool:
+def is_slot(value: Any) -> bool:
     return isinstance(value, Slot)
 
 
 def _is_plain_sum(call: Call, shapes: dict[int, torch.Tensor]) -> bool:
     """Whether it adds two tensors of one shape and dtype."""
-    if call.function is not aten.add.Tensor or call.kwargs or not all(map(_is_slot, call.args)):
+    if call.function is not aten.add.Tensor or call.kwargs or not all(map(is_slot, call.args)):
         return False
     added = [shapes[value.number] for value in call.args]
     # As text: to compare symbols would be one more condition.
@@ -96,5 +96,26 @@ def _is_plain_sum(call: Call, shapes: dict[int, torch.Tensor]) -> bool:
 
 def _weight_is_there(norm: Call, recording: Recording) -> bool:
     """Whether the norm can be made where the sum is: its weight is nothing that a call makes."""
-    weight = recording.constants.get(norm.args[1].number) if _is_slot(norm.args[1]) else None
+    weight = recording.constants.get(norm.args[1].number) if is_slot(norm.args[1]) else None
     return weight is not None and weight.dim() == 1
+
+
+def slots_read(call: Step) -> set[int]:
+    """The tensors a call is given."""
+    match call:
+        case Call():
+            return _slots_in([*call.args, *call.kwargs.values()])
+        case Appended():
+            return {call.new}
+        case Expected():
+            return {call.slot}
+
+
+def _slots_in(values: Any) -> set[int]:
+    found = set()
+    for value in values:
+        if isinstance(value, Slot):
+            found.add(value.number)
+        elif isinstance(value, list | tuple):
+            found |= _slots_in(value)
+    return found

@@ -44,6 +44,7 @@ class Program:
         self._number = ops._program_load(writer.text(), writer.constants)
         weakref.finalize(self, ops._program_unload, self._number)
         self._holds = recorder.conditions()
+        self._requirements = recorder.requirements
         self._first, self._others = _first_places(recorder.places)
         self._arguments, self._kept = writer.arguments, writer.kept
         self._appended = [(key, call.count) for key, call in writer.appended.items()]
@@ -73,6 +74,8 @@ class Program:
                     return None
         except (KeyError, AttributeError, IndexError, TypeError):
             return None  # the cache keeps something else
+        if not all([holds(kwargs[name]) for name, holds in self._requirements]):
+            return None
         return symbols if self._holds(*symbols) else None
 
     def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Any:

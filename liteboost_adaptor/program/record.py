@@ -68,6 +68,7 @@ class Recorder(TorchDispatchMode):
     Attributes:
         recording: The outcome.
         places: What each symbol, by its position in `conditions`, is the value of; one may have several.
+        requirements: What must be so of an argument, by name, before every run.
     """
 
     def __init__(self, owns: list[dict[Any, Any]], numbers: Collection[str]) -> None:
@@ -82,6 +83,7 @@ class Recorder(TorchDispatchMode):
         self._symbols: dict[int, torch.SymInt] = {}
         self._static: dict[int, torch.Tensor] = {}
         self.before: list[dict[str, Any]] = []
+        self.requirements: list[tuple[str, Callable[[torch.Tensor], bool]]] = []
         self._numbers = numbers
 
     def input(self, name: str, tensor: torch.Tensor, growing: int | None = None) -> torch.Tensor:
@@ -96,6 +98,17 @@ class Recorder(TorchDispatchMode):
         length = self._symbol(tensor.size(growing), Place("input", name, dim=growing))
         made = self.recording.tensors[slot] = self._tracked(tensor, growing, length, length)
         return made
+
+    def require(self, argument: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> bool:
+        """What is recorded is right only where ``holds(argument)``; False where no argument is that tensor.
+
+        It is asked before every run, on the host: it must not read values.
+        """
+        for name, slot in self.recording.inputs.items():
+            if self.recording.tensors[slot] is argument:
+                self.requirements.append((name, holds))
+                return True
+        return False
 
     def __enter__(self) -> Recorder:
         """What the layers keep has symbolic sizes from here on."""
@@ -141,6 +154,7 @@ class Recorder(TorchDispatchMode):
             real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
             if real is None:
                 real = torch.cat([_real(held), _real(new)], dim=dim)
+                mine[name] = real.untyped_storage()._cdata  # as `rooms.append` notes it
             if mine.get(name) is not room or not isinstance(room, rooms.Room):
                 self.recording.fault = MOVED
                 return real
@@ -219,7 +233,7 @@ class Recorder(TorchDispatchMode):
         result = func(*real_args, **real_kwargs)
         if self.recording.fault:
             return result
-        if func in _READS_ONE and type(result) is bool:
+        if func in _READS_ONE and type(result) is bool and real_args[0].is_cpu:
             self.recording.calls.append(Expected(self.slot_of(flat[0]), result))
             return result
         if func in _READS_ONE or _DATA_DEPENDENT in func.tags or _is_sized_by_values(func, args):

@@ -20,6 +20,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = tuple(
     name for name in vars(nn_module) if name.startswith("_global_") and name.endswith("_hooks")
 )
+#: Attribute of a forward set on an instance that knows when it is recorded (`Recorder.require`).
+RECORDABLE = "_liteboost_recordable"
 _MISSING = object()
 #: Methods of tensors that read values without the dispatcher.
 _READS = {"tolist", "numpy", "data_ptr", "__dlpack__", "__reduce_ex__", "untyped_storage"}
@@ -33,6 +35,7 @@ _NOTING = (
     "sympy",
     "mpmath",
     "liteboost_adaptor.program.record",
+    "liteboost_adaptor.environment.npu_rotary",  # what it reads by is read before every run
 )
 #: Of a module's attributes, those its forward under ``no_grad`` asks nothing of.
 _UNREAD = frozenset(vars(torch.nn.Module())) - {
@@ -179,9 +182,14 @@ def unchanged(model: torch.nn.Module) -> Iterator[Changes]:
 def hooked(model: torch.nn.Module) -> bool:
     """Whether somebody watches or changes what a module of ``model`` is given or gives."""
     return any(getattr(nn_module, name) for name in _GLOBAL_HOOKS) or any(
-        "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS)
+        _has_forward_of_others(module) or any(getattr(module, hooks) for hooks in _HOOKS)
         for module in model.modules()
     )
+
+
+def _has_forward_of_others(module: torch.nn.Module) -> bool:
+    own = vars(module)
+    return "forward" in own and not getattr(own["forward"], RECORDABLE, False)
 
 
 @contextmanager

@@ -27,6 +27,8 @@ MOST = 8
 REFUSALS = 2
 #: Arguments whose last size is how much has been seen.
 GROWING = ("attention_mask",)
+#: Where models may be that have recorded steps.
+DEVICES = ("cpu", "npu")
 #: Arguments that are a cache.
 CACHES = ("past_key_values", "cache_params")
 
@@ -45,7 +47,10 @@ class Steps:
         self._programs: dict[Any, list[Program]] = {}
         self._refused: dict[Any, int] = {}
         self._made: dict[Any, int] = {}
+        self._moved: set[Any] = set()
         self._numbers: set[str] = set()
+        #: Whether a graph may hold the addresses of weights.
+        self._is_captured = False
         self._lock = threading.Lock()
 
     def serve(self, model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
@@ -55,6 +60,8 @@ class Steps:
             return call(**kwargs)
         cache = kwargs[cache_name(kwargs)]
         programs = self._programs.get(key, ())
+        captured = _is_captured(kwargs["input_ids"])
+        self._is_captured |= captured
         for program in programs:
             symbols = program.symbols(cache, kwargs)
             if symbols is None:
@@ -72,7 +79,7 @@ class Steps:
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen < RECORDED_AT or self._is_vain(key, programs):
             return call(**kwargs)
-        if not _has_rooms(cache) or hooked(model):
+        if not _has_rooms(cache) or hooked(model) or captured:
             self._seen[key] = 0  # looked for again some steps later
             return call(**kwargs)
         return self._record(model, call, kwargs, key)
@@ -110,7 +117,11 @@ class Steps:
         result = outline.built(cache, iter([recorder.real(tensor) for tensor in outline.tensors]))
         fault = recorder.recording.fault or ran.fault or changes.fault
         if fault in (MOVED, SHORT):
+            if key in self._moved:  # beam search moves it at every step
+                self._seen[key] = 0
+            self._moved.add(key)
             return result
+        self._moved.discard(key)
         new = {key[1] for key, value in recorder.changed.items() if type(value) is int} - self._numbers
         if new and not fault:
             self._numbers |= new  # they count: next time with symbols for what they count from
@@ -118,7 +129,7 @@ class Steps:
         try:
             if fault:
                 raise CannotLower(fault)
-            writer = Writer(recorder, outline.tensors)
+            writer = Writer(recorder, outline.tensors, not self._is_captured)
             program = Program(writer, recorder, cache, held_by, outline, State(model, ran), _since(before))
         except CannotLower as refusal:
             return self._refuse(key, str(refusal), result)
@@ -155,7 +166,7 @@ def _kinds(kwargs: dict[str, Any]) -> Any:
         or ids.dim() != 2
         or ids.shape[1] != 1
         or cache is None
-        or not ids.is_cpu
+        or ids.device.type not in DEVICES
     ):
         return None
     kinds: list[Any] = []
@@ -179,6 +190,11 @@ def _kinds(kwargs: dict[str, Any]) -> Any:
         else:
             return None
     return tuple(kinds)
+
+
+def _is_captured(ids: torch.Tensor) -> bool:
+    """Whether what runs becomes a part of a graph: what a recording keeps aside does not belong there."""
+    return ids.device.type == "npu" and torch.get_device_module(ids.device).is_current_stream_capturing()
 
 
 def _has_rooms(cache: Any) -> bool:

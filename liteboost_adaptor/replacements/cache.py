@@ -118,18 +118,23 @@ def recorded_by(recorder: Any) -> Iterator[None]:
         del _recording.recorder
 
 
+def recorder() -> Any:
+    """What records the step that this thread makes, or ``None``."""
+    return getattr(_recording, "recorder", None)
+
+
 def is_recorded() -> bool:
     """Whether this thread records a step."""
-    return getattr(_recording, "recorder", None) is not None
+    return recorder() is not None
 
 
 def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
-        if (recorder := getattr(_recording, "recorder", None)) is not None:
+        if (recording := recorder()) is not None:
             tally.served()
-            return recorder.append(held, layer, name, new, dim % new.dim())
+            return recording.append(held, layer, name, new, dim % new.dim())
         reason = _unserved(held, new, dim)
         if reason:
             tally.fell_back(reason)

@@ -19,7 +19,7 @@ if not torch.npu.is_available():
 PROMPT, STEPS, LENGTH = 7, 7, 32
 
 
-@pytest.fixture(params=[0, 1], ids=["level 0", "level 1"])
+@pytest.fixture(params=[0, 1, 2], ids="level {}".format)
 def level(request: pytest.FixtureRequest, no_grad: None) -> Iterator[int]:
     liteboost_adaptor.undo()
     liteboost_adaptor.apply(level=request.param)

@@ -13,6 +13,7 @@ from liteboost_adaptor.ops.rope import LAYOUTS
 from liteboost_adaptor.ops.rope import rope as reference
 
 op = torch.ops.liteboost.rope
+in_place = torch.ops.liteboost.rope_
 
 
 def tables(
@@ -283,3 +284,31 @@ def test_opcheck(dtype: torch.dtype) -> None:
         op, (q.transpose(1, 2), k.transpose(1, 2), cos[0, :, :5], sin[0, :, :5], 2, "interleaved", 10)
     )
     torch.library.opcheck(op, (q, k[:, :0], cos[..., :8], sin[..., :8], 1, "deinterleave", 16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_place_gives_the_same_bits_where_the_arguments_lie(
+    isa: str, dtype: torch.dtype, layout: str
+) -> None:
+    for dim in (1, 2):
+        q, k = (x.transpose(1, 2) if dim == 2 else x for x in make(2, 4, 2, 5, 64, dtype))
+        cos, sin = tables(2, 5, 48, dtype, layout)
+        expected = op(q, k, cos, sin, dim, layout)
+        versions, strides = (q._version, k._version), q.stride()
+        assert in_place(q, k, cos, sin, dim, layout) is None
+        assert (q._version, k._version) == (versions[0] + 1, versions[1] + 1) and q.stride() == strides
+        assert same_bits(q.contiguous(), expected[0]) and same_bits(k.contiguous(), expected[1])
+
+
+def test_in_place_refuses_what_is_no_rotation(isa: str) -> None:
+    q, k = make(1, 4, 2, 3, 16, torch.float32)
+    cos, sin = tables(1, 4, 16, torch.float32)
+    with pytest.raises(ValueError, match="cos must have batch"):
+        in_place(q, k, cos, sin)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_opcheck_in_place(dtype: torch.dtype) -> None:
+    q, k = make(2, 4, 2, 3, 16, dtype)
+    torch.library.opcheck(in_place, (q, k, *tables(2, 3, 16, dtype)))

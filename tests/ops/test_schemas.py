@@ -94,6 +94,7 @@ WRITTEN = {
     "recurrent_gated_delta_rule": ("state",),
     "causal_conv1d_update": ("state",),
     "kv_append": ("keys", "values"),
+    "rope_": ("q", "k"),
 }
 
 

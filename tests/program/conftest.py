@@ -27,9 +27,10 @@ class Pair:
         ours, theirs: The models.
     """
 
-    def __init__(self, family: str = "llama", **settings: Any) -> None:
+    def __init__(self, family: str = "llama", device: str = "cpu", **settings: Any) -> None:
         liteboost_adaptor.undo()
         self.ours = tiny_models.build(family, **settings) if settings else tiny_models.build(family)
+        self.ours.to(device)
         self.theirs = copy.deepcopy(self.ours)
         liteboost_adaptor.apply(self.ours, level=2)
         self.caches: list[Any] = [None, None]
@@ -37,7 +38,8 @@ class Pair:
 
     def tokens(self, rows: int, count: int) -> torch.Tensor:
         vocabulary = self.theirs.config.get_text_config().vocab_size
-        return torch.randint(1, vocabulary, (rows, count), generator=self._generator)
+        ids = torch.randint(1, vocabulary, (rows, count), generator=self._generator)
+        return ids.to(self.theirs.device)
 
     def start(self, rows: int = 1, count: int = 9) -> None:
         """Prefill."""

@@ -130,7 +130,9 @@ def test_reordered_rows_go_on() -> None:
     pair.agree(7, rows=3)
     for cache in pair.caches:
         cache.reorder_cache(torch.tensor([2, 0, 0]))
+    before = served()
     pair.agree(7, rows=3)
+    assert served() > before
 
 
 @pytest.mark.parametrize(

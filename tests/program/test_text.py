@@ -56,6 +56,28 @@ def test_a_constant_is_read_where_it_lies_and_stops_the_run_when_it_is_another()
         assert torch.equal(ops._program_run(number, [x], [])[0], 5 * x)
 
 
+def test_two_appends_are_one_operator_and_share_their_places() -> None:
+    text = """slots 6 4 16
+both 0 y 6 y 7 4 1 y 8 y 9 5 -1 -> 10 11 12
+both 2 y 6 y 7 4 3 y 8 y 9 5 12 -> 13 14 15
+return 10 11 13 14"""
+    for ends in ([1, 3, 1, 3], [1, 3, 0, 2]):  # together, and each for itself
+        memory = [
+            torch.zeros(2, 3, 8, 4),
+            torch.zeros(2, 3, 8, 6),
+            torch.zeros(2, 3, 8, 4),
+            torch.zeros(2, 3, 8, 6),
+        ]
+        new = [torch.randn(2, 3, 1, 4), torch.randn(2, 1, 3, 6).transpose(1, 2)]
+        before = [each.clone() for each in memory]
+        results = run(text, [*memory, *new], ends)
+        for at, (whole, was, result) in enumerate(zip(memory, before, results, strict=True)):
+            start, length = ends[2 * (at % 2)], ends[2 * (at % 2) + 1]
+            was[:, :, start + length] = new[at % 2][:, :, 0]
+            assert torch.equal(whole, was)
+            assert result.data_ptr() == whole[:, :, start:].data_ptr() and result.shape[2] == length + 1
+
+
 @pytest.mark.parametrize("dtype", lower._DTYPES, ids=str)
 def test_dtypes_are_the_numbers_torch_gives_them(dtype: torch.dtype) -> None:
     text = f"slots 1 0 2\nop aten::_to_copy default 2 0 t 0 1 {lower.constant(dtype)} -> 1\nreturn 1"

@@ -38,6 +38,22 @@ def rope(kind: Kind) -> Iterator[Case]:
         )
 
 
+@makes_cases("rope_", "half")
+def rope_in_place(kind: Kind) -> Iterator[Case]:
+    for batch, heads, kv_heads, length, size in (*SIZES, (3, 4, 2, 1, 128)):
+        angles = _angles(kind, (batch, length), size).repeat(1, 1, 2)
+        label = f"{heads} and {kv_heads} heads, {batch} x {length} positions, {size}, in place"
+        q, k = (kind.swapped(batch, count, length, size) for count in (heads, kv_heads))
+        yield Case(label, {"q": q, "k": k, **_tables(angles, kind.dtype)})
+        q, k = (kind.normal(batch, length, count, size) for count in (heads, kv_heads))
+        yield Case(
+            f"{label}, heads behind", {"q": q, "k": k, **_tables(angles, kind.dtype), "unsqueeze_dim": 2}
+        )
+        if length == 1:
+            q, k = (kind.swapped(batch, count, length, size) for count in (heads, kv_heads))
+            yield Case(f"{label}, one row for all", {"q": q, "k": k, **_tables(angles[:1], kind.dtype)})
+
+
 def _angles(kind: Kind, positions: tuple[int, ...], channels: int) -> Tensor:
     """An angle a pair of channels."""
     frequencies = 100.0 ** -torch.linspace(0, 1, channels // 2, dtype=torch.float32)

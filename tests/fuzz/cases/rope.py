@@ -15,6 +15,18 @@ from liteboost_adaptor.ops.rope import LAYOUTS
 
 @fuzzes("rope")
 def rope(draw: DrawFn) -> Case:
+    return _case(draw)
+
+
+@fuzzes("rope_")
+def rope_in_place(draw: DrawFn) -> Case:
+    case = _case(draw)
+    for name in ("q", "k"):  # memory of their own
+        case.arguments[name] = case.arguments[name].clone(memory_format=torch.contiguous_format)
+    return case
+
+
+def _case(draw: DrawFn) -> Case:
     dtype = draw(tensors.DTYPES)
     pairs = draw(st.one_of(st.sampled_from([0, 1, 2, 4, 8, 16, 32, 33]), st.integers(0, 70)))
     rest = draw(st.sampled_from([0, 0, 1, 16, 31]))

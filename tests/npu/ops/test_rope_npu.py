@@ -8,7 +8,7 @@ from support import npu_ops
 from support.compare import DTYPES
 from torch import Tensor
 
-from liteboost_adaptor.ops.rope import LAYOUTS, rope
+from liteboost_adaptor.ops.rope import LAYOUTS, rope, rope_
 
 
 def tables(batch: int | None, length: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -120,3 +120,48 @@ def test_what_the_operator_does_not_take_runs_as_the_reference(
     found = npu_ops.run("rope", **arguments)
     assert found.reasons == [reason]
     close(found, arguments)
+
+
+IN_PLACE = {
+    "a llama's token": (1, 8, 2, 1, 64, 1, {}),
+    "three rows": (3, 8, 2, 1, 128, 3, {}),
+    "three rows of one position": (3, 8, 2, 1, 64, 1, {}),
+    "a prompt, heads behind": (2, 4, 2, 7, 64, 2, {"unsqueeze_dim": 2}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_in_place_is_one_launch_for_both(dtype: torch.dtype, case: str) -> None:
+    batch, heads, kv_heads, length, size, of_tables, more = IN_PLACE[case]
+    q, k = (heads_first(batch, count, length, size, dtype) for count in (heads, kv_heads))
+    if more:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    arguments = {"q": q, "k": k, **tables(of_tables, length, size, dtype), **more}
+    found = npu_ops.run("rope_", **arguments)
+    assert found.reasons == [] and found.launches == ["ApplyRotaryPosEmb"]
+    for result, expected in zip(found.results, npu_ops.run("rope", **arguments).results, strict=True):
+        assert torch.equal(result.contiguous(), expected)
+
+
+REFUSED_IN_PLACE = {
+    "fp16": (torch.float16, 1, 8, 64, {}, "fp16 in place"),
+    "a head of 80": (torch.float32, 1, 8, 80, {}, "a head that is neither 64 nor 128, in place"),
+    "pairs": (torch.float32, 1, 8, 64, {"layout": "interleaved"}, "pairs in place"),
+    "many heads": (torch.bfloat16, 1, 160, 64, {}, "too many heads in place"),
+    "one table for prompts": (torch.bfloat16, 2, 8, 64, {}, "one table for all rows, in place"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_IN_PLACE)
+def test_in_place_what_the_operator_does_not_take_runs_as_the_reference(case: str) -> None:
+    dtype, batch, heads, size, more, reason = REFUSED_IN_PLACE[case]
+    length = 3 if batch > 1 else 1
+    q, k = (heads_first(batch, count, length, size, dtype) for count in (heads, 2))
+    arguments = {"q": q, "k": k, **tables(1, length, size, dtype), **more}
+    found = npu_ops.run("rope_", **arguments)
+    assert found.reasons == [reason]
+    expected = [q.clone(), k.clone()]
+    rope_(expected[0], expected[1], *[arguments[name] for name in ("cos", "sin")], **more)
+    for result, want in zip(found.results, expected, strict=True):
+        torch.testing.assert_close(result, want, rtol=0, atol=2 * torch.finfo(dtype).eps)
