@@ -20,7 +20,9 @@ environment.prepare()
 
 def _activate(_: Any) -> None:
     from .huggingface.runtime import runtime
+    from .parallel import offline
 
+    offline.follow(runtime)
     if config.launched():
         from .parallel import loading
 

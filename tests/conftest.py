@@ -13,7 +13,7 @@ import pytest
 # Before torch: the OpenMP runtime reads it once, and a thread that a test starts takes its number from there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402
+import torch
 
 
 def pytest_configure() -> None:

@@ -1,5 +1,5 @@
 """``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, plan,
-audit.
+shard, audit.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -21,6 +21,7 @@ from .doctor import doctor
 from .fingerprint import fingerprint
 from .plan import plan
 from .selftest import selftest
+from .shard import shard
 from .status import status
 
 #: A script's options stand behind its name and are not ours to read.
@@ -46,6 +47,7 @@ def app() -> typer.Typer:
     commands.command("cmake-dir")(cmake_dir)
     commands.command("fingerprint")(fingerprint)
     commands.command("plan")(plan)
+    commands.command("shard")(shard)
     commands.command("audit")(audit)
     return commands
 

@@ -23,7 +23,7 @@ from torch import nn
 from .. import __version__, config
 from ..errors import CheckpointError, ParallelError
 from ..report import report
-from . import checkpoint, groups, layout, shard, sources
+from . import checkpoint, groups, layout, offline, shard, sources
 from .groups import Group
 from .plan import Plan
 
@@ -88,6 +88,7 @@ class _Loading:
             )
             reason = _why_whole(model, load_config) if self.is_wanted else "not asked for"
             if reason:
+                offline.refuse_whole(checkpoint_files, reason)
                 if self.is_wanted:
                     _say(f"{type(model).__name__} is loaded whole by every process: {reason}.")
                 return load(model, state_dict, *arguments)
@@ -208,6 +209,11 @@ def _tensors(
     model: nn.Module, files: list[str], plan: Plan, group: Group, weight_mapping: Any
 ) -> tuple[dict[str, checkpoint.Slice], list[Any]]:
     """What is read of each tensor of ``files``, and the converters whose results are divided late."""
+    stored = offline.tensors_of(
+        files[0], plan, group.rank, lambda shapes: sources.of(model, shapes, plan, weight_mapping)
+    )
+    if stored is not None:
+        return stored
     opened = [checkpoint.File(file) for file in files]
     shapes = {name: entry.shape for file in opened for name, entry in file.entries.items()}
     found = sources.of(model, shapes, plan, weight_mapping)

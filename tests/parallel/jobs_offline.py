@@ -1,0 +1,48 @@
+"""What ranks do with checkpoints that are divided already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from parallel.jobs import _quiet, _raised
+from parallel.jobs_load import PLAN, _loaded, _nbytes
+from support import families, tiny_models
+from support.numbers import relative
+
+import liteboost_adaptor
+
+
+def of_families(folder: str, names: list[str]) -> dict[str, Any]:
+    """Each family loaded from ``folder/name divided``, compared with one process and the whole checkpoint."""
+    _quiet()
+    found: dict[str, Any] = {}
+    for name in names:
+        whole = tiny_models.build(name)
+        inputs = tiny_models.example_inputs(whole, batch=3, padding=3)
+        alone = families.decode(whole, inputs, 4)
+        model, read = _loaded(f"{folder}/{name} divided")
+        _, logits = families.decode(model, inputs, 4, forced=alone[0])
+        other, _ = _loaded(f"{folder}/{name}")
+        mine, theirs = model.state_dict(), other.state_dict()
+        found[name] = {
+            "divided": hasattr(model, PLAN),
+            "distance": relative(logits, alone[1]),
+            "same": set(mine) == set(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine),
+            "read": read / _nbytes(model),
+        }
+    return found
+
+
+def faults(folder: str) -> dict[str, str]:
+    """What is said of folders that cannot be loaded."""
+    _quiet()
+    found = {
+        name: _raised(lambda name=name: _loaded(f"{folder}/{name}"))
+        for name in ("short", "changed", "renamed")
+    }
+    found["gone"] = _raised(lambda: _loaded(f"{folder}/gone"))
+    found["four"] = _raised(lambda: _loaded(f"{folder}/four"))
+    liteboost_adaptor.apply(tp=1)
+    found["tp 1"] = _raised(lambda: _loaded(f"{folder}/short"))
+    return found
