@@ -27,6 +27,9 @@ def _activate(_: Any) -> None:
         from .parallel import loading
 
         loading.follow(runtime)
+    from .quantization import registration
+
+    registration.follow(runtime)
     runtime.start(_settings)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import __version__, environment, native, native_npu
-from .config import settings, with_overrides
+from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
@@ -31,6 +31,7 @@ def apply(
     nz: str | None = None,
     sparse: float | str | None = None,
     tp: int | str | None = None,
+    quant: str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
@@ -39,6 +40,8 @@ def apply(
         level, disable, strict, nz, sparse, tp: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
             ``LITEBOOST_STRICT``, ``LITEBOOST_NZ``, ``LITEBOOST_SPARSE`` and ``LITEBOOST_TP``. ``tp`` is for
             models that are loaded afterwards; `shard` divides one that is loaded.
+        quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantised in place, and `undo` does not bring its
+            former weights back.
 
     Returns:
         The status afterwards.
@@ -46,9 +49,10 @@ def apply(
     Raises:
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
+        QuantizationError: ``model`` cannot be quantised so.
     """
     wanted = with_overrides(
-        settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, tp=tp
+        settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, tp=tp, quant=quant
     )
     if model is None:
         runtime.deactivate()
@@ -64,8 +68,18 @@ def apply(
                 "tp is for models that are loaded afterwards, and this one is loaded. Call apply(tp=...) "
                 "before it is loaded, or liteboost_adaptor.shard(model)."
             )
+        if quant is not None and wanted.quant is not None:
+            _quantize(model, wanted.quant)
         runtime.bind(model, wanted)
     return status()
+
+
+def _quantize(model: torch.nn.Module, quant: Quant) -> None:
+    from .quantization.config import of_settings  # imports transformers
+    from .quantization.model import quantize_model
+
+    runtime.unbind(model)
+    quantize_model(model, of_settings(quant))
 
 
 def undo(model: torch.nn.Module | None = None) -> list[str]:

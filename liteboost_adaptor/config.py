@@ -41,6 +41,23 @@ class Sparse:
 
 
 @dataclass(frozen=True)
+class Quant:
+    """Weights of linear layers as integers; see docs/quantization.md.
+
+    Attributes:
+        scheme: ``"w8a16"`` or ``"w4a16"``.
+        group: Weights that share a scale, of w4a16.
+        symmetric: Without zero points.
+        head: Bits of the output layer: 8, or 16 for as it is.
+    """
+
+    scheme: str
+    group: int = 32
+    symmetric: bool = True
+    head: int = 8
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the user asked for.
 
@@ -54,6 +71,7 @@ class Settings:
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
         sparse: Block-sparse attention of long prompts, or ``None``.
         tp: Over how many processes a model is divided; 0: over all that a launcher has started.
+        quant: What models are quantised to as they are loaded, or ``None``.
     """
 
     level: int = 2
@@ -65,6 +83,7 @@ class Settings:
     nz: str = "auto"
     sparse: Sparse | None = None
     tp: int = 0
+    quant: Quant | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +151,32 @@ def _tp(text: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ValueError
     return int(value)
+
+
+QUANT_SCHEMES = ("w8a16", "w4a16")
+QUANT_GROUPS = (32, 64, 128)
+QUANT_HEADS = (8, 16)
+_QUANT_DETAILS = {"group": QUANT_GROUPS, "head": QUANT_HEADS}
+
+
+def _quant(text: str) -> Quant | None:
+    scheme, *details = (part.strip() for part in text.split(","))
+    if scheme in ("", "0"):
+        return None
+    if scheme not in QUANT_SCHEMES:
+        raise ValueError(f"{scheme!r} is no scheme")
+    given: dict[str, Any] = {}
+    for detail in details:
+        name, _, value = (part.strip() for part in detail.partition("="))
+        if detail == "asymmetric" and scheme == "w4a16":
+            given["symmetric"] = False
+        elif name not in _QUANT_DETAILS or name in given or (name == "group" and scheme != "w4a16"):
+            raise ValueError(f"{detail!r} is none of the details of {scheme}, or there twice")
+        else:
+            given[name] = int(value)
+            if given[name] not in _QUANT_DETAILS[name]:
+                raise ValueError(f"{name} is one of {', '.join(map(str, _QUANT_DETAILS[name]))}")
+    return Quant(scheme, **given)
 
 
 def _globs(text: str) -> tuple[str, ...]:
@@ -214,6 +259,15 @@ VARIABLES: tuple[Variable, ...] = (
         "Over how many processes models are divided as they are loaded, at level 2: auto, over all that "
         "torchrun has started; 1, not at all. See parallel.md.",
     ),
+    Variable(
+        "LITEBOOST_QUANT",
+        "quant",
+        _quant,
+        "0 (off), w8a16 or w4a16, and behind it any of head=16 and, for w4a16, group=64, group=128, "
+        "asymmetric, separated by commas",
+        "Weights of linear layers are quantised to integers as a model is loaded. Changes results. "
+        "See quantization.md.",
+    ),
 )
 
 
@@ -273,6 +327,11 @@ def _as_text(value: Any) -> str:
         return ",".join(
             [str(value.sparsity), *(f"{name}={getattr(value, name)}" for name in _SPARSE_DETAILS)]
         )
+    if isinstance(value, Quant):
+        details = [f"head={value.head}"]
+        if value.scheme == "w4a16":
+            details += [f"group={value.group}", *([] if value.symmetric else ["asymmetric"])]
+        return ",".join([value.scheme, *details])
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (list, tuple)):

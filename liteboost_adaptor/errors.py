@@ -49,3 +49,7 @@ class CheckpointError(LiteBoostError, ValueError):
 
 class ParallelError(LiteBoostError, RuntimeError):
     """Ranks cannot work together: other models, inputs or settings, or a rank that has ended."""
+
+
+class QuantizationError(LiteBoostError, ValueError):
+    """A model, layer or file cannot be quantised as asked, or a quantised one cannot be read."""

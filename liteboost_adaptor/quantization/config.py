@@ -1,0 +1,85 @@
+"""``quantization_config`` of a model: which scheme, for which layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ..config import QUANT_HEADS as HEADS
+from ..config import Quant
+from ..errors import QuantizationError
+from ..ops.quantized_linear import PACKING
+from .schemes import Scheme
+
+QUANT_METHOD = "liteboost"
+_FIELDS = ("scheme", "group_size", "symmetric", "head", "modules_to_not_convert", "packing")
+
+
+class LiteBoostConfig(QuantizationConfigMixin):
+    """Quantise linear layers: ``from_pretrained(..., quantization_config=LiteBoostConfig("w4a16"))``.
+
+    Args:
+        scheme: ``"w8a16"`` or ``"w4a16"``.
+        group_size: Weights that share a scale, of w4a16: 32, 64 or 128.
+        symmetric: Without zero points.
+        head: Bits of the output layer: 8, or 16 for as it is. Where its weight is tied to the embedding, 8
+            unties them: the embedding stays as it is, and the head is kept beside it with half of its bytes.
+        modules_to_not_convert: Names of layers that stay as they are, as in transformers' quantizers.
+        packing: How 4 bits are packed; a checkpoint says it.
+
+    Raises:
+        QuantizationError: A value that is not allowed, or a packing that this version does not read.
+    """
+
+    def __init__(
+        self,
+        scheme: str = "w4a16",
+        group_size: int = 32,
+        symmetric: bool = True,
+        head: int = 8,
+        modules_to_not_convert: list[str] | None = None,
+        packing: int = PACKING,
+        quant_method: str = QUANT_METHOD,
+        **unknown: Any,
+    ) -> None:
+        self.quant_method = quant_method
+        self.scheme, self.group_size, self.symmetric = scheme, group_size, symmetric
+        self.head, self.packing = head, packing
+        self.modules_to_not_convert = modules_to_not_convert
+        if isinstance(packing, int) and packing > PACKING:
+            raise QuantizationError(
+                f"the weights have packing {packing}, and this liteboost_adaptor reads up to {PACKING}: "
+                "install the version that wrote them, or a newer one"
+            )
+        if packing != PACKING:
+            raise QuantizationError(f"packing must be {PACKING}, got {packing!r}")
+        if unknown:
+            raise QuantizationError(
+                f"quantization_config has no {', '.join(sorted(unknown))}; known: {', '.join(_FIELDS)}. A "
+                "checkpoint with them was written by a newer liteboost_adaptor."
+            )
+        if head not in HEADS:
+            raise QuantizationError(f"head must be one of {', '.join(map(str, HEADS))}, got {head!r}")
+        names = modules_to_not_convert
+        if names is not None and not (
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+        ):
+            raise QuantizationError(f"modules_to_not_convert must be a list of names, got {names!r}")
+        self.of_layers()  # checked
+
+    def of_layers(self) -> Scheme:
+        """The scheme of linear layers."""
+        return Scheme(self.scheme, self.group_size, self.symmetric)
+
+    def of_head(self) -> Scheme | None:
+        """The scheme of the output layer, or None where it stays."""
+        return Scheme("w8a16") if self.head == 8 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"quant_method": self.quant_method, **{name: getattr(self, name) for name in _FIELDS}}
+
+
+def of_settings(quant: Quant) -> LiteBoostConfig:
+    """What ``LITEBOOST_QUANT`` asks for."""
+    return LiteBoostConfig(quant.scheme, quant.group, quant.symmetric, quant.head)

@@ -1,0 +1,102 @@
+"""A linear layer that keeps its weight as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import native
+from ..ops.quantized_linear import dequantize_w4, dequantize_w8
+from .rounding import Quantized, quantize
+from .schemes import Scheme
+
+_SERVED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class QuantizedLinear(torch.nn.Module):
+    """``x @ weight^T + bias`` with a weight of 8 or 4 bits.
+
+    Buffers: ``weight``, ``scales`` and, where the scheme has them, ``zero_points``, as `linear_w8` and
+    `linear_w4` take them; ``bias`` is a parameter or None. Scales keep their dtype when the module is cast.
+    Where gradients are wanted, the weight is multiplied out and torch's linear runs: they reach ``x`` and
+    ``bias``, not the weight.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        scheme: Scheme,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        native.load()  # the ops
+        self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        for name, (shape, kind) in scheme.shapes(out_features, in_features).items():
+            self.register_buffer(name, torch.empty(shape, dtype=kind, device=device))
+        if "zero_points" not in self._buffers:
+            self.register_buffer("zero_points", None)
+        made = torch.nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+        self.register_parameter("bias", made)
+
+    @classmethod
+    def of(cls, layer: torch.nn.Linear, scheme: Scheme, name: str = "the weight") -> QuantizedLinear:
+        """``layer`` quantised; its bias is the same parameter.
+
+        Raises:
+            QuantizationError: As of `rounding.quantize`.
+        """
+        made = cls(layer.in_features, layer.out_features, False, scheme, device="meta")
+        made.fill(quantize(layer.weight.detach(), scheme, name))
+        made.bias = layer.bias
+        made.train(layer.training)
+        return made
+
+    def fill(self, quantized: Quantized) -> None:
+        """Take the tensors of a quantised weight."""
+        with torch.inference_mode(False):
+            for name, tensor in quantized.tensors().items():
+                setattr(self, name, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
+        wants_gradient = torch.is_grad_enabled() and (
+            x.requires_grad or (bias is not None and bias.requires_grad)
+        )
+        if wants_gradient or x.dtype not in _SERVED:
+            return F.linear(x, self.dequantized(x.dtype), bias)
+        if self.scheme.bits == 8:
+            return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
+        return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight that the layer multiplies by."""
+        if self.scheme.bits == 8:
+            return dequantize_w8(self.weight, self.scales, dtype)
+        return dequantize_w4(self.weight, self.scales, self.zero_points, dtype)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        native.load()
+        super().__setstate__(state)
+
+    def extra_repr(self) -> str:
+        kept = f"{self.scheme.name}, in_features={self.in_features}, out_features={self.out_features}"
+        grouped = "" if self.scheme.bits == 8 else f", group_size={self.scheme.group_size}"
+        return f"{kept}{grouped}, bias={self.bias is not None}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        scales = self.scales
+        super()._apply(fn, recurse)
+        if self.scales.dtype != scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self

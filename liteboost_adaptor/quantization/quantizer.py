@@ -1,0 +1,165 @@
+"""The quantizer that transformers calls in ``from_pretrained`` and ``save_pretrained``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import get_module_from_name
+
+from ..errors import QuantizationError
+from .config import LiteBoostConfig
+from .layers import QuantizedLinear
+from .model import Choice, choices, note, untie
+from .rounding import quantize
+
+
+class LiteBoostQuantizer(HfQuantizer):
+    """Puts `QuantizedLinear` in the place of linear layers, and their weights into it as they are loaded."""
+
+    requires_calibration = False
+    quantization_config: LiteBoostConfig
+
+    def __init__(self, quantization_config: LiteBoostConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._choices: list[Choice] = []
+        #: The head that is quantised from the parameter it was tied to, by that parameter's name.
+        self._heads: dict[str, str] = {}
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        placed = set(device_map.values()) if isinstance(device_map, dict) else {device_map}
+        if not self.pre_quantized and "disk" in placed:
+            raise QuantizationError(
+                "weights are not quantised on their way to the disk: quantise the checkpoint first "
+                "(python -m liteboost_adaptor quantize), and load that with this device_map"
+            )
+
+    def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        self._choices = list(choices(model, self.quantization_config))
+        for choice in self._choices:
+            if choice.scheme is None:
+                continue
+            layer = choice.layer
+            with torch.device("meta"):
+                made = QuantizedLinear(
+                    layer.in_features,
+                    layer.out_features,
+                    layer.bias is not None,
+                    choice.scheme,
+                    layer.weight.dtype,
+                )
+            made.train(layer.training)
+            model.set_submodule(choice.name, made)
+            if choice.tied:
+                self._heads[choice.tied] = f"{choice.name}.weight"
+                untie(model, choice)
+        return model
+
+    def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
+        if param_name in self._heads:
+            return True
+        module, name = get_module_from_name(model, param_name)
+        # Of a checkpoint that is quantised, all parts: what does not fit then comes to `_check_loaded`.
+        return isinstance(module, QuantizedLinear) and (
+            name == "weight" or (self.pre_quantized and name != "bias")
+        )
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return _Quantize(self)
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        _check_loaded(model)
+        note(model, self._choices)
+        self._choices = []
+        return model
+
+    def claim(self, model: torch.nn.Module) -> None:
+        """Make this the quantizer of a model that was quantised after it was loaded."""
+        self.pre_quantized = True
+        model.hf_quantizer = self
+        model.is_quantized = True
+        model.quantization_method = self.quantization_config.quant_method
+        model.config.quantization_config = self.quantization_config
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True  # with adapters: gradients pass through, the integers stay
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        for name, layer in list(model.named_modules()):
+            if isinstance(layer, QuantizedLinear):
+                with torch.device("meta"):
+                    made = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
+                made.weight = torch.nn.Parameter(layer.dequantized(dtype or torch.float32))
+                made.bias = layer.bias
+                made.train(layer.training)
+                model.set_submodule(name, made)
+        return model
+
+
+class _Quantize(ConversionOps):
+    """One weight as it was read, to the tensors of its layer."""
+
+    def __init__(self, quantizer: LiteBoostQuantizer) -> None:
+        self._quantizer = quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], *, model: torch.nn.Module, full_layer_name: str, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for given, value in input_dict.items():
+            # A rename hands one tensor over, in a list; what converters give has its target's name already.
+            name = full_layer_name if len(input_dict) == 1 else given
+            weight = value[0] if isinstance(value, list) else value
+            module, attribute = get_module_from_name(model, name)
+            if isinstance(module, QuantizedLinear) and attribute == "weight":
+                found |= self._quantized(model, name, weight)
+            else:
+                found[name] = weight
+            if name in self._quantizer._heads:
+                found |= self._quantized(model, self._quantizer._heads[name], weight)
+        return found
+
+    def _quantized(self, model: torch.nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
+        layer, _ = get_module_from_name(model, name)
+        prefix = name.removesuffix("weight")
+        if tuple(weight.shape) != (layer.out_features, layer.in_features):
+            raise QuantizationError(
+                f"{name} of the checkpoint has shape {list(weight.shape)}, and the model's layer "
+                f"{[layer.out_features, layer.in_features]}"
+            )
+        tensors = quantize(weight, layer.scheme, name).tensors()
+        return {prefix + part: tensor for part, tensor in tensors.items()}
+
+
+def _check_loaded(model: torch.nn.Module) -> None:
+    """Raise unless every quantised layer holds what its scheme says."""
+    faults = []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLinear):
+            continue
+        for part, (shape, dtype) in layer.scheme.shapes(layer.out_features, layer.in_features).items():
+            tensor = getattr(layer, part)
+            if tensor.device.type == "meta":
+                continue  # it lies on the disk
+            if not getattr(tensor, "_is_hf_initialized", False):
+                faults.append(f"{name}.{part} is missing")
+            elif tensor.shape != shape or tensor.dtype != dtype:
+                found = f"{list(tensor.shape)} of {tensor.dtype}"
+                faults.append(f"{name}.{part} must be {list(shape)} of {dtype}, found {found}")
+            elif part == "scales" and not torch.isfinite(tensor).all():
+                faults.append(f"{name}.scales has values that are infinite or not a number")
+    if faults:
+        raise QuantizationError(
+            "the checkpoint does not hold what its quantization_config says:\n  " + "\n  ".join(faults[:20])
+        )

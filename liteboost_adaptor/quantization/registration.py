@@ -1,0 +1,63 @@
+"""Our quantizer among transformers', and ``LITEBOOST_QUANT`` for scripts that know nothing of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from .. import config
+from ..report import REFUSED, Outcome, report
+
+RULE = "quantization"
+METHOD = "liteboost"
+_AUTO = "transformers.quantizers.auto"
+_MODELING = "transformers.modeling_utils"
+
+
+def follow(runtime: Any) -> None:
+    """Have `install` called whenever ``runtime`` prepares models. Idempotent."""
+    if install not in runtime.extensions:
+        runtime.extensions.append(install)
+
+
+def install(hooks: Any, settings: config.Settings) -> None:
+    """Register our quantizer, for models that name it; with ``quant``, for those that name none, too.
+
+    Args:
+        hooks: The undo stack of what is set outside of models.
+        settings: Those models are prepared under.
+    """
+    if importlib.util.find_spec("transformers.core_model_loading") is None:
+        if settings.quant is not None:
+            report.add(Outcome(RULE, REFUSED, "LITEBOOST_QUANT", "needs transformers 5"))
+        return
+    from .config import LiteBoostConfig, of_settings
+    from .quantizer import LiteBoostQuantizer
+
+    auto = importlib.import_module(_AUTO)
+    entries = {
+        "AUTO_QUANTIZATION_CONFIG_MAPPING": LiteBoostConfig,
+        "AUTO_QUANTIZER_MAPPING": LiteBoostQuantizer,
+    }
+    for name, entry in entries.items():
+        hooks.set_item(getattr(auto, name), METHOD, entry, f"{_AUTO}.{name}[{METHOD!r}]")
+    if settings.quant is not None:
+        wanted = of_settings(settings.quant).to_dict()
+        hooks.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))
+
+
+def _choosing(wanted: dict[str, Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    from .config import LiteBoostConfig
+
+    @functools.wraps(original)
+    def get_hf_quantizer(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+        is_plain = quantization_config is None and not kwargs.get("gguf_file")
+        own = (config, config.get_text_config(decoder=True))
+        if is_plain and not any(getattr(each, "quantization_config", None) for each in own):
+            quantization_config = LiteBoostConfig(**wanted)
+        return original(config, quantization_config, *args, **kwargs)
+
+    return get_hf_quantizer

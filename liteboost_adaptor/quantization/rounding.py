@@ -1,0 +1,143 @@
+"""Weights to integers and scales: round to nearest, with a search for where to clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import QuantizationError
+from ..ops.quantized_linear import pack_w4
+from .schemes import Scheme
+
+#: Elements worked on at a time: what rounding needs beside the weight stays small.
+CHUNK = 1 << 22
+#: Where the largest magnitude of a group may come to lie, in integers. Less than the end of the range keeps
+#: all of it; more clips the largest weights, so that the others are rounded finer.
+W4_ENDS = (7.0, 7.5, 8.0, 8.5, 9.0)
+W8_ENDS = (127.0, 130.0, 134.0)
+#: How much of the range of a group an asymmetric scale covers.
+W4_SHARES = (1.0, 0.95, 0.9, 0.85)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight as a layer keeps it.
+
+    Attributes:
+        weight: int8 ``[out, in]``, or uint8 ``[out, in / 2]`` packed.
+        scales: ``[out]``, or ``[out, groups]``.
+        zero_points: uint8 like ``scales``, or None.
+    """
+
+    weight: Tensor
+    scales: Tensor
+    zero_points: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of the layer's buffers."""
+        found = {"weight": self.weight, "scales": self.scales}
+        return found if self.zero_points is None else {**found, "zero_points": self.zero_points}
+
+
+def quantize(weight: Tensor, scheme: Scheme, name: str = "the weight") -> Quantized:
+    """Round ``weight`` ``[out, in]`` to the integers of ``scheme``.
+
+    Args:
+        weight: Floating point. Computed in fp32.
+        scheme: What to round to; ``in`` must suit it (`Scheme.unsuited`).
+        name: What errors call it.
+
+    Raises:
+        QuantizationError: The weight holds NaN or infinity, or does not suit the scheme.
+    """
+    reason = scheme.unsuited(*weight.shape)
+    if reason:
+        raise QuantizationError(f"{name} {list(weight.shape)} cannot be quantised to {scheme.name}: {reason}")
+    parts = [_quantize(chunk, scheme, name) for chunk in _chunks(weight)]
+    if len(parts) == 1:
+        return parts[0]
+    zeros = None if parts[0].zero_points is None else torch.cat([part.zero_points for part in parts])
+    return Quantized(torch.cat([p.weight for p in parts]), torch.cat([p.scales for p in parts]), zeros)
+
+
+def _chunks(weight: Tensor) -> Iterator[Tensor]:
+    rows = max(1, CHUNK // max(1, weight.shape[1]))
+    yield from weight.split(rows) if len(weight) else [weight]
+
+
+def _quantize(weight: Tensor, scheme: Scheme, name: str) -> Quantized:
+    weight = weight.float()
+    if not torch.isfinite(weight).all():
+        raise QuantizationError(
+            f"{name} holds values that are infinite or not a number: no scale is right for them. Repair the "
+            "checkpoint, or leave the layer out with modules_to_not_convert."
+        )
+    if scheme.bits == 8:
+        scales = _best(weight[:, None, :], W8_ENDS, _symmetric(-127, 127), torch.float32)[0]
+        integers = _divided(weight, scales).round_().clamp_(-127, 127)
+        return Quantized(integers.to(torch.int8), scales[:, 0])
+    groups = weight.reshape(len(weight), -1, scheme.group_size)
+    if scheme.symmetric:
+        scales = _best(groups, W4_ENDS, _symmetric(-8, 7), scheme.scale_dtype)[0]
+        integers = _divided(groups, scales[..., None]).round_().clamp_(-8, 7).add_(8)
+        zeros = None
+    else:
+        scales, zeros = _best(groups, W4_SHARES, _asymmetric, scheme.scale_dtype)
+        shifted = _divided(groups, scales[..., None]).round_().add_(zeros[..., None])
+        integers, zeros = shifted.clamp_(0, 15), zeros.to(torch.uint8)
+    packed = pack_w4(integers.to(torch.uint8).reshape(weight.shape))
+    return Quantized(packed, scales.to(scheme.scale_dtype), zeros)
+
+
+#: (groups, candidate) -> (integers without their zero point, first scales, zero points)
+Rounding = Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor]]
+
+
+def _best(
+    groups: Tensor, candidates: tuple[float, ...], rounding: Rounding, scale_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Scales (rounded to ``scale_dtype``, as fp32) and zero points of least squared error, group by group."""
+    least = torch.full(groups.shape[:2], torch.inf)
+    best = torch.ones_like(least), torch.zeros_like(least)
+    for candidate in candidates:
+        integers, scales, zeros = rounding(groups, candidate)
+        # Of all scales for these integers, the one of least squares.
+        squares = integers.square().sum(-1)
+        fitted = (groups * integers).sum(-1) / squares
+        scales = torch.where(squares > 0, fitted, scales).to(scale_dtype).float()
+        error = (groups - integers * scales[..., None]).square().sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = torch.where(better, scales, best[0]), torch.where(better, zeros, best[1])
+    # A group of zeros, or of numbers so small that no scale is left of them.
+    scales = torch.where(best[0] == 0, 1.0, best[0])
+    return scales, best[1]
+
+
+def _symmetric(low: int, high: int) -> Rounding:
+    def rounding(groups: Tensor, end: float) -> tuple[Tensor, Tensor, Tensor]:
+        lowest, highest = groups.aminmax(dim=-1)
+        largest = torch.maximum(-lowest, highest)
+        if -low > high:  # The largest magnitude goes to the end that reaches further: scales may be negative.
+            largest = torch.where(-lowest >= highest, largest, -largest)
+        scales = largest / end
+        integers = _divided(groups, scales[..., None]).round_().clamp_(low, high)
+        return integers, scales, torch.zeros_like(scales)
+
+    return rounding
+
+
+def _asymmetric(groups: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    lowest, highest = groups.aminmax(dim=-1)
+    lowest, highest = lowest.clamp(max=0) * share, highest.clamp(min=0) * share
+    scales = (highest - lowest) / 15
+    zeros = _divided(-lowest, scales).round_().clamp_(0, 15)
+    integers = _divided(groups, scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, 15)
+    return integers.sub_(zeros[..., None]), scales, zeros
+
+
+def _divided(values: Tensor, scales: Tensor) -> Tensor:
+    return values / torch.where(scales == 0, 1.0, scales)

@@ -1,0 +1,94 @@
+"""`QuantizedLinear`: its values, gradients, casts, copies and files."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from liteboost_adaptor.quantization import QuantizedLinear, Scheme
+
+SCHEMES = [Scheme("w8a16"), Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False)]
+
+
+def made(scheme: Scheme, dtype: torch.dtype = torch.float32) -> QuantizedLinear:
+    return QuantizedLinear.of(torch.nn.Linear(128, 33).to(dtype), scheme)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_values_are_those_of_the_weight_multiplied_out(
+    scheme: Scheme, dtype: torch.dtype, rows: int, no_grad: None
+) -> None:
+    layer = made(scheme, dtype)
+    x = torch.randn(2, rows, 128).to(dtype)
+    exact = F.linear(x.double(), layer.dequantized(torch.float64), layer.bias.double())
+    plain = F.linear(x, layer.dequantized(dtype), layer.bias).double()
+    found = layer(x)
+    assert found.dtype == dtype and found.shape == (2, rows, 33)
+    assert (found.double() - exact).norm() <= 1.5 * (plain - exact).norm() + 2e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_gradients_reach_the_input_and_the_bias(scheme: Scheme) -> None:
+    layer = made(scheme)
+    x = torch.randn(3, 128, requires_grad=True)
+    layer(x).square().sum().backward()
+    found = x.grad.clone(), layer.bias.grad.clone()
+    x.grad = layer.bias.grad = None
+    F.linear(x, layer.dequantized(), layer.bias).square().sum().backward()
+    assert torch.equal(found[0], x.grad) and torch.equal(found[1], layer.bias.grad)
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_casts_leave_integers_and_scales(scheme: Scheme, no_grad: None) -> None:
+    layer = made(scheme)
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        layer.to(dtype)
+        assert layer.bias.dtype == dtype and layer(torch.randn(2, 128).to(dtype)).dtype == dtype
+    for name, buffer in layer.named_buffers():
+        assert buffer.dtype == before[name].dtype and torch.equal(buffer, before[name])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_copies_pickles_and_state_dicts(scheme: Scheme, no_grad: None) -> None:
+    layer = made(scheme)
+    x = torch.randn(3, 128)
+    expected = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), expected)
+    other = QuantizedLinear(128, 33, True, scheme)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), expected)
+
+
+def test_autocast_decides_the_dtype(no_grad: None) -> None:
+    layer = made(Scheme("w4a16"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.randn(2, 128)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_compiles_whole(scheme: Scheme, no_grad: None) -> None:
+    layer = made(scheme)
+    x = torch.randn(3, 128)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
+def test_bytes_are_those_of_the_scheme() -> None:
+    def nbytes(scheme: Scheme) -> int:
+        return sum(buffer.nbytes for buffer in QuantizedLinear(1024, 64, False, scheme).buffers())
+
+    weights = 1024 * 64
+    assert nbytes(Scheme("w8a16")) == weights + 64 * 4
+    assert nbytes(Scheme("w4a16")) == weights / 2 + weights / 32 * 2
+    assert nbytes(Scheme("w4a16", 128, False)) == weights / 2 + weights / 128 * 3
