@@ -322,6 +322,13 @@ def with_overrides(base: Settings, **overrides: Any) -> Settings:
     return Settings(**values)
 
 
+def spelled(found: Settings) -> str:
+    """What ``found`` has otherwise than by default."""
+    default = vars(Settings())
+    changed = [f"{name}={value}" for name, value in vars(found).items() if value != default[name]]
+    return ", ".join(changed) or "default"
+
+
 def _as_text(value: Any) -> str:
     if isinstance(value, Sparse):
         return ",".join(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ParallelError
-from .groups import Group, gathered, process_group
+from .groups import Group, gathered, process_group, talking
 
 _TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _SAME = (
@@ -79,7 +79,8 @@ def compare_inputs(group: Group, values: list[Any]) -> None:
     """
     digest = torch.tensor([_digest(values)], dtype=torch.int64)
     found = [torch.empty_like(digest) for _ in range(group.size)]
-    dist.all_gather(found, digest, group=process_group(group))
+    with talking(group):
+        dist.all_gather(found, digest, group=process_group(group))
     other = [rank for rank, value in enumerate(found) if value.item() != found[0].item()]
     if other:
         raise ParallelError(
@@ -100,7 +101,8 @@ def _digest(values: list[Any]) -> int:
 def share_random_state(group: Group) -> None:
     """Let every rank draw the numbers that rank 0 would draw, on the CPU and on its device."""
     state = torch.random.get_rng_state()
-    dist.broadcast(state, 0, group=process_group(group))
+    with talking(group):
+        dist.broadcast(state, 0, group=process_group(group))
     torch.random.set_rng_state(state)
     npu = getattr(torch, "npu", None)
     if npu is not None and npu.is_available():

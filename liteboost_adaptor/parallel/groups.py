@@ -204,8 +204,25 @@ def _share_memory(group: Group) -> None:
 def gathered(group: Group, value: Any) -> list[Any]:
     """What each rank has for ``value``, which can be pickled."""
     found: list[Any] = [None] * group.size
-    dist.all_gather_object(found, value, group=process_group(group))
+    with talking(group):
+        dist.all_gather_object(found, value, group=process_group(group))
     return found
+
+
+@contextlib.contextmanager
+def talking(group: Group) -> Iterator[None]:
+    """Say what it means when the process group fails while ranks talk.
+
+    Raises:
+        ParallelError: A rank has ended, or has not come in time.
+    """
+    try:
+        yield
+    except RuntimeError as fault:
+        raise ParallelError(
+            f"rank {group.rank} of {group.size} waited for the others, and one has ended or does something "
+            f"else; its own output says why ({str(fault).splitlines()[0]})"
+        ) from fault
 
 
 def _host() -> str:

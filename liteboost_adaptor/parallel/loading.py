@@ -84,7 +84,7 @@ class _Loading:
         ) -> Any:
             arguments = (checkpoint_files, load_config, expected_keys)
             groups.compare_starts(
-                {"settings": _spelled(self.settings), "model": type(model).__name__}, self.is_wanted
+                {"settings": config.spelled(self.settings), "model": type(model).__name__}, self.is_wanted
             )
             reason = _why_whole(model, load_config) if self.is_wanted else "not asked for"
             if reason:
@@ -100,7 +100,12 @@ class _Loading:
             plan = found.plan(self._world_size())
             group = groups.join()
             groups.agree(
-                group, model=plan.model, plan=plan.digest(), version=__version__, dtype=str(load_config.dtype)
+                group,
+                model=plan.model,
+                plan=plan.digest(),
+                version=__version__,
+                dtype=str(load_config.dtype),
+                settings=config.spelled(self.settings),
             )
             return self._load(load, model, state_dict, arguments, plan, group)
 
@@ -164,15 +169,6 @@ class _Loading:
             return original(device_map)
 
         return check_and_set_device_map
-
-
-def _spelled(settings: config.Settings) -> str:
-    """The settings that ranks must have in common, as they differ from the defaults."""
-    default = vars(config.Settings())
-    return (
-        ", ".join(f"{name}={value}" for name, value in vars(settings).items() if value != default[name])
-        or "default"
-    )
 
 
 def _say(sentence: str) -> None:

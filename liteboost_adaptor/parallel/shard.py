@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import nn
 
-from .. import __version__, native
+from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
@@ -172,6 +172,7 @@ def shard(model: nn.Module) -> plan.Plan:
         )
     group = groups.join()
     how = layout.of(model).plan(group.size)
-    groups.agree(group, model=how.model, plan=how.digest(), version=__version__)
+    settings = config.spelled(runtime.active or config.settings())
+    groups.agree(group, model=how.model, plan=how.digest(), version=__version__, settings=settings)
     divide(model, how, group)
     return how

@@ -115,6 +115,16 @@ def test_ranks_of_different_levels_are_told_so_at_start(tmp_path: Path) -> None:
     assert "different settings (rank 0: default; rank 1: level=1)" in text
 
 
+def test_ranks_of_different_settings_are_told_so_by_any_launcher(tmp_path: Path) -> None:
+    save(tmp_path, ("llama",))
+    each = [{}, {"LITEBOOST_DISABLE": "rope.*"}]
+    for code, text in ranks.finish(
+        ranks.start(2, "parallel.jobs_load:level", str(tmp_path / "llama"), each=each)
+    ):
+        assert code == 0
+        assert "different settings (rank 0: default; rank 1: disable=('rope.*',))" in ranks.result(text)
+
+
 @pytest.mark.full
 def test_an_unmodified_script_under_torchrun(tmp_path: Path) -> None:
     import subprocess
