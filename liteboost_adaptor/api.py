@@ -13,7 +13,7 @@ from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
-from .huggingface import sparse_attention
+from .huggingface import huge_pages, sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
 from .parallel import shard as parallel_shard
@@ -164,6 +164,12 @@ def status() -> Status:
     if npu := native_npu.status():
         details["npu"] = npu.to_dict() | {"nz": weights.to_dict()}
         details["npu"]["lines"] += weights.lines()
+    listed = [
+        *fixes.rows(),
+        *listed_rules(current),
+        *sparse_attention.rows(current),
+        *huge_pages.rows(current),
+    ]
     return Status(
         version=__version__,
         level=current.level,
@@ -171,5 +177,5 @@ def status() -> Status:
         environment=notes,
         models=models,
         caches_bytes=cache.bytes_held(),
-        rules=report.rows([*fixes.rows(), *listed_rules(current), *sparse_attention.rows(current)], backend),
+        rules=report.rows(listed, backend),
     )

@@ -21,12 +21,17 @@ MOST_FRACTION = 1.03
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of one ``generate`` of one variant; rounds of equal ``index`` were run side by side."""
+    """Seconds of one ``generate`` of one variant; rounds of equal ``index`` were run side by side.
+
+    Attributes:
+        read_gb_s: The better read bandwidth of those measured right before and right behind it.
+    """
 
     variant: str
     index: int
     prefill_s: float
     decode_s: float
+    read_gb_s: float
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,9 @@ def summarise(measured: Measurements) -> dict[str, Any]:
 
     Returns:
         ``machine`` (cpu, threads, isa, read_gb_s, gemm_gflops); ``variants`` by name (prefill_tok_s,
-        decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, prefill_peak_fraction,
-        peak_rss_mb); ``settings``, ``agreement``, ``groups`` and ``rounds`` as they were; ``notes`` on
-        what a reader should know; ``failures``, empty unless a figure is impossible.
+        decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, decode_bandwidth_beside,
+        prefill_peak_fraction, peak_rss_mb); ``settings``, ``agreement``, ``groups`` and ``rounds`` as they
+        were; ``notes`` on what a reader should know; ``failures``, empty unless a figure is impossible.
     """
     settings = measured.settings
     variants = {name: _variant(measured, name) for name in settings.variants}
@@ -108,6 +113,10 @@ def _variant(measured: Measurements, name: str) -> dict[str, float]:
         "prefill_ratio": _ratio(measured, name, lambda one: one.prefill_s),
         "decode_ratio": _ratio(measured, name, lambda one: one.decode_s),
         "decode_bandwidth_fraction": read / step_s / 1e9 / measured.read_gb_s,
+        # Of the bandwidth that the machine had at the time of each round.
+        "decode_bandwidth_beside": median(
+            read * (settings.new - 1) / one.decode_s / 1e9 / one.read_gb_s for one in rounds
+        ),
         "prefill_peak_fraction": flops / prefill_s / 1e9 / measured.gemm_gflops,
         "peak_rss_mb": measured.peak_rss_mb[name],
     }

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LiteBoostError
+from ..memory import available_bytes
 from . import models
 from .agreement import Agreement, compare
-from .memory import available_bytes, plan_groups
+from .memory import plan_groups
 from .processes import Worker
 from .report import Measurements, Round
 from .settings import BASELINE, Settings
@@ -91,7 +92,7 @@ class _Session:
             self.load(workers, self._variant_options())
             self._compare(workers)
             for number in range(self.settings.repeats):
-                self._round(workers, number)
+                self._round(workers, number, limits)
                 self.limits = limits.ask("round")
             for name, worker in workers.items():
                 self._finish(name, worker)
@@ -179,13 +180,17 @@ class _Session:
         path.unlink()
         return reply["tokens"], logits
 
-    def _round(self, workers: dict[str, Worker], number: int) -> None:
+    def _round(self, workers: dict[str, Worker], number: int, limits: Worker) -> None:
         names = list(workers)
         turn = number % len(names)
         index = len({one.index for one in self.rounds})
+        before = limits.ask("read")["read_gb_s"]
         for name in names[turn:] + names[:turn]:
             self._step(f"round {number + 1} of {self.settings.repeats}: {name}")
-            self.rounds.append(Round(name, index, **workers[name].ask("round")))
+            seconds = workers[name].ask("round")
+            behind = limits.ask("read")["read_gb_s"]
+            self.rounds.append(Round(name, index, read_gb_s=max(before, behind), **seconds))
+            before = behind
 
     def _finish(self, name: str, worker: Worker) -> None:
         finish = worker.ask("finish")

@@ -16,6 +16,7 @@ from liteboost_adaptor.bench.limits import GemmLimit, ReadLimit
 from liteboost_adaptor.bench.processes import Worker, WorkerError
 from liteboost_adaptor.bench.settings import BASELINE, VARIANTS, Settings
 from liteboost_adaptor.errors import ConfigError
+from liteboost_adaptor.memory import available_bytes
 
 SHAKESPEARE = Path(__file__).parents[2] / "examples" / "models" / "shakespeare-llama"
 
@@ -95,7 +96,7 @@ def test_available_memory_is_within_the_machine() -> None:
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemTotal:")
     )
-    assert 0 < memory.available_bytes() <= total
+    assert 0 < available_bytes() <= total
 
 
 def test_cost_of_a_tied_model_by_hand() -> None:
@@ -267,8 +268,10 @@ def _measurements(read_gb_s: float = 10.0) -> report.Measurements:
     rounds = []
     # The machine slows down in the second round, for both.
     for index, slow in enumerate((1.0, 5.0, 1.2)):
-        rounds.append(report.Round(BASELINE, index, 2.0 * slow, 4.0 * slow))
-        rounds.append(report.Round("level1", index, 1.0 * slow, 1.0 * slow))
+        # Its bandwidth in the third round has not come back altogether.
+        now = read_gb_s / (2.0 if index == 2 else slow)
+        rounds.append(report.Round(BASELINE, index, 2.0 * slow, 4.0 * slow, now))
+        rounds.append(report.Round("level1", index, 1.0 * slow, 1.0 * slow, now))
     return report.Measurements(
         settings=Settings("tiny", prompt=100, new=5, batch=2, variants=("level1",), repeats=3, threads=2),
         model=models.BenchModel("tiny", Path("tiny"), 101, cost),
@@ -299,6 +302,7 @@ def test_figures_are_medians_and_round_by_round_ratios() -> None:
             "prefill_ratio": 2.0,
             "decode_ratio": 4.0,
             "decode_bandwidth_fraction": 1.0 / 0.3 / 10,
+            "decode_bandwidth_beside": 4.0 / 10,  # 4/10 in the first two, 4/6 in the third
             "prefill_peak_fraction": 2 * 100 * 2 / 1.2 / 1000,
             "peak_rss_mb": 120.0,
         }
@@ -329,8 +333,10 @@ def test_plot(tmp_path: Path) -> None:
 def test_limits_keep_the_best() -> None:
     read, gemm = ReadLimit(1 << 20), GemmLimit(3, [(8, 16)], torch.bfloat16, size=32)
     for limit in (read, gemm):
-        first = limit.measure()
-        assert 0 < first <= limit.measure()
+        assert limit.measure() > 0
+        first = limit.best
+        limit.measure()
+        assert 0 < first <= limit.best
 
 
 def test_a_worker_that_fails_or_dies_is_reported_and_ended(tmp_path: Path) -> None:

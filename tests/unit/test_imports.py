@@ -19,7 +19,7 @@ LONGEST = 500
 
 #: Parts of the package, from those nobody stands under to those nobody stands on.
 LAYERS = (
-    ("errors",),
+    ("errors", "memory"),
     ("config",),
     ("report",),
     ("native",),

@@ -1,0 +1,24 @@
+"""How much memory there is."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Memory that can still be taken without swapping: the machine's, or what the container leaves."""
+    free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free.append(next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):  # "max", or no cgroup
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        # Cached file pages count as used but are given up on demand.
+        free.append(limit - used + int(statistics.get("inactive_file", 0)))
+    return min(free)
