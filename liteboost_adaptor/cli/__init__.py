@@ -1,5 +1,5 @@
 """``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, plan,
-shard, audit.
+shard, quantize, audit.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -20,6 +20,7 @@ from .cmake_dir import cmake_dir
 from .doctor import doctor
 from .fingerprint import fingerprint
 from .plan import plan
+from .quantize import quantize
 from .selftest import selftest
 from .shard import shard
 from .status import status
@@ -48,6 +49,7 @@ def app() -> typer.Typer:
     commands.command("fingerprint")(fingerprint)
     commands.command("plan")(plan)
     commands.command("shard")(shard)
+    commands.command("quantize")(quantize)
     commands.command("audit")(audit)
     return commands
 

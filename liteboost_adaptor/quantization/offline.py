@@ -1,0 +1,261 @@
+"""A folder with a checkpoint, quantised into another folder, file by file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import QuantizationError
+from ..ops.quantized_linear import dequantize_w4, dequantize_w8
+from .config import LiteBoostConfig
+from .model import Choice, choices, untie
+from .rounding import quantize
+from .schemes import Scheme
+
+#: What was done, in the folder that is written: begun before its first file, complete with its last.
+RECORD = "quantization.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".index.json")
+
+#: (what is at work, tensors done, of so many)
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """How far a layer's weight is from what it was: the norm of the difference over the norm."""
+
+    name: str
+    scheme: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """What `quantize_folder` has written.
+
+    Attributes:
+        errors: Of every quantised layer, the worst first.
+        kept: (layer, reason) of those that do not suit the scheme.
+        bytes_before, bytes_after: Of all tensors.
+    """
+
+    errors: list[LayerError]
+    kept: list[tuple[str, str]]
+    bytes_before: int
+    bytes_after: int
+
+
+def quantize_folder(
+    source: Path, target: Path, config: LiteBoostConfig, progress: Progress = lambda *_: None
+) -> Done:
+    """Quantise the model in ``source`` into ``target``; again after an interruption, it goes on where it was.
+
+    The tensors are those that `from_pretrained` with the same configuration and `save_pretrained` would
+    write, in files as ``source`` has them. A file appears when it is whole, ``config.json`` last.
+
+    Raises:
+        QuantizationError: ``source`` has no safetensors, is quantised, or names its tensors otherwise than
+            its model does; or ``target`` holds something else.
+    """
+    files = _files(source)
+    model = _on_meta(source)
+    made = list(choices(model, config))
+    wanted = {f"{choice.name}.weight": choice for choice in made if choice.scheme is not None}
+    heads = {choice.tied: choice for choice in wanted.values() if choice.tied}
+    _check_names(files, wanted, source)
+    record = _begin(source, target, config, files)
+    total, at = sum(len(names) for names in files.values()), 0
+    for file, names in files.items():
+        if not _is_done(target, record, file):
+            tensors, entry = _quantized(source / file, names, wanted, heads, progress, (at, total))
+            _write(target, file, tensors)
+            record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(tensors)}
+            _write_json(target / RECORD, record)
+        at += len(names)
+        progress(file, at, total)
+    return _finish(source, target, config, model, made, record)
+
+
+def _files(source: Path) -> dict[str, list[str]]:
+    """The tensors in each file of a checkpoint."""
+    index = source / INDEX
+    if index.is_file():
+        found: dict[str, list[str]] = {}
+        for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+            found.setdefault(file, []).append(name)
+        missing = [file for file in found if not (source / file).is_file()]
+        if missing:
+            raise QuantizationError(f"{index} names {missing[0]}, which is not there; complete it")
+        return found
+    if not (source / SINGLE).is_file():
+        raise QuantizationError(f"{source} has neither {SINGLE} nor {INDEX}; save it as safetensors first")
+    with safe_open(source / SINGLE, framework="pt") as file:
+        return {SINGLE: list(file.keys())}
+
+
+def _on_meta(source: Path) -> torch.nn.Module:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source)
+    if getattr(config, "quantization_config", None) is not None:
+        raise QuantizationError(f"{source} is quantised already; quantise the checkpoint it was made of")
+    names = getattr(config, "architectures", None) or [""]
+    kind = getattr(transformers, names[0], None)
+    if kind is None:
+        raise QuantizationError(
+            f"{source}/config.json names the class {names[0]!r}, which transformers does not have; "
+            "load the model with quantization_config, and save_pretrained it"
+        )
+    with torch.device("meta"):
+        return kind(config)
+
+
+def _check_names(files: dict[str, list[str]], wanted: dict[str, Choice], source: Path) -> None:
+    there = {name for names in files.values() for name in names}
+    missing = [choice.tied or name for name, choice in wanted.items() if (choice.tied or name) not in there]
+    if missing or not wanted:
+        what = f"has no tensor {missing[0]}" if missing else "has no layer for this scheme"
+        raise QuantizationError(
+            f"the checkpoint in {source} {what}: its names are not those of the model. Load it with "
+            "from_pretrained(..., quantization_config=...), which renames, and save_pretrained it"
+        )
+
+
+def _begin(
+    source: Path, target: Path, config: LiteBoostConfig, files: dict[str, list[str]]
+) -> dict[str, Any]:
+    """The record of what is done already, or a new one."""
+    sizes = {file: (source / file).stat().st_size for file in files}
+    begun = {"source": sizes, "config": config.to_dict()}
+    path = target / RECORD
+    if path.is_file():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if {key: record.get(key) for key in begun} != begun:
+            raise QuantizationError(
+                f"{target} was begun with another checkpoint or configuration; name another folder"
+            )
+        return record
+    if target.exists() and any(target.iterdir()):
+        raise QuantizationError(f"{target} is not empty, and nothing says what it holds; name another folder")
+    target.mkdir(parents=True, exist_ok=True)
+    record = {**begun, "files": {}}
+    _write_json(path, record)
+    return record
+
+
+def _is_done(target: Path, record: dict[str, Any], file: str) -> bool:
+    entry = record["files"].get(file)
+    return entry is not None and (target / file).is_file() and _digest(target / file) == entry["sha256"]
+
+
+def _quantized(
+    path: Path,
+    names: list[str],
+    wanted: dict[str, Choice],
+    heads: dict[str, Choice],
+    progress: Progress,
+    done: tuple[int, int],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of one file as they are written, and what the record says of them."""
+    tensors: dict[str, Tensor] = {}
+    errors, before = [], 0
+    tied = {f"{choice.name}.weight" for choice in heads.values()}
+    with safe_open(path, framework="pt") as file:
+        for count, name in enumerate(sorted(names)):
+            progress(name, done[0] + count, done[1])
+            tensor = file.get_tensor(name)
+            before += tensor.nbytes
+            here = [choice for choice in (wanted.get(name), heads.get(name)) if choice is not None]
+            if name in tied:  # also stored under its own name; its source is what counts
+                continue
+            if name not in wanted:
+                tensors[name] = tensor
+            for choice in here:
+                assert choice.scheme is not None
+                parts = quantize(tensor, choice.scheme, name).tensors()
+                tensors |= {f"{choice.name}.{part}": value for part, value in parts.items()}
+                error = _error(tensor, parts, choice.scheme)
+                errors.append({"name": choice.name, "scheme": choice.scheme.name, "error": error})
+    return tensors, {"errors": errors, "bytes_before": before}
+
+
+def _error(weight: Tensor, parts: dict[str, Tensor], scheme: Scheme) -> float:
+    dequantize = dequantize_w8 if scheme.bits == 8 else dequantize_w4
+    exact = weight.float()
+    norm = exact.norm().item()
+    return (dequantize(**parts).sub_(exact)).norm().item() / norm if norm else 0.0
+
+
+def _finish(
+    source: Path,
+    target: Path,
+    config: LiteBoostConfig,
+    model: torch.nn.Module,
+    made: list[Choice],
+    record: dict[str, Any],
+) -> Done:
+    entries = record["files"]
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.name != "config.json" and not path.name.endswith(_WEIGHTS):
+            shutil.copyfile(path, target / path.name)
+    if list(entries) != [SINGLE]:
+        where = {name: file for file, entry in entries.items() for name in entry["tensors"]}
+        size = {"total_size": _tensor_bytes(target, entries)}
+        _write_json(target / INDEX, {"metadata": size, "weight_map": dict(sorted(where.items()))})
+    for choice in made:
+        if choice.scheme is not None and choice.tied:
+            untie(model, choice)
+    written = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    written["quantization_config"] = config.to_dict()
+    if not model.config.get_text_config().tie_word_embeddings:
+        for part in (written, written.get("text_config", {})):
+            if part.get("tie_word_embeddings") or part is written:
+                part["tie_word_embeddings"] = False
+    _write_json(target / "config.json", written)
+    errors = [LayerError(**error) for entry in entries.values() for error in entry["errors"]]
+    return Done(
+        sorted(errors, key=lambda each: -each.error),
+        [(choice.name, choice.reason) for choice in made if choice.reason],
+        sum(entry["bytes_before"] for entry in entries.values()),
+        _tensor_bytes(target, entries),
+    )
+
+
+def _tensor_bytes(target: Path, files: dict[str, Any]) -> int:
+    total = 0
+    for name in files:
+        with (target / name).open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+        total += max(ends, default=0)
+    return total
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(target: Path, name: str, tensors: dict[str, Tensor]) -> None:
+    part = target / f"{name}.part"
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part, metadata={"format": "pt"})
+    os.replace(part, target / name)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
