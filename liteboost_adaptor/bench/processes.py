@@ -24,13 +24,16 @@ class WorkerError(LiteBoostError, RuntimeError):
 class Worker:
     """One process running ``worker.py``, and the pipe to it."""
 
-    def __init__(self, name: str, threads: int, logs: Path, level: int | None = None) -> None:
+    def __init__(
+        self, name: str, threads: int, logs: Path, level: int | None = None, quant: str | None = None
+    ) -> None:
         """
         Args:
             name: Of the variant, for messages.
             threads: Size of every thread pool in the process.
             logs: Folder for what the process prints.
             level: ``LITEBOOST_LEVEL`` of the process; ``None`` leaves the variable unset.
+            quant: ``LITEBOOST_QUANT`` of the process, likewise.
         """
         self.name = name
         self.log = logs / f"{name}.log"
@@ -41,6 +44,7 @@ class Worker:
             HF_HUB_OFFLINE="1",
             TOKENIZERS_PARALLELISM="false",
             LITEBOOST_LEVEL=None if level is None else str(level),
+            LITEBOOST_QUANT=quant,
         )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,8 @@ def summarise(measured: Measurements) -> dict[str, Any]:
 
 def _variant(measured: Measurements, name: str) -> dict[str, float]:
     settings, cost = measured.settings, measured.model.cost
+    if counted := measured.facts.get(name, {}).get("token_bytes"):
+        cost = replace(cost, token_bytes=sum(counted.values()))
     rounds = [one for one in measured.rounds if one.variant == name]
     prefill_s = median(one.prefill_s for one in rounds)
     # One step decodes one token of every sequence.
@@ -130,7 +132,7 @@ def _ratio(measured: Measurements, name: str, seconds: Callable[[Round], float])
 
 def _isa(measured: Measurements) -> str:
     """Of our kernels where a level was run, else what torch reports."""
-    levels = [name for name in measured.settings.variants if name.startswith("level")]
+    levels = [name for name in measured.settings.variants if not name.startswith("hf-")]
     return measured.facts[levels[-1] if levels else BASELINE]["isa"]
 
 
@@ -140,6 +142,11 @@ def _notes(measured: Measurements) -> list[str]:
         for name, status in measured.statuses.items()
         if name != "level0" and not any(rule["calls"] for rule in status["rules"])
     ]
+    for name in measured.settings.variants:
+        counted = measured.facts.get(name, {}).get("token_bytes")
+        if counted:
+            parts = ", ".join(f"{part} {nbytes / 1e6:.1f}" for part, nbytes in counted.items())
+            notes.append(f"{name} reads {sum(counted.values()) / 1e6:.1f} MB of weights a token: {parts}.")
     if len(measured.groups) > 1:
         notes.append(
             f"Memory did not hold all variants at once: {len(measured.groups)} groups, {BASELINE} in each."

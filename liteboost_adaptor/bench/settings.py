@@ -10,6 +10,8 @@ from ..errors import ConfigError
 #: The variant all ratios and comparisons refer to.
 BASELINE = "hf-sdpa"
 VARIANTS = ("hf-eager", BASELINE, "level0", "level1", "level2")
+#: Level 2 with weights quantised as they are loaded; run where they are asked for.
+QUANTISED = ("w8a16", "w4a16")
 DTYPES = ("float32", "bfloat16", "float16")
 
 _LEAST = {"prompt": 1, "new": 2, "batch": 1, "repeats": 1, "threads": 1}
@@ -30,7 +32,7 @@ class Settings:
         prompt: Tokens of the prompt, per sequence.
         new: Tokens generated, per sequence; the first comes from the prefill, so at least 2.
         batch: Sequences.
-        variants: Names in `VARIANTS`; the baseline is always added.
+        variants: Names in `VARIANTS` and `QUANTISED`; the baseline is always added.
         repeats: Rounds per variant.
         threads: Threads of every process; by default every core this process may use.
         seed: Of weights and prompt.
@@ -54,11 +56,12 @@ class Settings:
     gemm_size: int = 4096
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.variants if name not in VARIANTS]
+        known = VARIANTS + QUANTISED
+        unknown = [name for name in self.variants if name not in known]
         if unknown or not self.variants:
             found = ", ".join(map(repr, unknown)) or "none"
             raise ConfigError(
-                f"--variants may be {', '.join(VARIANTS)}; found {found}. Separate them by commas."
+                f"--variants may be {', '.join(known)}; found {found}. Separate them by commas."
             )
         if self.dtype not in DTYPES:
             raise ConfigError(
@@ -70,4 +73,4 @@ class Settings:
                     f"--{name} must be at least {least}; found {getattr(self, name)}. Raise it."
                 )
         asked = {*self.variants, BASELINE}
-        object.__setattr__(self, "variants", tuple(name for name in VARIANTS if name in asked))
+        object.__setattr__(self, "variants", tuple(name for name in known if name in asked))

@@ -46,7 +46,8 @@ class Variant:
     """A loaded model and the two things a benchmark asks of it: its logits, and a timed ``generate``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.uses_package = options["variant"].startswith("level")
+        self.is_quantised = options.get("quantised", False)
+        self.uses_package = options["variant"].startswith("level") or self.is_quantised
         if self.uses_package:
             import_package(options["package"])
         import torch
@@ -80,20 +81,27 @@ class Variant:
 
             # Without the compiled library the ops are plain PyTorch, and what torch uses stands.
             isa = liteboost_adaptor.status().native.get("isa") or isa
-        return {
+        facts = {
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "isa": isa,
             "adapted": "liteboost_adaptor" in sys.modules,
         }
+        if self.is_quantised:
+            counted = importlib.import_module("liteboost_adaptor.bench.token_bytes")
+            facts["token_bytes"] = counted.token_bytes(self.model)
+        return facts
 
-    def check(self, path: str, forced: list[list[int]] | None) -> dict[str, Any]:
+    def check(
+        self, path: str, forced: list[list[int]] | None, multiplied_out: bool = False
+    ) -> dict[str, Any]:
         """Save logits of the prompt's last positions and of every decode step to ``path``.
 
         Args:
             path: A file for ``torch.save``: ``prefill`` ``[B, P, V]`` and ``decode`` ``[B, new, V]``, fp32.
             forced: Tokens ``[B, new]`` to go on with in place of the model's own, so that every step of
                 every variant sees the same past; ``None`` to choose greedily.
+            multiplied_out: Of a copy without us, whose quantised weights are floating point again.
 
         Returns:
             ``tokens``: what greedy search chooses at each step, ``[B, new]``.
@@ -101,6 +109,12 @@ class Variant:
         import torch
         from transformers import LogitsProcessorList
 
+        if multiplied_out:
+            served, self.model = self.model, self._multiplied_out()
+            try:
+                return self.check(path, forced)
+            finally:
+                self.model = served
         positions = min(CHECKED_POSITIONS, self.prompt.shape[1])
         parameters = inspect.signature(self.model.forward).parameters
         keep = {"logits_to_keep": positions} if "logits_to_keep" in parameters else {}
@@ -113,6 +127,15 @@ class Variant:
         decode = torch.stack(self._generate(**arguments).logits, dim=1)
         torch.save({"prefill": prefill[:, -positions:].float(), "decode": decode.float()}, path)
         return {"tokens": decode.argmax(-1).tolist()}
+
+    def _multiplied_out(self) -> Any:
+        import copy
+
+        import liteboost_adaptor
+
+        twin = copy.deepcopy(self.model).dequantize(dtype=self.model.dtype)
+        liteboost_adaptor.undo(twin)
+        return twin
 
     def round(self) -> dict[str, float]:
         """Run ``generate`` once.

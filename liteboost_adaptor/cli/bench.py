@@ -36,9 +36,9 @@ def bench(
     ] = None,
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    variants: Annotated[str, typer.Option(help="Separated by commas; hf-sdpa always runs.")] = ",".join(
-        VARIANTS
-    ),
+    variants: Annotated[
+        str, typer.Option(help="By commas; w8a16 and w4a16, too; hf-sdpa always runs.")
+    ] = ",".join(VARIANTS),
     repeats: Annotated[int, typer.Option(help="Rounds of every variant.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Of every process; all cores if unset.")] = None,
     json_file: Annotated[

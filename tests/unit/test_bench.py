@@ -319,6 +319,15 @@ def test_faster_than_the_machine_is_a_failure() -> None:
     assert report.summarise(_measurements(read_gb_s=3.25))["failures"] == []
 
 
+def test_bytes_of_a_quantised_variant_are_those_counted() -> None:
+    measured = _measurements()
+    measured.facts["level1"]["token_bytes"] = {"MLP": 2 * 10**8, "head": 5 * 10**7}
+    summary = report.summarise(measured)
+    assert summary["variants"]["level1"]["decode_bandwidth_fraction"] == pytest.approx(0.25 / 0.3 / 10)
+    assert summary["variants"][BASELINE]["decode_bandwidth_fraction"] == pytest.approx(1.0 / 1.2 / 10)
+    assert summary["notes"] == ["level1 reads 250.0 MB of weights a token: MLP 200.0, head 50.0."]
+
+
 def test_a_level_that_served_nothing_is_noted() -> None:
     measured = _measurements()
     measured.statuses["level1"]["rules"][0]["calls"] = 0
@@ -348,6 +357,25 @@ def test_a_worker_that_fails_or_dies_is_reported_and_ended(tmp_path: Path) -> No
         worker.ask("round")
     worker.close()
     assert worker.process.returncode == -9
+
+
+def test_a_run_with_quantised_weights(tiny_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(
+        str(tiny_folder),
+        prompt=7,
+        new=4,
+        variants=("w8a16", "w4a16"),
+        repeats=1,
+        threads=1,
+        read_bytes=1 << 22,
+        gemm_size=64,
+    )
+    measured = runner.run(settings, tmp_path)
+    assert settings.variants == (BASELINE, "w8a16", "w4a16")
+    assert all(agreement.agrees for agreement in measured.agreements.values())
+    eight, four = (sum(measured.facts[name]["token_bytes"].values()) for name in ("w8a16", "w4a16"))
+    assert four < eight < measured.model.cost.token_bytes
+    assert any(rule["id"] == "quantization" for rule in measured.statuses["w4a16"]["rules"])
 
 
 def test_a_whole_run(tiny_folder: Path, tmp_path: Path) -> None:
