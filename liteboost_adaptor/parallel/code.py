@@ -63,13 +63,18 @@ def _definition(cls: type) -> ast.ClassDef | None:
     return tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else None
 
 
-def _path(node: ast.AST) -> str:
+def path_of(node: ast.AST) -> str:
     """``a.b`` for ``self.a.b``, else an empty string."""
     names = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
         node = node.value
     return ".".join(reversed(names)) if isinstance(node, ast.Name) and node.id == "self" else ""
+
+
+def forward_of(module: nn.Module) -> ast.FunctionDef | None:
+    """The definition of ``forward``, or None where its source is not there."""
+    return _methods(type(module)).get("forward")
 
 
 def _calls(node: ast.AST) -> Iterator[ast.Call]:
@@ -87,8 +92,8 @@ def why_read(module: nn.Module, children: tuple[str, ...]) -> str:
         for node in ast.walk(method):
             if not isinstance(node, ast.Attribute) or node.attr not in ("weight", "bias"):
                 continue
-            if _path(node.value) in children and not _is_harmless(node, method):
-                return f"{name} reads {_path(node)}"
+            if path_of(node.value) in children and not _is_harmless(node, method):
+                return f"{name} reads {path_of(node)}"
     return ""
 
 
@@ -96,7 +101,7 @@ def why_exchanged(parent: nn.Module, child: str) -> str:
     """Why a child cannot be divided: its parent puts another module in its place, by the configuration."""
     for name, method in _methods(type(parent)).items():
         for node in ast.walk(method) if name != "__init__" else ():
-            if isinstance(node, ast.Assign) and any(_path(target) == child for target in node.targets):
+            if isinstance(node, ast.Assign) and any(path_of(target) == child for target in node.targets):
                 return f"{name} exchanges it"
     return ""
 
@@ -135,7 +140,7 @@ def config_reads(module: nn.Module) -> set[str]:
     """What ``forward`` asks the configuration for."""
     forward = _methods(type(module)).get("forward")
     found = (
-        {_path(node) for node in ast.walk(forward) if isinstance(node, ast.Attribute)} if forward else set()
+        {path_of(node) for node in ast.walk(forward) if isinstance(node, ast.Attribute)} if forward else set()
     )
     return {path.removeprefix("config.") for path in found if path.startswith("config.")}
 
@@ -144,7 +149,7 @@ def is_of_result(module: nn.Module, norm: str, layer: str) -> bool:
     """Whether ``forward`` calls child ``norm`` on what child ``layer`` returns."""
     forward = _methods(type(module)).get("forward")
     for call in _calls(forward) if forward is not None else ():
-        if _path(call.func) != norm or len(call.args) != 1:
+        if path_of(call.func) != norm or len(call.args) != 1:
             continue
         if _mentions(call.args[0], (layer,)):
             return True
@@ -190,7 +195,7 @@ def _named(module: nn.Module, path: str) -> nn.Module:
 
 
 def _mentions(node: ast.AST, children: tuple[str, ...]) -> bool:
-    return any(_path(call.func) in children for call in _calls(node))
+    return any(path_of(call.func) in children for call in _calls(node))
 
 
 def _why_not(module: nn.Module, node: ast.AST, children: tuple[str, ...]) -> str:
@@ -201,7 +206,7 @@ def _why_not(module: nn.Module, node: ast.AST, children: tuple[str, ...]) -> str
         if isinstance(part, (ast.Subscript, ast.Lambda, ast.MatMult)):
             return f"{ast.unparse(part)} between its layers"
     for call in _calls(node):
-        path = _path(call.func)
+        path = path_of(call.func)
         if path in children or (path and _is_activation(getattr(module, path, None))):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -237,7 +242,7 @@ def _why_not_begins(module: nn.Module, layer: str) -> str:
     if isinstance(first, ast.Assign) and isinstance(first.value, ast.Call):
         call = first.value
         argument = forward.args.args[1].arg
-        if _path(call.func) == layer and [ast.unparse(value) for value in call.args] == [argument]:
+        if path_of(call.func) == layer and [ast.unparse(value) for value in call.args] == [argument]:
             return why_read(module, (layer,))
     return f"{type(module).__name__} does not begin with {layer}"
 
@@ -258,7 +263,7 @@ def why_gate_not_by_channel(module: nn.Module) -> str:
             if text not in ("..., ::2", "..., 1::2", "(..., ::2)", "(..., 1::2)"):
                 return f"{ast.unparse(node)} in its gate"
     for call in _calls(gate):
-        path = _path(call.func)
+        path = path_of(call.func)
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if name in _BY_CHANNEL or name == "chunk" or (path and _is_activation(getattr(module, path, None))):
             continue

@@ -47,10 +47,29 @@ class _Linear(nn.Module):
 
 
 class SumLinear(_Linear):
-    """Holds a part of the input features; the products are added over the ranks, the bias by rank 0."""
+    """Holds a part of the input features; the products are added over the ranks, the bias by rank 0.
+
+    Attributes:
+        other: Empty, or the product that a `DeferredLinear` has left, which is added with this one.
+    """
+
+    other: list[Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
-        return collectives.all_reduce(self.product(x), self.group)
+        product = self.product(x)
+        other = self.__dict__["other"]
+        return collectives.all_reduce(product + other.pop() if other else product, self.group)
+
+
+class DeferredLinear(_Linear):
+    """As `SumLinear`, but its output is only ever added to that of a later one, which exchanges for both."""
+
+    other: list[Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self.product(x)
+        self.__dict__["other"][:] = [product]
+        return torch.zeros_like(product)
 
 
 class HeadLinear(_Linear):
@@ -156,6 +175,21 @@ def _sum_output(group: str, module: nn.Module, args: Any, output: Tensor) -> Ten
     return collectives.all_reduce(output, group)
 
 
+def become_pair(later: nn.Module, earlier: nn.Module, group: str) -> None:
+    """Let `SumLinear` ``later`` exchange for the linear layer ``earlier``."""
+    _become_linear(earlier, DeferredLinear, group)
+    vars(earlier)["other"] = vars(later)["other"]
+
+
+def _become_linear(module: nn.Module, cls: type, group: str) -> None:
+    own = vars(module)
+    own["group"], own["other"] = group, []
+    own["is_transposed"] = is_transposed(module)
+    module.__class__ = cls
+    shape = module.weight.shape
+    own["in_features"], own["out_features"] = shape if own["is_transposed"] else reversed(shape)
+
+
 def become(
     module: nn.Module, role: str, cut: plan.Cut | None, rank: int, world_size: int, group: str
 ) -> None:
@@ -166,10 +200,7 @@ def become(
     own = vars(module)
     own["group"] = group
     if role in (plan.SUM, plan.HEAD):
-        own["is_transposed"] = is_transposed(module)
-        module.__class__ = SumLinear if role == plan.SUM else HeadLinear
-        shape = module.weight.shape
-        own["in_features"], own["out_features"] = shape if own["is_transposed"] else reversed(shape)
+        _become_linear(module, SumLinear if role == plan.SUM else HeadLinear, group)
     if role == plan.HEAD:
         own["sizes"] = [cut.length(each, world_size) for each in range(world_size)]
     if role == plan.EMBEDDING:

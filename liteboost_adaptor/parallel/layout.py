@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import attention, code, vocabulary
+from . import attention, branches, code, vocabulary
 from .names import EXPERT_SIZES, FEED_FORWARD, FeedForward
 from .parts import Parts, is_linear
 from .plan import SUM, SUM_OUTPUT, Cut, Layout, Part
@@ -28,6 +28,7 @@ def of(model: nn.Module) -> Layout:
         else:
             attention.recognise(parts, name, module)
             _feed_forwards(parts, name, module)
+    branches.recognise(parts)
     vocabulary.recognise(parts, model)
     return parts.finish()
 

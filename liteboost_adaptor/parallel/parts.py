@@ -7,7 +7,7 @@ import re
 import torch
 from torch import nn
 
-from .plan import Cut, Layout, Need, Part
+from .plan import SUM, Cut, Layout, Need, Part
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -80,6 +80,16 @@ class Parts:
         """Let a module exchange what it computed."""
         self._layout.roles[name] = role
         self.done.add(name)
+
+    def sums_below(self, name: str) -> list[str]:
+        """Modules in ``name`` whose outputs are added over the ranks, in the order of the model."""
+        prefix = f"{name}." if name else ""
+        return [full for full, role in self._layout.roles.items() if role == SUM and full.startswith(prefix)]
+
+    def pair(self, later: str, earlier: str) -> None:
+        """Let one module exchange for another, too, whose output is only ever added to its own."""
+        del self._layout.roles[earlier]
+        self._layout.pairs[later] = earlier
 
     def count(self, name: str, attribute: str, value: int, units: int) -> None:
         """Note an attribute that counts ``units``, each of which stands for ``value / units``."""

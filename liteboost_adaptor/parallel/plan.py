@@ -118,6 +118,7 @@ class Layout:
         groups: Module -> (attribute, heads, heads of keys and values), for how many of the former share one.
         needs: What the world size has to fit.
         whole: Module -> why it is not divided.
+        pairs: Module that adds its output over the ranks -> one that leaves its own to it.
     """
 
     model: str
@@ -128,6 +129,7 @@ class Layout:
     groups: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     needs: list[Need] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
+    pairs: dict[str, str] = field(default_factory=dict)
 
     def violations(self, world_size: int) -> list[str]:
         """A sentence for each kind of thing that ``world_size`` ranks cannot share."""
@@ -167,8 +169,9 @@ class Layout:
                 + f". World sizes that work: {sizes}. Start as many processes. "
                 "Without shard every process runs the whole model."
             )
+        attributes = self._attributes(world_size)
         return Plan(
-            self.model, world_size, self.cuts, self.once, self.roles, self._attributes(world_size), self.whole
+            self.model, world_size, self.cuts, self.once, self.roles, attributes, self.whole, self.pairs
         )
 
     def _attributes(self, world_size: int) -> dict[str, dict[str, int]]:
@@ -198,6 +201,7 @@ class Plan:
     roles: dict[str, str]
     attributes: dict[str, dict[str, int]]
     whole: dict[str, str]
+    pairs: dict[str, str]
 
     def shape(self, name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
         """Of parameter ``name`` on ``rank``."""

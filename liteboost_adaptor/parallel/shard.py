@@ -49,6 +49,8 @@ def become_part(model: nn.Module, how: plan.Plan, group: Group, forms: dict[str,
         layers.become(modules[name], role, of_weight, group.rank, group.size, group.name)
         if role == plan.NORM:
             modules[name].form = forms[name]
+    for later, earlier in how.pairs.items():
+        layers.become_pair(modules[later], modules[earlier], group.name)
     for name, attributes in how.attributes.items():
         _set(modules[name], attributes)
     model.eval()

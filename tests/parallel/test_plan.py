@@ -109,6 +109,19 @@ def test_a_norm_of_the_inputs_is_no_norm_of_heads() -> None:
     assert any("norm over heads" in reason for reason in how.whole.values())
 
 
+def test_attention_beside_an_mlp_leaves_its_exchange_to_it() -> None:
+    how = layout.of(on_meta("gpt_neox")).plan(2)
+    layer = "gpt_neox.layers.0"
+    assert how.pairs[f"{layer}.mlp.dense_4h_to_h"] == f"{layer}.attention.dense"
+    assert [name for name in how.roles if name.startswith(layer)] == [f"{layer}.mlp.dense_4h_to_h"]
+    model = on_meta("gpt_neox")
+    for module in model.modules():
+        if hasattr(module, "use_parallel_residual"):
+            module.use_parallel_residual = False  # then the MLP reads what attention has computed
+    assert not layout.of(model).pairs
+    assert not layout.of(on_meta("llama")).pairs
+
+
 def test_ties_are_cut_alike() -> None:
     model = tiny_models.build("gemma")
     assert model.lm_head.weight is model.model.embed_tokens.weight

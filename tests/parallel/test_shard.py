@@ -20,12 +20,14 @@ pytestmark = pytest.mark.usefixtures("native_only")
 #: and three that have no plan of their own.
 FIRST = (
     *("llama", "qwen2", "phi3", "mixtral", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "olmo2"),
-    *("gpt2", "bert", "opt"),
+    *("gpt2", "bert", "opt", "phi", "gpt_neox"),
 )
 #: Two heads of keys and values: with four ranks, two hold the same one.
 FIRST_ON_FOUR = ("llama", "phi3", "olmo2")
 #: Whose collectives are counted.
-COUNTED = ("llama", "mixtral", "gpt_oss", "olmo2")
+COUNTED = ("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere")
+#: Those that run attention and MLP beside each other.
+PARALLEL = ("phi", "gpt_neox", "cohere")
 
 
 @functools.cache
@@ -81,9 +83,10 @@ def test_collectives_are_those_of_the_plan() -> None:
         for name in COUNTED:
             called, planned, layers = (found[name][key] for key in ("called", "planned", "layers"))
             assert called == {"all_reduce": sum(planned.values()) - planned["head"], "all_gather": 1}, name
-            # Beside the embedding: two a layer, and with norms over all heads one for each norm.
+            # Beside the embedding: two a layer, or one for attention and MLP beside each other; and with
+            # norms over all heads one for each norm.
             norms = planned.get("norm", 0)
-            assert called["all_reduce"] - 1 - norms == 2 * layers, name
+            assert called["all_reduce"] - 1 - norms == (1 if name in PARALLEL else 2) * layers, name
             assert norms == (2 * layers if name == "olmo2" else 0), name
 
 
