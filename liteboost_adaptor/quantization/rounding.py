@@ -13,7 +13,7 @@ from ..ops.quantized_linear import pack_w4
 from .schemes import Scheme
 
 #: Elements worked on at a time: what rounding needs beside the weight stays small.
-CHUNK = 1 << 22
+CHUNK = 1 << 20
 #: Where the largest magnitude of a group may come to lie, in integers. Less than the end of the range keeps
 #: all of it; more clips the largest weights, so that the others are rounded finer.
 W4_ENDS = (7.0, 7.5, 8.0, 8.5, 9.0)
