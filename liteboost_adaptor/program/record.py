@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
         self._shapes = ShapeEnv(duck_shape=False)
         self._fakes = FakeTensorMode(shape_env=self._shapes)
         self._slots: dict[int, int] = {}
+        self._made: dict[Any, int] = {}
         self._alive: list[Any] = []
         self._symbols: dict[int, torch.SymInt] = {}
         self._static: dict[int, torch.Tensor] = {}
@@ -219,6 +220,10 @@ class Recorder(TorchDispatchMode):
     def slot_of(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor; one that no call made is a constant."""
         real = tensor.actual if type(tensor) is Tracked else tensor
+        if id(real) not in self._slots and (made := self._made.get(_memory(real))) is not None:
+            # torch hands on another object for what the call made (`make_variable` of factories).
+            self._slots[id(real)] = made
+            self._alive.append(real)
         if id(real) not in self._slots:
             self.recording.constants[self._slot(real)] = real
             if not is_plain_type(type(real)):
@@ -247,6 +252,11 @@ class Recorder(TorchDispatchMode):
         if is_symbolic:
             result, outputs = self._with_symbols(func, flat, structure, result, outputs)
         slots = [self._slot(_real(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
+        self._made.update(
+            (_memory(one), slot)
+            for one, slot in zip(outputs, slots, strict=True)
+            if type(one) is torch.Tensor
+        )
         if any(slot < 0 for slot in slots):
             self.recording.fault = f"returns no tensor ({func})"
         call = Call(func, noted_args, noted_kwargs, slots, isinstance(result, list))
@@ -338,6 +348,14 @@ def _is_sized_by_values(func: Any, args: Any) -> bool:
     if func is not torch.ops.aten.index.Tensor:
         return _DYNAMIC in func.tags
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """What two tensors have in common that show the same memory in the same way; nothing else has it."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return id(tensor)
+    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return *place, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _real(value: Any) -> Any:
