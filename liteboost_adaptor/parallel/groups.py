@@ -137,7 +137,8 @@ def compare_starts(facts: dict[str, str], waits: bool) -> None:
             found.append(json.loads(store.get(f"{start}/{other}")))
         elif waits:
             raise ParallelError(
-                f"rank {other} has not come to load a model within {_PATIENCE.total_seconds():.0f} s"
+                f"rank {other} has not come to load a model within {_PATIENCE.total_seconds():.0f} s. All "
+                "processes load one together, each its part; with LITEBOOST_TP=1 each loads one of its own."
             )
     _compare(ranks, found)
 

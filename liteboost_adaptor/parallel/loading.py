@@ -83,10 +83,9 @@ class _Loading:
             model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
         ) -> Any:
             arguments = (checkpoint_files, load_config, expected_keys)
-            groups.compare_starts(
-                {"settings": config.spelled(self.settings), "model": type(model).__name__}, self.is_wanted
-            )
             reason = _why_whole(model, load_config) if self.is_wanted else "not asked for"
+            facts = {"settings": config.spelled(self.settings), "model": type(model).__name__}
+            groups.compare_starts(facts, waits=not reason)
             if reason:
                 offline.refuse_whole(checkpoint_files, reason)
                 if self.is_wanted:

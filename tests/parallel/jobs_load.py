@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from parallel.jobs import _pickled, _quiet, _raised
 from support import families, tiny_models
 from support.numbers import relative
-from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.parallel import checkpoint
@@ -23,10 +23,15 @@ def _nbytes(model: torch.nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
+def class_of(folder: str | Path) -> Any:
+    """The class that a folder's configuration names; of some families the auto classes find another one."""
+    return getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+
+
 def _loaded(folder: str, **arguments: Any) -> tuple[Any, int]:
     """A model, and the bytes that were asked of files for it."""
     before = checkpoint.requests.bytes
-    model = AutoModelForCausalLM.from_pretrained(folder, **arguments)
+    model = class_of(folder).from_pretrained(folder, **arguments)
     return model, checkpoint.requests.bytes - before
 
 

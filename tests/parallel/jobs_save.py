@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from parallel.jobs import _quiet, _raised
+from parallel.jobs_load import class_of
 from support import tiny_models
-from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
 
@@ -18,7 +18,7 @@ def saves(folder: str, names: list[str]) -> dict[str, Any]:
     root = Path(folder)
     found: dict[str, Any] = {}
     for name in names:
-        model = AutoModelForCausalLM.from_pretrained(root / name)
+        model = class_of(root / name).from_pretrained(root / name)
         found[name] = _raised(lambda model=model, name=name: model.save_pretrained(root / f"{name} saved"))
     built = tiny_models.build(names[0])
     liteboost_adaptor.shard(built)

@@ -139,8 +139,9 @@ def test_an_unmodified_script_under_torchrun(tmp_path: Path) -> None:
         "from transformers import AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
         "ids = torch.arange(5, 17)[None]\n"
-        "print('TEXT', model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0).tolist())\n"
-        "print('HELD', sum(p.numel() for p in model.parameters()))\n"
+        "text = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0).tolist()\n"
+        "held = sum(p.numel() for p in model.parameters())\n"
+        "sys.stdout.write(f'TEXT {text}\\nHELD {held}\\n')\n"
     )
     texts = {}
     for size in (1, 2):
