@@ -8,6 +8,7 @@ from typing import Any
 from parallel.jobs import _quiet, _raised
 from parallel.jobs_load import class_of
 from support import tiny_models
+from transformers import AutoConfig
 
 import liteboost_adaptor
 
@@ -18,7 +19,9 @@ def saves(folder: str, names: list[str]) -> dict[str, Any]:
     root = Path(folder)
     found: dict[str, Any] = {}
     for name in names:
-        model = class_of(root / name).from_pretrained(root / name)
+        # With the configuration of the family, which may share its class with another one.
+        config = AutoConfig.from_pretrained(root / name)
+        model = class_of(root / name).from_pretrained(root / name, config=config)
         found[name] = _raised(lambda model=model, name=name: model.save_pretrained(root / f"{name} saved"))
     built = tiny_models.build(names[0])
     liteboost_adaptor.shard(built)
