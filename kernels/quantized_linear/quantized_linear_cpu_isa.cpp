@@ -33,6 +33,7 @@ constexpr int64_t kBlockBytesX = 16 << 10;
 constexpr int64_t kMostColumns = 8192;
 constexpr int64_t kLeastColumns = 512;
 constexpr int64_t kMostPacks = kMostColumns / kPack;
+constexpr int64_t kAhead = 2048;  // bytes that are fetched ahead: arithmetic takes as long as memory
 
 template <typename S>
 constexpr int64_t kStepBytes = S::kColumns * S::kBits / 8;
@@ -240,9 +241,9 @@ LB_INLINE void tile(const char* weight, int64_t stride, const char* x, int64_t k
 }
 
 // One row of x and one of weight, which are walked one after the other: reads are a single stream, which the hardware
-// fetches ahead best. Four sums hide the latency of the addition.
+// fetches ahead best. Four sums hide the latency of the addition; the lanes of the result are still to be added up.
 template <typename S>
-LB_INLINE float dot(const char* weight, const char* x, int64_t k, const Scales& given) {
+LB_INLINE VF dot(const char* weight, const char* x, int64_t k, const Scales& given) {
   constexpr int kSums = 4;
   VF sums[kSums][1][1] = {};
   begin_sums(sums[3], given);
@@ -250,6 +251,7 @@ LB_INLINE float dot(const char* weight, const char* x, int64_t k, const Scales& 
   int64_t at = 0;
   for (; at + kSums * S::kColumns <= k; at += kSums * S::kColumns) {
     LB_UNROLL for (int i = 0; i < kSums; ++i) {
+      __builtin_prefetch(weight + i * kStepBytes<S> + kAhead);
       const typename S::Loaded w[1] = {S::read(weight + i * kStepBytes<S>)};
       add_step<S, 1, 1>(sums[i], w, x + i * kPackedBytes<S>, scales + i * kPacks);
     }
@@ -268,7 +270,7 @@ LB_INLINE float dot(const char* weight, const char* x, int64_t k, const Scales& 
     const typename S::Loaded w[1] = {S::read(weight, k - at)};
     add_step<S, 1, 1>(sums[1], w, x, scales);
   }
-  return sum((sums[0][0][0] + sums[1][0][0]) + (sums[2][0][0] + sums[3][0][0]));
+  return (sums[0][0][0] + sums[1][0][0]) + (sums[2][0][0] + sums[3][0][0]);
 }
 
 // tile, for `width` rows of x, which is from X to most.
@@ -291,11 +293,7 @@ void tile_rows(const char* weight, int64_t stride, const char* x, int64_t rows, 
   const int64_t row_bytes = steps_of<S>(k) * kPackedBytes<S>;
   for (int64_t row = 0, width; row < rows; row += width) {
     width = group_rows(rows, rows - row);
-    if (most == 1) {
-      totals[0] += dot<S>(weight, x, k, scales);
-    } else {
-      tile_of<S, N, least, most>(width, weight, stride, x, k, scales, ahead, totals);
-    }
+    tile_of<S, N, least, most>(width, weight, stride, x, k, scales, ahead, totals);
     x += width * row_bytes;
     totals += width * N;
     scales.x_sums += width * scales.x_stride;
@@ -332,6 +330,21 @@ void write_panel(const QuantizedLinearArgs& args, int64_t tile_n, int64_t begin,
   }
 }
 
+// The scales of columns [begin, begin + k) of `rows` rows of weight from `row` on, to arrays of kMostPacks a row.
+template <typename S>
+LB_INLINE void scales_of(const QuantizedWeight& weight, int64_t row, int64_t rows, int64_t begin, int64_t k,
+                         float* to, float* offsets) {
+  const int64_t first = begin / kPack, packs = packs_of(k);
+  with_scales(weight, [&](const auto* all) {
+    for (int64_t n = 0; n < rows; ++n) {
+      const int64_t at = (row + n) * weight.groups;
+      const uint8_t* zeros = weight.zero_points ? weight.zero_points + at : nullptr;
+      read_scales(all + at, zeros, weight.k / weight.groups / kPack, first, packs, to + n * kMostPacks,
+                  offsets + n * kMostPacks);
+    }
+  });
+}
+
 template <typename S, int N, int least, int most>
 LB_INLINE void block_of_tile(const QuantizedLinearArgs& args, int64_t row, int64_t begin, int64_t k,
                              const char* x, const float* x_sums, float* totals) {
@@ -341,20 +354,32 @@ LB_INLINE void block_of_tile(const QuantizedLinearArgs& args, int64_t row, int64
   Scales given{};
   float scales[S::kGrouped ? N * kMostPacks : 1], offsets[S::kGrouped ? N * kMostPacks : 1];
   if constexpr (S::kGrouped) {
-    const int64_t first = begin / kPack, packs = packs_of(k);
-    for (int n = 0; n < N; ++n) {
-      const int64_t at = (row + n) * weight.groups;
-      const uint8_t* zeros = weight.zero_points ? weight.zero_points + at : nullptr;
-      with_scales(weight, [&](const auto* all) {
-        read_scales(all + at, zeros, weight.k / weight.groups / kPack, first, packs, scales + n * kMostPacks,
-                    offsets + n * kMostPacks);
-      });
-    }
-    given = {scales, weight.zero_points ? offsets : nullptr, x_sums + first, packs_of(weight.k), packs};
+    scales_of<S>(weight, row, N, begin, k, scales, offsets);
+    given = {scales, weight.zero_points ? offsets : nullptr, x_sums + begin / kPack, packs_of(weight.k),
+             packs_of(k)};
   } else {
     given.scales = scales;
   }
   tile_rows<S, N, least, most>(data, stride, x, args.rows, k, given, N * stride, totals);
+}
+
+// A block of the one row of x against the same columns of up to kLanes rows of weight, whose lanes are added up
+// together: that alone would otherwise take as long as the products of a short row.
+template <typename S>
+LB_INLINE void block_of_rows(const QuantizedLinearArgs& args, int64_t row, int64_t rows, int64_t begin,
+                             int64_t k, const char* x, const float* x_sums, float* totals) {
+  const QuantizedWeight& weight = args.weight;
+  const int64_t stride = weight.k * S::kBits / 8;
+  const char* data = static_cast<const char*>(weight.data) + row * stride + begin * S::kBits / 8;
+  float scales[S::kGrouped ? kMostPacks : 1], offsets[S::kGrouped ? kMostPacks : 1];
+  const Scales given = {scales, S::kGrouped && weight.zero_points ? offsets : nullptr, x_sums + begin / kPack,
+                        packs_of(weight.k), packs_of(k)};
+  VF sums[kLanes] = {};
+  for (int64_t i = 0; i < rows; ++i) {
+    if constexpr (S::kGrouped) scales_of<S>(weight, row + i, 1, begin, k, scales, offsets);
+    sums[i] = dot<S>(data + i * stride, x, k, given);
+  }
+  store(totals, load(totals) + sum_each(sums));
 }
 
 // In tiles of N rows of weight and `least` to `most` of x.
@@ -384,13 +409,36 @@ void run_tiles(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+// One row of x.
+template <typename S, typename T>
+void run_row(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t k = args.weight.k, block = block_columns<S>(1);
+  const char* packed = static_cast<const char*>(args.packed_x);
+  const float* x_sums = reinterpret_cast<const float*>(packed + steps_of<S>(k) * kPackedBytes<S>);
+  static_assert(kPanel % kLanes == 0);
+  for (; begin < end; begin += kPanel) {
+    const int64_t count = end - begin < kPanel ? end - begin : kPanel;
+    float totals[kPanel] = {};
+    const char* x = packed;
+    for (int64_t at = 0; at < k; at += block) {
+      const int64_t size = k - at < block ? k - at : block;
+      for (int64_t i = 0; i < count; i += kLanes) {
+        const int64_t rows = count - i < kLanes ? count - i : kLanes;
+        block_of_rows<S>(args, begin + i, rows, at, size, x, x_sums, totals + i);
+      }
+      x += steps_of<S>(size) * kPackedBytes<S>;
+    }
+    write_panel<S, T>(args, 1, begin, count, totals);
+  }
+}
+
 template <typename S, typename T>
 void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
   // With groups, sums over a group take registers, too.
   constexpr int kRows = S::kGrouped ? kTileN / 2 : kTileN;
   constexpr int kWideRows = kWideX > kTileX && kRows > 1 ? kRows / 2 : kRows;
   if (args.rows == 1) {
-    run_tiles<S, T, 1, 1, 1>(args, begin, end);
+    run_row<S, T>(args, begin, end);
   } else if (args.rows <= kTileX) {
     run_tiles<S, T, kRows, 2, kTileX>(args, begin, end);
   } else {

@@ -152,6 +152,26 @@ def _rope(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     yield case("rope", shapes, _plain_rope, q, k, angles.cos().to(dtype), angles.sin().to(dtype))
 
 
+def _rope_in_place(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """On copies of q and k, whose making is part of the time."""
+    q, k = (torch.randn(1, rows, heads, HEAD_DIM).to(dtype).transpose(1, 2) for heads in (HEADS, KV_HEADS))
+    angles = torch.rand(1, rows, HEAD_DIM // 2).repeat(1, 1, 2) * 6.28
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def ours() -> tuple[Tensor, Tensor]:
+        rotated = q.clone(), k.clone()
+        torch.ops.liteboost.rope_(*rotated, cos, sin)
+        return rotated
+
+    def exact() -> tuple[Tensor, Tensor]:
+        rotated = q.double(), k.double()
+        exact_of("rope_", *rotated, cos, sin)
+        return rotated
+
+    shapes = f"{list(q.shape)}, {list(k.shape)}"
+    yield Case("rope_", shapes, dtype, ours, lambda: _plain_rope(q, k, cos, sin), exact)
+
+
 def _plain_gated_activation(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
@@ -442,6 +462,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_rms_norm": _gated_rms_norm,
     "layer_norm": _layer_norm,
     "rope": _rope,
+    "rope_": _rope_in_place,
     "activation": _activation,
     "gated_activation": _gated_activation,
     "linear": _linear,
