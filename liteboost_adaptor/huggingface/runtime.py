@@ -53,6 +53,15 @@ class Runtime:
         #: What else is set, at every level, for as long as models are prepared.
         self.extensions: list[Callable[[UndoStack, Settings], None]] = []
 
+    def extend(self, extension: Callable[[UndoStack, Settings], None]) -> None:
+        """Have ``extension`` called when models are to be prepared, and at once if they are. Idempotent."""
+        with self.lock:
+            if extension in self.extensions:
+                return
+            self.extensions.append(extension)
+            if self.active is not None:
+                extension(self.hooks, self.active)
+
     def start(self, settings: Settings) -> None:
         """What the import hook does: `activate`, unless the user has said `undo` before transformers came."""
         if not self.is_dismissed:

@@ -45,8 +45,7 @@ class _Pending:
 
 def follow(runtime: Any) -> None:
     """Divide models that are loaded while ``runtime`` prepares models."""
-    if _extend not in runtime.extensions:
-        runtime.extensions.append(_extend)
+    runtime.extend(_extend)
 
 
 def _extend(hooks: Any, settings: config.Settings) -> None:

@@ -35,8 +35,7 @@ def rank_file(rank: int) -> str:
 
 def follow(runtime: Any) -> None:
     """Find the files of divided checkpoints while ``runtime`` prepares models."""
-    if _extend not in runtime.extensions:
-        runtime.extensions.append(_extend)
+    runtime.extend(_extend)
 
 
 def _extend(hooks: Any, settings: config.Settings) -> None:

@@ -19,8 +19,7 @@ _MODELING = "transformers.modeling_utils"
 
 def follow(runtime: Any) -> None:
     """Have `install` called whenever ``runtime`` prepares models. Idempotent."""
-    if install not in runtime.extensions:
-        runtime.extensions.append(install)
+    runtime.extend(install)
 
 
 def install(hooks: Any, settings: config.Settings) -> None:

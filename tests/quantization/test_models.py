@@ -160,6 +160,17 @@ def test_undo_takes_the_quantizer_out_and_apply_puts_it_back() -> None:
     assert all("liteboost" in mapping for mapping in mappings)
 
 
+def test_apply_may_come_before_transformers() -> None:
+    script = """
+import json
+import liteboost_adaptor
+liteboost_adaptor.apply(level=2)
+from transformers.quantizers import auto
+print(json.dumps("liteboost" in auto.AUTO_QUANTIZER_MAPPING))
+"""
+    assert python_json(script) is True
+
+
 def perplexity(model: torch.nn.Module, blocks: torch.Tensor) -> float:
     from liteboost_adaptor.bench.perplexity import evaluate
 
