@@ -20,10 +20,10 @@ environment.prepare()
 
 def _activate(_: Any) -> None:
     from .huggingface.runtime import runtime
-    from .parallel import offline
+    from .parallel import mesh, offline
 
     offline.follow(runtime)
-    if config.launched():
+    if config.launched() or mesh.is_for_several(_settings):
         from .parallel import loading
 
         loading.follow(runtime)

@@ -31,15 +31,19 @@ def apply(
     nz: str | None = None,
     sparse: float | str | None = None,
     tp: int | str | None = None,
+    dp: int | None = None,
+    sp: int | None = None,
+    cp: int | None = None,
     quant: str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
     Args:
         model: Any module; its submodules are served where a rule fits, other models are not touched.
-        level, disable, strict, nz, sparse, tp: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
-            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ``, ``LITEBOOST_SPARSE`` and ``LITEBOOST_TP``. ``tp`` is for
-            models that are loaded afterwards; `shard` divides one that is loaded.
+        level, disable, strict, nz, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
+            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ`` and ``LITEBOOST_SPARSE``.
+        tp, dp, sp, cp: In place of ``LITEBOOST_TP``, ``LITEBOOST_DP``, ``LITEBOOST_SP`` and ``LITEBOOST_CP``,
+            for models that are loaded afterwards; `shard` divides one that is loaded.
         quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantised in place, and `undo` does not bring its
             former weights back.
 
@@ -51,8 +55,9 @@ def apply(
         StrictError: ``strict`` and a rule was refused or failed.
         QuantizationError: ``model`` cannot be quantised so.
     """
+    sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp}
     wanted = with_overrides(
-        settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, tp=tp, quant=quant
+        settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, quant=quant, **sizes
     )
     if model is None:
         runtime.deactivate()
@@ -63,11 +68,12 @@ def apply(
             raise TypeError(
                 f"apply takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
             )
-        if tp is not None:
-            raise ConfigError(
-                "tp is for models that are loaded afterwards, and this one is loaded. Call apply(tp=...) "
-                "before it is loaded, or liteboost_adaptor.shard(model)."
-            )
+        for name, size in sizes.items():
+            if size is not None:
+                raise ConfigError(
+                    f"{name} is for models that are loaded afterwards, and this one is loaded. Call "
+                    f"apply({name}=...) before it is loaded, or liteboost_adaptor.shard(model)."
+                )
         if quant is not None and wanted.quant is not None:
             _quantize(model, wanted.quant)
         runtime.bind(model, wanted)

@@ -70,7 +70,10 @@ class Settings:
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
         sparse: Block-sparse attention of long prompts, or ``None``.
-        tp: Over how many processes a model is divided; 0: over all that a launcher has started.
+        tp: Over how many processes the weights are divided; 0: over all that the others leave.
+        dp: How many replicas share a batch that is generated for.
+        sp: Over how many processes the tokens of a prompt are divided, that exchange heads (Ulysses).
+        cp: As ``sp``, of processes that pass on keys and values (ring attention).
         quant: What models are quantised to as they are loaded, or ``None``.
     """
 
@@ -83,6 +86,9 @@ class Settings:
     nz: str = "auto"
     sparse: Sparse | None = None
     tp: int = 0
+    dp: int = 1
+    sp: int = 1
+    cp: int = 1
     quant: Quant | None = None
 
 
@@ -144,13 +150,15 @@ def _sparse(text: str) -> Sparse | None:
     return Sparse(sparsity, **given) if sparsity else None
 
 
-def _tp(text: str) -> int:
-    value = text.strip().lower()
-    if value == "auto":
-        return 0
+def _count(text: str) -> int:
+    value = text.strip()
     if not value.isdecimal() or int(value) < 1:
         raise ValueError
     return int(value)
+
+
+def _tp(text: str) -> int:
+    return 0 if text.strip().lower() == "auto" else _count(text)
 
 
 QUANT_SCHEMES = ("w8a16", "w4a16")
@@ -257,7 +265,31 @@ VARIABLES: tuple[Variable, ...] = (
         _tp,
         "auto, or a number from 1",
         "Over how many processes models are divided as they are loaded, at level 2: auto, over all that "
-        "torchrun has started; 1, not at all. See parallel.md.",
+        "torchrun has started and the next three leave; 1, not at all. See parallel.md.",
+    ),
+    Variable(
+        "LITEBOOST_DP",
+        "dp",
+        _count,
+        "a number from 1",
+        "How many replicas of a model share the rows of a batch that `generate` is given, at level 2. See "
+        "parallel.md.",
+    ),
+    Variable(
+        "LITEBOOST_SP",
+        "sp",
+        _count,
+        "a number from 1",
+        "Over how many processes the tokens of a prompt are divided that exchange heads for attention "
+        "(Ulysses), at level 2. See parallel.md.",
+    ),
+    Variable(
+        "LITEBOOST_CP",
+        "cp",
+        _count,
+        "a number from 1",
+        "Over how many processes the tokens of a prompt are divided that pass on keys and values (ring "
+        "attention), at level 2. See parallel.md.",
     ),
     Variable(
         "LITEBOOST_QUANT",

@@ -11,28 +11,43 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ParallelError
+from . import replicas
 from .groups import Group, gathered, process_group, talking
+from .mesh import Mesh
 
 _TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _SAME = (
-    "All work on the same text: call it on every rank with the same. With LITEBOOST_TP=1 each process has a "
-    "model of its own."
+    "All work on the same text: call it on every rank with the same. With LITEBOOST_DP=N and all rows on "
+    "every rank, N replicas share the rows; with LITEBOOST_TP=1 each process has a model of its own."
 )
 
 
-def watch(model: nn.Module, group: Group) -> None:
-    """Compare inputs and settings of ``model`` at every prompt, and let all ranks draw what rank 0 draws."""
-    hook = functools.partial(_before_forward, group)
-    model.register_forward_pre_hook(hook, with_kwargs=True)
+def watch(model: nn.Module, mesh: Mesh) -> None:
+    """Compare inputs and settings of ``model`` at every prompt, and let all ranks draw what rank 0 draws.
+
+    Inputs are compared within a replica: replicas have rows of their own.
+    """
+    if mesh.replica.size > 1:
+        hook = functools.partial(_before_forward, mesh.replica)
+        model.register_forward_pre_hook(hook, with_kwargs=True)
     if hasattr(model, "generate"):
-        vars(model)["generate"] = functools.partial(_generate, model, group)
+        vars(model)["generate"] = functools.partial(_generate, model, mesh)
 
 
-def _generate(model: Any, group: Group, *args: Any, **kwargs: Any) -> Any:
+def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
     """``generate`` of a divided model: under the same settings on every rank."""
+    whole = functools.partial(type(model).generate, model)
+    if replicas.is_inside():  # of the rows of one replica; the others may have none
+        return whole(*args, **kwargs)
     settings = kwargs.get("generation_config") or model.generation_config
-    compare_settings(group, {**settings.to_dict(), **kwargs})
-    return type(model).generate(model, *args, **kwargs)
+    compare_settings(mesh.world, {**settings.to_dict(), **kwargs})
+    if mesh.data.size == 1:
+        return whole(*args, **kwargs)
+    compare_inputs(mesh.world, [*args, *(value for _, value in sorted(kwargs.items()))])
+    share_random_state(mesh.world)
+    result = replicas.generate(whole, model, mesh, args, kwargs)
+    share_random_state(mesh.world)
+    return result
 
 
 def _is_plain(value: Any) -> bool:
@@ -85,7 +100,7 @@ def compare_inputs(group: Group, values: list[Any]) -> None:
     if other:
         raise ParallelError(
             f"the ranks have been given different inputs (rank 0 others than rank "
-            f"{', '.join(map(str, other))}). The model is divided over {group.size} processes. {_SAME}"
+            f"{', '.join(map(str, other))}). {group.size} processes share the model. {_SAME}"
         )
 
 
@@ -102,10 +117,10 @@ def share_random_state(group: Group) -> None:
     """Let every rank draw the numbers that rank 0 would draw, on the CPU and on its device."""
     state = torch.random.get_rng_state()
     with talking(group):
-        dist.broadcast(state, 0, group=process_group(group))
+        dist.broadcast(state, group_src=0, group=process_group(group))
     torch.random.set_rng_state(state)
     npu = getattr(torch, "npu", None)
     if npu is not None and npu.is_available():
         state = npu.get_rng_state()
-        dist.broadcast(state, 0, group=process_group(group))
+        dist.broadcast(state, group_src=0, group=process_group(group))
         npu.set_rng_state(state)

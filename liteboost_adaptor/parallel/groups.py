@@ -61,12 +61,7 @@ def join() -> Group:
         dist.init_process_group(_backend(), timeout=_PATIENCE)
     default = dist.distributed_c10d._get_default_group()
     group = Group(default.group_name, dist.get_rank(), dist.get_world_size())
-    if (
-        native.load().loaded
-        and group.size > 1
-        and not torch.ops.liteboost_parallel._shares_memory(group.name)
-    ):
-        _share_memory(group)
+    share_memory(group)
     collectives.register()
     return group
 
@@ -185,9 +180,11 @@ def _compare(ranks: list[int], found: list[dict[str, Any]]) -> None:
             )
 
 
-def _share_memory(group: Group) -> None:
+def share_memory(group: Group) -> None:
     """Let tensors of the CPU go through memory where all ranks are on one host; a note says why not."""
     ops = torch.ops.liteboost_parallel
+    if not native.load().loaded or group.size == 1 or ops._shares_memory(group.name):
+        return
     offers = gathered(group, (_host(), f"/liteboost-{secrets.token_hex(8)}"))
     if len({host for host, _ in offers}) > 1:
         return
@@ -204,6 +201,8 @@ def _share_memory(group: Group) -> None:
 
 def gathered(group: Group, value: Any) -> list[Any]:
     """What each rank has for ``value``, which can be pickled."""
+    if group.size == 1:
+        return [value]
     found: list[Any] = [None] * group.size
     with talking(group):
         dist.all_gather_object(found, value, group=process_group(group))

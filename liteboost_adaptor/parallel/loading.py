@@ -21,11 +21,13 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import __version__, config
-from ..errors import CheckpointError, ParallelError
+from ..errors import CheckpointError
 from ..report import report
 from . import checkpoint, groups, layout, offline, shard, sources
+from . import mesh as meshes
 from .groups import Group
-from .plan import Plan
+from .mesh import Mesh
+from .plan import Plan, undivided
 
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
@@ -38,7 +40,7 @@ class _Pending:
     """A model between loading and the end of it. ``is_cut``: its parameters have the sizes of this rank."""
 
     plan: Plan
-    group: Group
+    mesh: Mesh
     forms: dict[str, str]
     is_cut: bool
 
@@ -49,7 +51,7 @@ def follow(runtime: Any) -> None:
 
 
 def _extend(hooks: Any, settings: config.Settings) -> None:
-    if config.launched() is None or config.launched()[1] == 1:
+    if _started() == 1 and not meshes.is_for_several(settings):
         return
     modeling = sys.modules[_MODELING]
     load = getattr(modeling.PreTrainedModel, "_load_pretrained_model", None)
@@ -66,12 +68,17 @@ def _extend(hooks: Any, settings: config.Settings) -> None:
         hooks.set_attribute(_MODELING, "check_and_set_device_map", ranks.wrap_device_map)
 
 
+def _started() -> int:
+    """How many processes a launcher has started; 1 without one."""
+    return (config.launched() or (0, 1))[1]
+
+
 class _Loading:
     """What is done to models loaded under ``settings``."""
 
     def __init__(self, settings: config.Settings) -> None:
         self.settings = settings
-        self.is_wanted = settings.level >= 2 and settings.tp != 1
+        self.is_wanted = settings.level >= 2 and meshes.is_asked(settings)
         self._pending: weakref.WeakKeyDictionary[nn.Module, _Pending] = weakref.WeakKeyDictionary()
 
     def wrap_load(self, original: Any) -> Any:
@@ -82,7 +89,8 @@ class _Loading:
             model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
         ) -> Any:
             arguments = (checkpoint_files, load_config, expected_keys)
-            reason = _why_whole(model, load_config) if self.is_wanted else "not asked for"
+            sizes = meshes.sizes(self.settings, _started()) if self.is_wanted else {"tp": 1}
+            reason = _why_whole(model, load_config, sizes["tp"]) if self.is_wanted else "not asked for"
             facts = {"settings": config.spelled(self.settings), "model": type(model).__name__}
             groups.compare_starts(facts, waits=not reason)
             if reason:
@@ -90,51 +98,49 @@ class _Loading:
                 if self.is_wanted:
                     _say(f"{type(model).__name__} is loaded whole by every process: {reason}.")
                 return load(model, state_dict, *arguments)
-            model.tie_weights(recompute_mapping=False)  # what is one parameter is divided as one
-            found = layout.of(model)
-            if not found.cuts:
-                _say(f"{type(model).__name__} is loaded whole by every process: no part of it is recognised.")
-                return load(model, state_dict, *arguments)
-            plan = found.plan(self._world_size())
-            group = groups.join()
+            plan = undivided(type(model).__name__)
+            if sizes["tp"] > 1:
+                model.tie_weights(recompute_mapping=False)  # what is one parameter is divided as one
+                found = layout.of(model)
+                if not found.cuts:
+                    _say(f"{plan.model} is loaded whole by every process: no part of it is recognised.")
+                    return load(model, state_dict, *arguments)
+                plan = found.plan(sizes["tp"])
+            mesh = meshes.join(self.settings)
             groups.agree(
-                group,
+                mesh.world,
                 model=plan.model,
                 plan=plan.digest(),
                 version=__version__,
                 dtype=str(load_config.dtype),
                 settings=config.spelled(self.settings),
             )
-            return self._load(load, model, state_dict, arguments, plan, group)
+            return self._load(load, model, state_dict, arguments, plan, mesh)
 
         return staticmethod(_load_pretrained_model)
 
-    def _world_size(self) -> int:
-        started = config.launched()[1]
-        if self.settings.tp not in (0, started):
-            raise ParallelError(
-                f"LITEBOOST_TP={self.settings.tp}, and {started} processes have been started. Start as many, "
-                "or unset it: a model is divided over all processes."
-            )
-        return started
-
     def _load(
-        self, load: Callable[..., Any], model: Any, state_dict: Any, arguments: Any, plan: Plan, group: Group
+        self, load: Callable[..., Any], model: Any, state_dict: Any, arguments: Any, plan: Plan, mesh: Mesh
     ) -> Any:
         files, load_config, expected_keys = arguments
-        is_read_in_parts = state_dict is None and files and files[0].endswith(".safetensors")
-        pending = _Pending(plan, group, shard.norm_forms(model, plan), bool(is_read_in_parts))
-        with groups.together(group):
-            if not is_read_in_parts:
+        is_divided = mesh.tensor.size > 1
+        is_read_in_parts = is_divided and state_dict is None and files and files[0].endswith(".safetensors")
+        forms = shard.norm_forms(model, plan) if is_divided else {}
+        pending = _Pending(plan, mesh, forms, bool(is_read_in_parts))
+        with groups.together(mesh.world):
+            if not is_divided:
+                offline.refuse_whole(files, "LITEBOOST_TP=1")
+                done = load(model, state_dict, *arguments)
+            elif not is_read_in_parts:
                 report.note(
                     f"{plan.model} was loaded whole by every process and then divided: its files are no "
                     "safetensors."
                 )
                 done = load(model, state_dict, *arguments)
             else:
-                tensors, late = _tensors(model, files, plan, group, load_config.weight_mapping)
-                shard.cut(model, plan, group)
-                with _divided_behind(late, sources.CutLast(plan, group.rank)):
+                tensors, late = _tensors(model, files, plan, mesh.tensor, load_config.weight_mapping)
+                shard.cut(model, plan, mesh.tensor)
+                with _divided_behind(late, sources.CutLast(plan, mesh.tensor.rank)):
                     done = load(model, tensors, files, load_config, expected_keys)
         self._pending[model] = pending
         return done
@@ -147,11 +153,9 @@ class _Loading:
             info = finalize(model, load_config, loading_info)
             pending = self._pending.pop(model, None)
             if pending is not None:
-                with groups.together(pending.group):
+                with groups.together(pending.mesh.world):
                     _agree_on_missing(model, info.missing_keys, pending)
-                    if not pending.is_cut:
-                        shard.cut(model, pending.plan, pending.group)
-                    shard.become_part(model, pending.plan, pending.group, pending.forms)
+                    _share(model, pending)
             return info
 
         return staticmethod(_finalize_model_loading)
@@ -167,6 +171,15 @@ class _Loading:
             return original(device_map)
 
         return check_and_set_device_map
+
+
+def _share(model: nn.Module, pending: _Pending) -> None:
+    """Let the ranks work together on ``model``, which is loaded."""
+    if pending.mesh.tensor.size == 1:
+        return shard.attach(model, pending.plan, pending.mesh)
+    if not pending.is_cut:
+        shard.cut(model, pending.plan, pending.mesh.tensor)
+    return shard.become_part(model, pending.plan, pending.mesh, pending.forms)
 
 
 def _say(sentence: str) -> None:
@@ -188,11 +201,11 @@ def _owner() -> str:
     return ""
 
 
-def _why_whole(model: nn.Module, load_config: Any) -> str:
-    """Why a model that is being loaded is not divided, or an empty string."""
+def _why_whole(model: nn.Module, load_config: Any, tp: int) -> str:
+    """Why processes do not share a model that is being loaded, or an empty string."""
     if load_config.device_mesh is not None or getattr(model.config, "distributed_config", None) is not None:
         return "transformers' own parallelism was asked for"
-    if load_config.hf_quantizer is not None:
+    if load_config.hf_quantizer is not None and tp > 1:
         return "its weights are quantised"
     if len({str(device) for device in (load_config.device_map or {}).values()}) > 1:
         return "device_map puts its parts on several devices"
@@ -239,8 +252,9 @@ def _agree_on_missing(model: nn.Module, missing: Any, pending: _Pending) -> None
     for name in sorted(missing):
         if name in pending.plan.cuts and pending.is_cut:
             raise CheckpointError(
-                f"the checkpoint has no {name}, which {pending.plan.model} divides over {pending.group.size} "
-                "processes. Load it with LITEBOOST_TP=1 and save it, or load a whole checkpoint."
+                f"the checkpoint has no {name}, which {pending.plan.model} divides over "
+                f"{pending.mesh.tensor.size} processes. Load it with LITEBOOST_TP=1 and save it, or load a "
+                "whole checkpoint."
             )
         if name in tensors:
-            dist.broadcast(tensors[name].data, 0, group=groups.process_group(pending.group))
+            dist.broadcast(tensors[name].data, 0)

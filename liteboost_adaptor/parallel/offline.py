@@ -53,19 +53,21 @@ def _resolving(original: Callable[..., Any], settings: config.Settings) -> Calla
             return original(*args, **kwargs)
         index = read_index(Path(name))
         _check_world_size(Path(name), index["world_size"], settings)
-        return [str(Path(name) / rank_file(config.launched()[0]))], None
+        return [str(Path(name) / rank_file(config.launched()[0] % index["world_size"]))], None
 
     return _get_resolved_checkpoint_files
 
 
 def _check_world_size(folder: Path, size: int, settings: config.Settings) -> None:
     started = config.launched()[1] if config.launched() else 1
-    if started != size:
-        again = f"`python -m liteboost_adaptor shard WHOLE ANOTHER --tp {started}`"
+    copies = settings.dp * settings.sp * settings.cp  # ranks of a mesh that hold the same, see mesh.py
+    if started != size * copies:
+        parts = max(started // copies, 1)
+        again = f"`python -m liteboost_adaptor shard WHOLE ANOTHER --tp {parts}`"
         raise CheckpointError(
             f"{folder} is divided for {size} processes, and {started} {'has' if started == 1 else 'have'} "
-            f"been started. Start it with `torchrun --nproc-per-node={size}`, or put it together again with "
-            f"`{_merge(folder)}`" + (f" and divide that: {again}." if started > 1 else ".")
+            f"been started. Start it with `torchrun --nproc-per-node={size * copies}`, or put it together "
+            f"again with `{_merge(folder)}`" + (f" and divide that: {again}." if parts > 1 else ".")
         )
     if settings.level < 2 or settings.tp not in (0, size):
         raise CheckpointError(

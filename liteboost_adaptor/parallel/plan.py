@@ -105,6 +105,11 @@ class Need:
         return self.units % world_size == 0 or (self.repeatable and world_size % self.units == 0)
 
 
+def undivided(model: str) -> Plan:
+    """The plan of ``model`` where every rank holds all of it."""
+    return Plan(model, 1, {}, [], {}, {}, {}, {})
+
+
 @dataclass
 class Layout:
     """What of a model can be divided, whatever the world size.

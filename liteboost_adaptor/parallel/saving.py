@@ -17,14 +17,17 @@ from torch import Tensor
 from ..errors import ParallelError
 from . import groups
 from .groups import Group
+from .mesh import Mesh
 from .plan import Cut, Plan
 from .writing import Writer
 
 _REFUSED = ("state_dict", "push_to_hub", "distributed_checkpoint")
 
 
-def save(model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+def save(model: Any, plan: Plan, mesh: Mesh, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
     """What ``save_pretrained`` of the undivided model would write. Every rank calls it; rank 0 writes.
+
+    Ranks whose parts the first ones have as well only wait.
 
     The files get their names when all of them are written. One tensor, or those that are one in the
     checkpoint, is in memory at a time.
@@ -36,8 +39,27 @@ def save(model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike
     if refused:
         raise ParallelError(
             f"{refused[0]} of save_pretrained needs the whole model in one process, and this {plan.model} is "
-            f"divided over {group.size}. Save it to a folder, and go on from there."
+            f"divided over {mesh.tensor.size}. Save it to a folder, and go on from there."
         )
+    with groups.together(mesh.world):
+        if mesh.is_first:
+            _save(model, plan, mesh.tensor, save_directory, kwargs)
+
+
+def save_whole(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> None:
+    """``save_pretrained`` of a model that every rank holds whole. Every rank calls it; rank 0 writes.
+
+    Raises:
+        ParallelError: On the others, where rank 0 has failed.
+    """
+    with groups.together(mesh.world):
+        if mesh.is_first:
+            type(model).save_pretrained(model, *args, **kwargs)
+
+
+def _save(
+    model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike[str], kwargs: dict[str, Any]
+) -> None:
     steps = _agreed(_steps(model, plan) if group.rank == 0 else [], group)
     if group.rank:
         return _send(model, plan, group, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import torch
@@ -12,35 +13,38 @@ from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
 from . import agree, groups, layers, layout, plan, saving
+from . import mesh as meshes
 from .groups import Group
+from .mesh import Mesh
 from .parts import is_transposed
 
 #: Attribute of a divided model: its plan.
 PLAN = "_liteboost_plan"
 
 
-def divide(model: nn.Module, how: plan.Plan, group: Group) -> None:
+def divide(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
     """Keep what this rank holds of ``model`` and let its layers exchange; whole parameters are freed in turn.
 
     Args:
-        how: Made for this very model and ``group.size`` ranks.
+        how: Made for this very model and ``mesh.tensor.size`` ranks.
     """
     was_bound = model in runtime.models()
     runtime.unbind(model)  # rules are bound to what is here now
     forms = norm_forms(model, how)
-    cut(model, how, group)
-    become_part(model, how, group, forms)
+    cut(model, how, mesh.tensor)
+    become_part(model, how, mesh, forms)
     if was_bound:
         runtime.prepare(model)
 
 
-def become_part(model: nn.Module, how: plan.Plan, group: Group, forms: dict[str, str]) -> None:
+def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, str]) -> None:
     """Let the layers of ``model``, whose parameters have been cut, exchange.
 
     The model is for inference afterwards: its parameters want no gradients, for collectives have no backward.
     """
     native.load()
     collectives.register()
+    group = mesh.tensor
     modules = dict(model.named_modules())
     _leave_to_rank_0(modules, how, group)
     _resize(modules, how)
@@ -56,11 +60,18 @@ def become_part(model: nn.Module, how: plan.Plan, group: Group, forms: dict[str,
     model.eval()
     model.requires_grad_(False)
     own = vars(model)
-    own[PLAN] = how
-    own["save_pretrained"] = functools.partial(saving.save, model, how, group)
+    own["save_pretrained"] = functools.partial(saving.save, model, how, mesh)
     own["train"] = functools.partial(_train, model)
     own.update((name, functools.partial(_refuse_adapter, how.model)) for name in _ADAPTER_METHODS)
-    agree.watch(model, group)
+    attach(model, how, mesh)
+
+
+def attach(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
+    """Let ranks that hold ``model``, or a part of it each, work on the same prompts."""
+    vars(model)[PLAN] = how
+    if mesh.tensor.size == 1:
+        vars(model)["save_pretrained"] = functools.partial(saving.save_whole, model, mesh)
+    agree.watch(model, mesh)
 
 
 _ADAPTER_METHODS = ("add_adapter", "load_adapter")
@@ -172,9 +183,14 @@ def shard(model: nn.Module) -> plan.Plan:
             f"this {type(model).__name__} is in training mode, and a model that is divided cannot be "
             "trained. Call model.eval() first."
         )
-    group = groups.join()
-    how = layout.of(model).plan(group.size)
-    settings = config.spelled(runtime.active or config.settings())
-    groups.agree(group, model=how.model, plan=how.digest(), version=__version__, settings=settings)
-    divide(model, how, group)
+    wanted = runtime.active or config.settings()
+    mesh = meshes.join(wanted if meshes.is_asked(wanted) else dataclasses.replace(wanted, tp=0))
+    size = mesh.tensor.size
+    how = layout.of(model).plan(size) if size > 1 else plan.undivided(type(model).__name__)
+    settings = config.spelled(wanted)
+    groups.agree(mesh.world, model=how.model, plan=how.digest(), version=__version__, settings=settings)
+    if size > 1:
+        divide(model, how, mesh)
+    else:
+        attach(model, how, mesh)
     return how
