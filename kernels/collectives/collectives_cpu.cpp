@@ -92,6 +92,26 @@ at::Tensor all_reduce_cpu(const at::Tensor& x, const std::string& group) {
   return result;
 }
 
+at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, const std::string& group);
+
+at::Tensor all_gather_cpu(const at::Tensor& x, c10::SymIntArrayRef sizes, const std::string& group) {
+  const auto shared = segment(group);
+  if (shared == nullptr) return all_gather_group(x, sizes, group);
+  check_all_gather(x, sizes, shared->rank(), shared->ranks());
+  const auto contiguous = x.expect_contiguous();
+  std::vector<int64_t> widths, shape = x.sizes().vec();
+  shape.back() = 0;
+  for (const int64_t size : C10_AS_INTARRAYREF_SLOW(sizes)) {
+    widths.push_back(size * x.element_size());
+    shape.back() += size;
+  }
+  at::Tensor result = at::empty(shape, x.options());
+  if (result.numel() == 0) return result;
+  shared->all_gather(contiguous->const_data_ptr(), result.numel() / shape.back(), widths,
+                     result.mutable_data_ptr());
+  return result;
+}
+
 at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, const std::string& group) {
   const auto ranks = c10d::resolve_process_group(group);
   check_all_gather(x, sizes, ranks->getRank(), ranks->getSize());
@@ -113,7 +133,10 @@ at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, cons
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost_parallel, CPU, m) { m.impl("all_reduce", &liteboost::all_reduce_cpu); }
+TORCH_LIBRARY_IMPL(liteboost_parallel, CPU, m) {
+  m.impl("all_reduce", &liteboost::all_reduce_cpu);
+  m.impl("all_gather", &liteboost::all_gather_cpu);
+}
 
 // Whatever the device: its process group does it.
 TORCH_LIBRARY_IMPL(liteboost_parallel, CompositeExplicitAutograd, m) {

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #include "collectives/collectives.h"
 #include "common/checks.h"
@@ -181,18 +182,43 @@ void SharedMemory::all_reduce(DType dtype, const void* x, int64_t count, int64_t
   }
 }
 
+namespace {
+
+// What ranks say of an all-reduce: as many bytes each, negative for 16 bits.
+struct Brought {
+  int64_t each[kMostRanks];
+  Brought(int ranks, int64_t count, int64_t element_size) {
+    std::fill_n(each, ranks, element_size == 2 ? -2 * count : count * element_size);
+  }
+};
+
+// Added to the bytes of a gather, which are told from those of an all-reduce by it.
+constexpr int64_t kGather = int64_t{1} << 40;
+
+// Copies bytes [begin, end) of rows that are `width` long to where they lie in rows that are `stride` long.
+void copy_rows(const char* from, int64_t begin, int64_t end, int64_t width, char* to, int64_t stride) {
+  while (begin < end) {
+    const int64_t row = begin / width, column = begin % width;
+    const int64_t count = std::min(width - column, end - begin);
+    std::memcpy(to + row * stride + column, from, count);
+    from += count;
+    begin += count;
+  }
+}
+
+}  // namespace
+
 // Writes this rank's tensor, waits for the others', and says where they are.
-void SharedMemory::exchange(const char* x, int64_t bytes, int64_t element_size, uint64_t call,
+void SharedMemory::exchange(const char* x, int64_t bytes, const int64_t* brought, uint64_t call,
                             const void** from) {
-  const int64_t brought = element_size == 2 ? -bytes : bytes;
   std::memcpy(slot(rank_, call), x, bytes);
-  place(rank_).brought[call % 2].store(brought, std::memory_order_relaxed);
+  place(rank_).brought[call % 2].store(brought[rank_], std::memory_order_relaxed);
   place(rank_).announced.store(call, std::memory_order_release);
   wait(&Place::announced, call);
   for (int rank = 0; rank < ranks_; ++rank) {
     const int64_t theirs = place(rank).brought[call % 2].load(std::memory_order_relaxed);
-    TORCH_CHECK(theirs == brought, "rank ", rank, " brought ", std::abs(theirs), " bytes to collective ",
-                call, ", rank ", rank_, " ", bytes,
+    TORCH_CHECK(theirs == brought[rank], "rank ", rank, " brought ", std::abs(theirs) % kGather,
+                " bytes to collective ", call, ", rank ", rank_, " ", bytes,
                 "; every rank must run the same model on the same inputs");
     from[rank] = slot(rank, call);
   }
@@ -201,18 +227,37 @@ void SharedMemory::exchange(const char* x, int64_t bytes, int64_t element_size, 
 void SharedMemory::short_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out) {
   const uint64_t call = ++call_;
   const void* from[kMostRanks];
-  exchange(x, count * element_size, element_size, call, from);
+  exchange(x, count * element_size, Brought(ranks_, count, element_size).each, call, from);
   add_ranks(dtype, from, ranks_, 0, count, out);
 }
 
 void SharedMemory::long_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out) {
   const uint64_t call = ++call_;
   const void* from[kMostRanks];
-  exchange(x, count * element_size, element_size, call, from);
+  exchange(x, count * element_size, Brought(ranks_, count, element_size).each, call, from);
   add_ranks(dtype, from, ranks_, count * rank_ / ranks_, count * (rank_ + 1) / ranks_, result(call));
   place(rank_).added.store(call, std::memory_order_release);
   wait(&Place::added, call);
   std::memcpy(out, result(call), count * element_size);
+}
+
+void SharedMemory::all_gather(const void* x, int64_t rows, const std::vector<int64_t>& widths, void* out) {
+  const int64_t most = rows * *std::max_element(widths.begin(), widths.end());
+  const int64_t stride = std::accumulate(widths.begin(), widths.end(), int64_t{0});
+  for (int64_t begin = 0; begin < most; begin += bytes_) {
+    const uint64_t call = ++call_;
+    int64_t ends[kMostRanks], brought[kMostRanks];
+    const void* from[kMostRanks];
+    for (int rank = 0; rank < ranks_; ++rank) {
+      ends[rank] = std::clamp(rows * widths[rank], begin, begin + bytes_);
+      brought[rank] = kGather + ends[rank] - begin;
+    }
+    exchange(static_cast<const char*>(x) + begin, ends[rank_] - begin, brought, call, from);
+    char* to = static_cast<char*>(out);
+    for (int rank = 0; rank < ranks_; to += widths[rank++]) {
+      copy_rows(static_cast<const char*>(from[rank]), begin, ends[rank], widths[rank], to, stride);
+    }
+  }
 }
 
 }  // namespace liteboost

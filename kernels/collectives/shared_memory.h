@@ -3,7 +3,7 @@
 // Each rank has two slots and counts its calls. In call n a rank writes to slot n % 2, announces n, waits until all
 // ranks have announced n, and reads. Two slots are enough: who announces n + 1 has read all of n, so nobody writes
 // to a slot that somebody still reads. Long tensors take two rounds a piece: each rank adds its share of the
-// piece into the common result, announces that, and copies the whole.
+// piece into the common result, announces that, and copies the whole. A gather takes one round a piece.
 //
 // Waits are bounded: a rank that has ended is noticed at once, one that does not come after the time limit.
 #pragma once
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "common/dtype.h"
 
@@ -27,7 +28,13 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+
   void all_reduce(DType dtype, const void* x, int64_t count, int64_t element_size, void* out);
+
+  // out[row] = the rows of all ranks one behind the other; widths: bytes of a row on each rank.
+  void all_gather(const void* x, int64_t rows, const std::vector<int64_t>& widths, void* out);
 
  private:
   struct Header;
@@ -35,7 +42,8 @@ class SharedMemory {
   Place& place(int rank) const;
   char* slot(int rank, uint64_t call) const;
   char* result(uint64_t call) const;
-  void exchange(const char* x, int64_t bytes, int64_t element_size, uint64_t call, const void** from);
+  // `brought`: what each rank must say that it has brought, by its number.
+  void exchange(const char* x, int64_t bytes, const int64_t* brought, uint64_t call, const void** from);
   void short_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out);
   void long_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out);
   void wait(std::atomic<uint64_t> Place::* counter, uint64_t value) const;

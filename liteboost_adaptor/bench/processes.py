@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,7 +26,13 @@ class Worker:
     """One process running ``worker.py``, and the pipe to it."""
 
     def __init__(
-        self, name: str, threads: int, logs: Path, level: int | None = None, quant: str | None = None
+        self,
+        name: str,
+        threads: int,
+        logs: Path,
+        level: int | None = None,
+        quant: str | None = None,
+        rank: dict[str, str] | None = None,
     ) -> None:
         """
         Args:
@@ -34,9 +41,10 @@ class Worker:
             logs: Folder for what the process prints.
             level: ``LITEBOOST_LEVEL`` of the process; ``None`` leaves the variable unset.
             quant: ``LITEBOOST_QUANT`` of the process, likewise.
+            rank: What a launcher would set, for one process of several.
         """
         self.name = name
-        self.log = logs / f"{name}.log"
+        self.log = logs / f"{name}{rank['RANK'] if rank else ''}.log"
         count = str(threads)
         environment = config.child_environment(
             OMP_NUM_THREADS=count,
@@ -45,6 +53,7 @@ class Worker:
             TOKENIZERS_PARALLELISM="false",
             LITEBOOST_LEVEL=None if level is None else str(level),
             LITEBOOST_QUANT=quant,
+            **(rank or {}),
         )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -97,3 +106,69 @@ class Worker:
 
     def _tail(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Ranks:
+    """Processes among which one model is divided, asked alike; rank 0 answers for all."""
+
+    def __init__(self, name: str, size: int, threads: int, logs: Path, level: int | None = None) -> None:
+        """
+        Args:
+            name: Of the variant, for messages.
+            size: Number of processes.
+            threads: Of all of them together.
+            logs: As of `Worker`.
+            level: As of `Worker`.
+        """
+        self.name = name
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        self._workers = [
+            Worker(
+                name,
+                threads // size,
+                logs,
+                level,
+                rank={key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()},
+            )
+            for rank in range(size)
+        ]
+
+    def send(self, do: str, **arguments: Any) -> None:
+        """Hand every process the request."""
+        for rank, each in enumerate(self._workers):
+            if "path" in arguments and rank:
+                each.send(do, **{**arguments, "path": f"{arguments['path']}.{rank}"})
+            else:
+                each.send(do, **arguments)
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for all; the answer of rank 0, with the memory of all.
+
+        Raises:
+            WorkerError: One of them failed.
+        """
+        replies = [each.receive() for each in self._workers]
+        if "peak_rss_mb" in replies[0]:
+            replies[0]["peak_rss_mb"] = sum(reply["peak_rss_mb"] for reply in replies)
+        return replies[0]
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        self.send(do, **arguments)
+        return self.receive()
+
+    def close(self) -> None:
+        """End all processes."""
+        for each in self._workers:
+            with suppress(BrokenPipeError):
+                each.process.stdin.close()
+        for each in self._workers:
+            each.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .settings import BASELINE, Settings
+from .settings import BASELINE, Settings, divided
 
 if TYPE_CHECKING:
     from .agreement import Agreement
@@ -69,8 +69,10 @@ def summarise(measured: Measurements) -> dict[str, Any]:
     Returns:
         ``machine`` (cpu, threads, isa, read_gb_s, gemm_gflops); ``variants`` by name (prefill_tok_s,
         decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, decode_bandwidth_beside,
-        prefill_peak_fraction, peak_rss_mb); ``settings``, ``agreement``, ``groups`` and ``rounds`` as they
-        were; ``notes`` on what a reader should know; ``failures``, empty unless a figure is impossible.
+        prefill_peak_fraction, peak_rss_mb); ``divided``: of a model divided over processes, its speed in both
+        phases over one process with all threads and over transformers' own way; ``settings``, ``agreement``,
+        ``groups`` and ``rounds`` as they were; ``notes`` on what a reader should know; ``failures``, empty
+        unless a figure is impossible.
     """
     settings = measured.settings
     variants = {name: _variant(measured, name) for name in settings.variants}
@@ -83,11 +85,12 @@ def summarise(measured: Measurements) -> dict[str, Any]:
             "gemm_gflops": measured.gemm_gflops,
         },
         "variants": variants,
+        "divided": _divided(measured),
         "settings": {
             "arch": measured.model.name,
             **{
                 name: getattr(settings, name)
-                for name in ("dtype", "prompt", "new", "batch", "repeats", "threads", "seed")
+                for name in ("dtype", "prompt", "new", "batch", "repeats", "threads", "tp", "seed")
             },
             **{name: measured.facts[BASELINE].get(name) for name in ("torch", "transformers")},
         },
@@ -124,10 +127,31 @@ def _variant(measured: Measurements, name: str) -> dict[str, float]:
     }
 
 
-def _ratio(measured: Measurements, name: str, seconds: Callable[[Round], float]) -> float:
-    """Speed over the baseline's, as the median of the rounds that were run side by side."""
-    baseline = {one.index: seconds(one) for one in measured.rounds if one.variant == BASELINE}
-    return median(baseline[one.index] / seconds(one) for one in measured.rounds if one.variant == name)
+def _divided(measured: Measurements) -> dict[str, dict[str, float]]:
+    """Name of another variant -> speed of a divided model over it, in both phases."""
+    theirs, ours = divided(measured.settings.tp) or ("", "")
+    others = [name for name in ("level2", theirs) if name and name in measured.settings.variants]
+    if ours not in measured.settings.variants:
+        return {}
+    return {
+        other: {
+            "prefill": _ratio(measured, ours, lambda one: one.prefill_s, other),
+            "decode": _ratio(measured, ours, lambda one: one.decode_s, other),
+        }
+        for other in others
+    }
+
+
+def _ratio(
+    measured: Measurements, name: str, seconds: Callable[[Round], float], other: str = BASELINE
+) -> float:
+    """Speed over the other's, as the median of the rounds that were run side by side."""
+    baseline = {one.index: seconds(one) for one in measured.rounds if one.variant == other}
+    return median(
+        baseline[one.index] / seconds(one)
+        for one in measured.rounds
+        if one.variant == name and one.index in baseline
+    )
 
 
 def _isa(measured: Measurements) -> str:
@@ -147,6 +171,11 @@ def _notes(measured: Measurements) -> list[str]:
         if counted:
             parts = ", ".join(f"{part} {nbytes / 1e6:.1f}" for part, nbytes in counted.items())
             notes.append(f"{name} reads {sum(counted.values()) / 1e6:.1f} MB of weights a token: {parts}.")
+    for other, ratio in _divided(measured).items():
+        notes.append(
+            f"{divided(measured.settings.tp)[1]}, {measured.settings.tp} processes that share the threads: "
+            f"{ratio['decode']:.2f} times {other} in decode, {ratio['prefill']:.2f} in prefill."
+        )
     if len(measured.groups) > 1:
         notes.append(
             f"Memory did not hold all variants at once: {len(measured.groups)} groups, {BASELINE} in each."

@@ -13,9 +13,9 @@ from ..memory import available_bytes
 from . import models
 from .agreement import Agreement, compare
 from .memory import plan_groups
-from .processes import Worker
+from .processes import Ranks, Worker
 from .report import Measurements, Round
-from .settings import BASELINE, QUANTISED, Settings
+from .settings import BASELINE, DIVIDED, QUANTISED, Settings, processes
 
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
 
@@ -112,13 +112,16 @@ class _Session:
             statuses={name: finish["status"] for name, finish in self.finishes.items() if finish["status"]},
         )
 
-    def started(self, name: str) -> closing[Worker]:
-        """A worker process that has still to load, ended on the way out."""
-        level = int(name.removeprefix("level")) if name.startswith("level") else None
+    def started(self, name: str) -> closing[Worker | Ranks]:
+        """What runs a variant and has still to load, ended on the way out."""
+        way = name.partition(DIVIDED)[0]
+        level = int(way.removeprefix("level")) if way.startswith("level") else None
+        if DIVIDED in name:
+            return closing(Ranks(name, processes(name), self.settings.threads, self.scratch, level))
         quant = name if name in QUANTISED else None
         return closing(Worker(name, self.settings.threads, self.scratch, level, quant))
 
-    def load(self, workers: dict[str, Worker], options: dict[str, Any]) -> None:
+    def load(self, workers: dict[str, Worker | Ranks], options: dict[str, Any]) -> None:
         """Let workers import and load, side by side, since nothing is timed yet."""
         for name, worker in workers.items():
             common = {
@@ -126,7 +129,8 @@ class _Session:
                 "quantised": name in QUANTISED,
                 "package": str(_PACKAGE),
                 "dtype": self.settings.dtype,
-                "threads": self.settings.threads,
+                "threads": self.settings.threads // processes(name),
+                "processes": processes(name),
             }
             worker.send("load", options={**common, **options})
         for name, worker in workers.items():
@@ -147,7 +151,7 @@ class _Session:
     def _variant_options(self) -> dict[str, Any]:
         return {"model": str(self.model.folder), "prompt": self._prompt, "new": self.settings.new}
 
-    def _compare(self, workers: dict[str, Worker]) -> None:
+    def _compare(self, workers: dict[str, Worker | Ranks]) -> None:
         """Hold every variant of a group against the baseline of the same group."""
         import torch
 
@@ -175,7 +179,7 @@ class _Session:
                 )
 
     def _logits(
-        self, worker: Worker, forced: list[list[int]] | None, **options: bool
+        self, worker: Worker | Ranks, forced: list[list[int]] | None, **options: bool
     ) -> tuple[list[list[int]], dict[str, Any]]:
         import torch
 
@@ -185,7 +189,7 @@ class _Session:
         path.unlink()
         return reply["tokens"], logits
 
-    def _round(self, workers: dict[str, Worker], number: int, limits: Worker) -> None:
+    def _round(self, workers: dict[str, Worker | Ranks], number: int, limits: Worker) -> None:
         names = list(workers)
         turn = number % len(names)
         index = len({one.index for one in self.rounds})
@@ -197,7 +201,7 @@ class _Session:
             self.rounds.append(Round(name, index, read_gb_s=max(before, behind), **seconds))
             before = behind
 
-    def _finish(self, name: str, worker: Worker) -> None:
+    def _finish(self, name: str, worker: Worker | Ranks) -> None:
         finish = worker.ask("finish")
         earlier = self.finishes.get(name)
         if earlier:  # the baseline of an earlier group

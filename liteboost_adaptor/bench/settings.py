@@ -12,9 +12,21 @@ BASELINE = "hf-sdpa"
 VARIANTS = ("hf-eager", BASELINE, "level0", "level1", "level2")
 #: Level 2 with weights quantised as they are loaded; run where they are asked for.
 QUANTISED = ("w8a16", "w4a16")
+#: Behind the name of a variant whose model is divided over processes; their number follows.
+DIVIDED = "-tp"
 DTYPES = ("float32", "bfloat16", "float16")
 
-_LEAST = {"prompt": 1, "new": 2, "batch": 1, "repeats": 1, "threads": 1}
+_LEAST = {"prompt": 1, "new": 2, "batch": 1, "repeats": 1, "threads": 1, "tp": 1}
+
+
+def divided(processes: int) -> tuple[str, ...]:
+    """The variants whose model is divided over so many processes: transformers' own way, and ours."""
+    return (f"hf{DIVIDED}{processes}", f"level2{DIVIDED}{processes}") if processes > 1 else ()
+
+
+def processes(variant: str) -> int:
+    """How many processes a variant runs in."""
+    return int(variant.rpartition(DIVIDED)[2]) if DIVIDED in variant else 1
 
 
 def usable_cores() -> int:
@@ -32,9 +44,11 @@ class Settings:
         prompt: Tokens of the prompt, per sequence.
         new: Tokens generated, per sequence; the first comes from the prefill, so at least 2.
         batch: Sequences.
-        variants: Names in `VARIANTS` and `QUANTISED`; the baseline is always added.
+        variants: Names in `VARIANTS` and `QUANTISED`, and those of `divided`; the baseline is always added.
         repeats: Rounds per variant.
-        threads: Threads of every process; by default every core this process may use.
+        threads: Threads of a variant; by default every core this process may use. Processes among which a
+            model is divided share them.
+        tp: Processes of the divided variants.
         seed: Of weights and prompt.
         read_bytes: Size of the buffer the read bandwidth is measured over.
         gemm_size: Size of the square matrix product among those of the GEMM peak.
@@ -51,12 +65,13 @@ class Settings:
     variants: tuple[str, ...] = VARIANTS
     repeats: int = 5
     threads: int = field(default_factory=usable_cores)
+    tp: int = 1
     seed: int = 0
     read_bytes: int = 2 << 30
     gemm_size: int = 4096
 
     def __post_init__(self) -> None:
-        known = VARIANTS + QUANTISED
+        known = VARIANTS + QUANTISED + divided(self.tp)
         unknown = [name for name in self.variants if name not in known]
         if unknown or not self.variants:
             found = ", ".join(map(repr, unknown)) or "none"
@@ -72,5 +87,10 @@ class Settings:
                 raise ConfigError(
                     f"--{name} must be at least {least}; found {getattr(self, name)}. Raise it."
                 )
+        if self.threads % self.tp:
+            raise ConfigError(
+                f"--tp {self.tp} processes share --threads {self.threads} evenly, or they would not use the "
+                "same cores. Choose a multiple of --tp."
+            )
         asked = {*self.variants, BASELINE}
         object.__setattr__(self, "variants", tuple(name for name in known if name in asked))

@@ -59,7 +59,11 @@ class Variant:
         torch.set_num_threads(options["threads"])
         # The levels load a model as any script does, without naming an attention implementation.
         attention = {"hf-eager": "eager", "hf-sdpa": "sdpa"}.get(options["variant"])
-        chosen = {"attn_implementation": attention} if attention else {}
+        chosen: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+        if options.get("processes", 1) > 1 and not self.uses_package:
+            from transformers.distributed import DistributedConfig
+
+            chosen["distributed_config"] = DistributedConfig(tp_size=options["processes"], tp_plan="auto")
         self.model = AutoModelForCausalLM.from_pretrained(
             options["model"], dtype=getattr(torch, options["dtype"]), local_files_only=True, **chosen
         ).eval()

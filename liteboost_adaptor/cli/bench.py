@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from ..bench.settings import VARIANTS, Settings, usable_cores
+from ..bench.settings import VARIANTS, Settings, divided, usable_cores
 from ..config import Settings as CoreSettings
 from ..config import with_overrides
 from ..errors import ConfigError
@@ -39,6 +39,9 @@ def bench(
     variants: Annotated[
         str, typer.Option(help="By commas; w8a16 and w4a16, too; hf-sdpa always runs.")
     ] = ",".join(VARIANTS),
+    tp: Annotated[
+        int, typer.Option("--tp", help="Also divide the model over so many processes, which share --threads.")
+    ] = 1,
     repeats: Annotated[int, typer.Option(help="Rounds of every variant.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Of every process; all cores if unset.")] = None,
     json_file: Annotated[
@@ -67,7 +70,8 @@ def bench(
     With --sparse: attention of one layer over chosen blocks beside dense attention, at --prompt tokens.
 
     hf-eager and hf-sdpa are transformers without this package; level0, level1 and level2 are the same script
-    with it. Exit status 1 when two variants disagree, or a figure exceeds what the machine can do.
+    with it. With --tp 2: hf-tp2, transformers' own tensor parallelism, and level2-tp2, ours. Exit status 1
+    when two variants disagree, or a figure exceeds what the machine can do.
     """
     settings = Settings(
         arch=arch,
@@ -75,7 +79,8 @@ def bench(
         prompt=prompt if prompt is not None else 128 if sparse is None else 8192,
         new=new,
         batch=batch,
-        variants=tuple(name.strip() for name in variants.split(",") if name.strip()),
+        variants=(*(name.strip() for name in variants.split(",") if name.strip()), *divided(tp)),
+        tp=tp,
         repeats=repeats,
         threads=usable_cores() if threads is None else threads,
     )

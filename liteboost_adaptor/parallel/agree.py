@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import ParallelError
+from ..program.state import RECORDABLE
 from . import replicas
 from .groups import Group, gathered, process_group, talking
 from .mesh import Mesh
@@ -29,6 +30,7 @@ def watch(model: nn.Module, mesh: Mesh) -> None:
     """
     if mesh.replica.size > 1:
         hook = functools.partial(_before_forward, mesh.replica)
+        setattr(hook, RECORDABLE, True)  # it does nothing before one more token
         model.register_forward_pre_hook(hook, with_kwargs=True)
     if hasattr(model, "generate"):
         vars(model)["generate"] = functools.partial(_generate, model, mesh)

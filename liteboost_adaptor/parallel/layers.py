@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..program.state import RECORDABLE
 from ..replacements.guards import autocast, unserved
 from . import plan
 from .parts import is_transposed
@@ -195,7 +196,9 @@ def become(
 ) -> None:
     """Give ``module``, whose parameters have been divided, its role."""
     if role == plan.SUM_OUTPUT:
-        module.register_forward_hook(functools.partial(_sum_output, group))
+        hook = functools.partial(_sum_output, group)
+        setattr(hook, RECORDABLE, True)
+        module.register_forward_hook(hook)
         return
     own = vars(module)
     own["group"] = group

@@ -20,7 +20,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = tuple(
     name for name in vars(nn_module) if name.startswith("_global_") and name.endswith("_hooks")
 )
-#: Attribute of a forward set on an instance that knows when it is recorded (`Recorder.require`).
+#: Attribute of a forward set on an instance, or of a hook, that may be recorded: it knows when it is
+#: (`Recorder.require`), or does nothing but call operators.
 RECORDABLE = "_liteboost_recordable"
 _MISSING = object()
 #: Methods of tensors that read values without the dispatcher.
@@ -182,9 +183,13 @@ def unchanged(model: torch.nn.Module) -> Iterator[Changes]:
 def hooked(model: torch.nn.Module) -> bool:
     """Whether somebody watches or changes what a module of ``model`` is given or gives."""
     return any(getattr(nn_module, name) for name in _GLOBAL_HOOKS) or any(
-        _has_forward_of_others(module) or any(getattr(module, hooks) for hooks in _HOOKS)
+        _has_forward_of_others(module) or any(_of_others(getattr(module, hooks)) for hooks in _HOOKS)
         for module in model.modules()
     )
+
+
+def _of_others(hooks: dict[int, Any]) -> bool:
+    return any(not getattr(hook, RECORDABLE, False) for hook in hooks.values())
 
 
 def _has_forward_of_others(module: torch.nn.Module) -> bool:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging as transformers_logging
 
 import liteboost_adaptor
+from liteboost_adaptor.program import step
 
 STEPS = 4
 
@@ -44,12 +45,36 @@ def family(name: str) -> dict[str, Any]:
     }
 
 
-def first_tier(names: list[str], counted: list[str], rounded: str) -> dict[str, Any]:
+def steps(names: list[str]) -> dict[str, Any]:
+    """Of each family: tokens made by recorded steps, and how far the logits are from one process's."""
+    _quiet()
+    step.RECORDED_AT = 3
+    found = {}
+    for name in names:
+        model = tiny_models.build(name)
+        inputs = tiny_models.example_inputs(model, batch=3, padding=3)
+        liteboost_adaptor.undo(model)
+        tokens, alone = families.decode(model, inputs, 12)
+        liteboost_adaptor.shard(model)
+        liteboost_adaptor.apply(model, level=2)
+        before = _recorded_steps()
+        _, logits = families.decode(model, inputs, 12, forced=tokens)
+        found[name] = {"served": _recorded_steps() - before, "distance": relative(logits, alone)}
+    return found
+
+
+def _recorded_steps() -> int:
+    rules = liteboost_adaptor.status().to_dict()["rules"]
+    return next((rule["calls"] for rule in rules if rule["id"] == "step.program"), 0)
+
+
+def first_tier(names: list[str], counted: list[str], rounded: str, recorded: list[str]) -> dict[str, Any]:
     """All that two ranks do in the first tier, but for `behaviour`."""
     return {
         "families": family_results(names),
         "collectives": collectives(counted),
         "rounding": rounding(rounded),
+        "steps": steps(recorded),
     }
 
 

@@ -57,6 +57,7 @@ def details() -> dict[str, Any]:
         "empty": list(ops.all_reduce(torch.empty(0, 3), group.name).shape),
         "input_kept": torch.equal(wide, torch.arange(24.0).reshape(4, 6)),
         "gathered": torch.equal(gathered, wanted),
+        "gathered in pieces": _gathered_in_pieces(group),
         "meta": list(ops.all_gather(torch.empty(2, 5, device="meta"), [5, 7], group.name).shape),
     }
     refused = {
@@ -70,6 +71,18 @@ def details() -> dict[str, Any]:
             found[name] = "nothing raised"
         except (RuntimeError, ValueError, TypeError) as fault:
             found[name] = str(fault).splitlines()[0]
+    return found
+
+
+def _gathered_in_pieces(group: groups.Group) -> list[bool]:
+    """Rows that no slot of the shared memory holds, of several dtypes and lengths; one rank brings none."""
+    found = []
+    cases = {torch.float32: [300_001, 7], torch.bfloat16: [5, 700_000], torch.float16: [0, 9]}
+    for dtype, first in cases.items():
+        sizes = [*first, *[3] * (group.size - 2)]
+        parts = [_input(rank, 3 * size, dtype).reshape(3, size) for rank, size in enumerate(sizes)]
+        gathered = ops.all_gather(parts[group.rank], sizes, group.name)
+        found.append(torch.equal(gathered, torch.cat(parts, -1)))
     return found
 
 

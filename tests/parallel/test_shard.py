@@ -28,12 +28,14 @@ FIRST_ON_FOUR = ("llama", "phi3", "olmo2")
 COUNTED = ("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere")
 #: Those that run attention and MLP beside each other.
 PARALLEL = ("phi", "gpt_neox", "cohere")
+#: Whose steps are recorded: plain, experts, norms over all heads, attention beside the MLP, latent attention.
+RECORDED = ("llama", "gpt_oss", "olmo2", "phi", "deepseek_v3")
 
 
 @functools.cache
 def of_two_ranks() -> list[dict[str, Any]]:
     """What each of two ranks found, by one start of them."""
-    return ranks.run(2, "parallel.jobs:first_tier", FIRST, COUNTED, "llama", timeout=900)
+    return ranks.run(2, "parallel.jobs:first_tier", FIRST, COUNTED, "llama", RECORDED, timeout=900)
 
 
 def check(results: list[dict[str, dict]], names: tuple[str, ...]) -> None:
@@ -88,6 +90,13 @@ def test_collectives_are_those_of_the_plan() -> None:
             norms = planned.get("norm", 0)
             assert called["all_reduce"] - 1 - norms == (1 if name in PARALLEL else 2) * layers, name
             assert norms == (2 * layers if name == "olmo2" else 0), name
+
+
+def test_steps_are_recorded_with_what_ranks_exchange() -> None:
+    for found in (each["steps"] for each in of_two_ranks()):
+        assert set(found) == set(RECORDED)
+        for name, result in found.items():
+            assert result["served"] >= 5 and result["distance"] <= 1e-5, name
 
 
 def test_behaviour() -> None:

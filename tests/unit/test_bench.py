@@ -50,6 +50,8 @@ def tiny_folder(tmp_path: Path) -> Path:
         ({"batch": -1}, ["--batch", "-1"]),
         ({"repeats": 0}, ["--repeats"]),
         ({"threads": 0}, ["--threads"]),
+        ({"threads": 3, "tp": 2}, ["--tp 2", "--threads 3"]),
+        ({"tp": 2, "threads": 2, "variants": ("level2-tp3",)}, ["level2-tp2", "'level2-tp3'"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -410,6 +412,27 @@ def test_a_whole_run(tiny_folder: Path, tmp_path: Path) -> None:
     assert any(rule["calls"] for rule in status["rules"])
     summary = report.summarise(measured)
     assert all(value > 0 for figures in summary["variants"].values() for value in figures.values())
+
+
+@pytest.mark.full
+def test_a_run_over_two_processes(tiny_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(
+        str(tiny_folder),
+        dtype="float32",
+        prompt=7,
+        new=4,
+        variants=("level2", "hf-tp2", "level2-tp2"),
+        repeats=2,
+        threads=2,
+        tp=2,
+        read_bytes=1 << 22,
+        gemm_size=64,
+    )
+    summary = report.summarise(runner.run(settings, tmp_path))
+    assert list(summary["variants"]) == ["hf-sdpa", "level2", "hf-tp2", "level2-tp2"]
+    assert all(agreement["equal_tokens"] == 4 for agreement in summary["agreement"].values())
+    assert set(summary["divided"]) == {"level2", "hf-tp2"}
+    assert all(value > 0 for ratios in summary["divided"].values() for value in ratios.values())
 
 
 def test_perplexity_is_the_mean_loss_of_the_model() -> None:
