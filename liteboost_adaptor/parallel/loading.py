@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch import nn
 
 from .. import __version__, config
+from ..checkpoint.files import File, Slice
 from ..errors import CheckpointError
 from ..report import report
-from . import checkpoint, groups, layout, offline, shard, sources
+from . import groups, layout, offline, shard, sources
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
@@ -214,14 +215,14 @@ def _why_whole(model: nn.Module, load_config: Any, tp: int) -> str:
 
 def _tensors(
     model: nn.Module, files: list[str], plan: Plan, group: Group, weight_mapping: Any
-) -> tuple[dict[str, checkpoint.Slice], list[Any]]:
+) -> tuple[dict[str, Slice], list[Any]]:
     """What is read of each tensor of ``files``, and the converters whose results are divided late."""
     stored = offline.tensors_of(
         files[0], plan, group.rank, lambda shapes: sources.of(model, shapes, plan, weight_mapping)
     )
     if stored is not None:
         return stored
-    opened = [checkpoint.File(file) for file in files]
+    opened = [File(file) for file in files]
     shapes = {name: entry.shape for file in opened for name, entry in file.entries.items()}
     found = sources.of(model, shapes, plan, weight_mapping)
     tensors = {}
@@ -229,7 +230,7 @@ def _tensors(
         for name in file.entries:
             part = found.parts.get(name)
             ranges = part.ranges(group.rank, group.size) if part else None
-            tensors[name] = checkpoint.Slice(file, name, part.dim if part else 0, ranges)
+            tensors[name] = Slice(file, name, part.dim if part else 0, ranges)
     return tensors, found.late
 
 

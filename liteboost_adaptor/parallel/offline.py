@@ -10,15 +10,16 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import config
+from ..checkpoint.files import File, Slice
+from ..checkpoint.folders import write_json
 from ..errors import CheckpointError
-from .checkpoint import File, Slice
 from .plan import Plan
 from .sources import Sources
 
@@ -127,8 +128,8 @@ def write_index(
         "headers": [header_digest(File(folder / rank_file(rank))) for rank in range(plan.world_size)],
         "tensors": tensors,
     }
-    (folder / STRATEGY).write_text(json.dumps(json.loads(plan.to_json()), indent=1) + "\n", encoding="utf-8")
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / STRATEGY, json.loads(plan.to_json()))
+    write_json(folder / INDEX, index)
 
 
 def header_digest(file: File) -> str:
@@ -196,8 +197,13 @@ def put_together(
     """A tensor from the parts of all ranks."""
     whole = torch.empty(shape, dtype=parts[0].dtype)
     for part, spans in zip(parts, ranges, strict=True):
-        first = 0
-        for start, last in spans:
-            whole.narrow(dim, start, last - start).copy_(part.narrow(dim, first, last - start))
-            first += last - start
+        put(whole, part, dim, spans)
     return whole
+
+
+def put(whole: torch.Tensor, part: torch.Tensor, dim: int, spans: Iterable[Sequence[int]]) -> None:
+    """Copy a rank's ``part`` to the ``spans`` of dimension ``dim`` that it is of."""
+    first = 0
+    for start, last in spans:
+        whole.narrow(dim, start, last - start).copy_(part.narrow(dim, first, last - start))
+        first += last - start

@@ -11,16 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ..checkpoint.files import File, Slice, memory
+from ..checkpoint.folders import INDEX, copy_others, on_meta
+from ..checkpoint.writing import Writer
 from ..errors import CheckpointError
 from . import layout, offline, sources
-from .checkpoint import File, Slice, memory
 from .offline import rank_file
-from .writing import Writer
-
-_CHECKPOINT_INDEX = "model.safetensors.index.json"
-_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 
 #: Called with the bytes that have been written since the last call.
 Progress = Callable[[int], Any]
@@ -51,7 +47,7 @@ def divide(source: Path, target: Path, world_size: int, progress: Progress = lam
     )
     parts = {name: offline.parts_of(found, name, world_size) for name in entries}
     with _becoming(target) as folder:
-        _copy_others(source, folder)
+        copy_others(source, folder, (offline.INDEX, offline.STRATEGY))
         writers = []
         for rank in range(world_size):
             shapes = {
@@ -77,7 +73,7 @@ def divide(source: Path, target: Path, world_size: int, progress: Progress = lam
             }
         for writer in writers:
             writer.close()
-        index = source / _CHECKPOINT_INDEX
+        index = source / INDEX
         text = index.read_text(encoding="utf-8") if index.exists() else ""
         metadata = {name: file.metadata for name, file in opened.items()}
         offline.write_index(folder, plan, tensors, metadata, text)
@@ -94,7 +90,7 @@ def merge(source: Path, target: Path, progress: Progress = lambda count: None) -
     index = offline.read_index(source)
     ranks = [offline.open_rank(source, rank, index) for rank in range(index["world_size"])]
     with _becoming(target) as folder:
-        _copy_others(source, folder)
+        copy_others(source, folder, (offline.INDEX, offline.STRATEGY))
         for file, metadata in index["files"].items():
             entries = {name: entry for name, entry in index["tensors"].items() if entry["file"] == file}
             dtypes = {name: ranks[0][name].file.entries[name].dtype for name in entries}
@@ -109,22 +105,7 @@ def merge(source: Path, target: Path, progress: Progress = lambda count: None) -
                 progress(tensor.nbytes)
             writer.close()
         if index["checkpoint_index"]:
-            (folder / _CHECKPOINT_INDEX).write_text(index["checkpoint_index"], encoding="utf-8")
-
-
-def on_meta(folder: Path) -> Any:
-    """The model that a folder's configuration names, on the meta device."""
-    import transformers
-
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as fault:
-        raise CheckpointError(f"{folder} cannot be read: {str(fault).splitlines()[0]}") from fault
-    cls = getattr(transformers, (config.architectures or [""])[0], None)
-    with torch.device("meta"):
-        model = cls(config) if cls else transformers.AutoModelForCausalLM.from_config(config)
-    model.tie_weights()
-    return model
+            (folder / INDEX).write_text(index["checkpoint_index"], encoding="utf-8")
 
 
 def _conversions(model: Any) -> list[Any]:
@@ -136,17 +117,6 @@ def _conversions(model: Any) -> list[Any]:
 def _slice(file: File, name: str, part: tuple[int, Any], rank: int) -> Slice:
     dim, ranges = part
     return Slice(file, name, dim, None if ranges is None else tuple(map(tuple, ranges[rank])))
-
-
-def _copy_others(source: Path, target: Path) -> None:
-    """Copy what is neither weights nor ours: configurations, the tokenizer."""
-    for file in source.iterdir():
-        if (
-            file.is_file()
-            and not file.name.endswith(_WEIGHTS)
-            and file.name not in (offline.INDEX, offline.STRATEGY)
-        ):
-            shutil.copyfile(file, target / file.name)
 
 
 @contextmanager

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..checkpoint.writing import Writer
 from ..errors import ParallelError
-from . import groups
+from . import groups, offline
 from .groups import Group
 from .mesh import Mesh
 from .plan import Cut, Plan
-from .writing import Writer
 
 _REFUSED = ("state_dict", "push_to_hub", "distributed_checkpoint")
 
@@ -230,8 +230,5 @@ def _whole(local: Tensor, cut: Cut | None, group: Group) -> Tensor:
             shape = (*local.shape[: cut.dim], cut.length(rank, group.size), *local.shape[cut.dim + 1 :])
             part = torch.empty(shape, dtype=local.dtype)
             dist.recv(_bytes(part), rank, group=groups.process_group(group))
-        first = 0
-        for start, last in cut.ranges(rank, group.size):
-            result.narrow(cut.dim, start, last - start).copy_(part.narrow(cut.dim, first, last - start))
-            first += last - start
+        offline.put(result, part, cut.dim, cut.ranges(rank, group.size))
     return result

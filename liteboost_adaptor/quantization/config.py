@@ -11,9 +11,10 @@ from ..config import Quant
 from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
 from .schemes import Scheme
+from .stored import Stored
 
 QUANT_METHOD = "liteboost"
-_FIELDS = ("scheme", "group_size", "symmetric", "head", "modules_to_not_convert", "packing")
+_FIELDS = ("scheme", "group_size", "symmetric", "head", "modules_to_not_convert", "layers", "packing")
 
 
 class LiteBoostConfig(QuantizationConfigMixin):
@@ -26,6 +27,8 @@ class LiteBoostConfig(QuantizationConfigMixin):
         head: Bits of the output layer: 8, or 16 for as it is. Where its weight is tied to the embedding, 8
             unties them: the embedding stays as it is, and the head is kept beside it with half of its bytes.
         modules_to_not_convert: Names of layers that stay as they are, as in transformers' quantizers.
+        layers: How each layer is kept, by its name, where they were read from another format: the others stay
+            as they are, and the arguments above say nothing. A checkpoint says it.
         packing: How 4 bits are packed; a checkpoint says it.
 
     Raises:
@@ -39,6 +42,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
         symmetric: bool = True,
         head: int = 8,
         modules_to_not_convert: list[str] | None = None,
+        layers: dict[str, dict[str, Any]] | None = None,
         packing: int = PACKING,
         quant_method: str = QUANT_METHOD,
         **unknown: Any,
@@ -46,7 +50,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
         self.quant_method = quant_method
         self.scheme, self.group_size, self.symmetric = scheme, group_size, symmetric
         self.head, self.packing = head, packing
-        self.modules_to_not_convert = modules_to_not_convert
+        self.modules_to_not_convert, self.layers = modules_to_not_convert, layers
         if isinstance(packing, int) and packing > PACKING:
             raise QuantizationError(
                 f"the weights have packing {packing}, and this liteboost_adaptor reads up to {PACKING}: "
@@ -67,17 +71,27 @@ class LiteBoostConfig(QuantizationConfigMixin):
         ):
             raise QuantizationError(f"modules_to_not_convert must be a list of names, got {names!r}")
         self.of_layers()  # checked
+        if layers is not None and not (isinstance(layers, dict) and layers):
+            raise QuantizationError(f"layers must name layers, got {layers!r}")
+        self.stored()  # checked
 
     def of_layers(self) -> Scheme:
         """The scheme of linear layers."""
         return Scheme(self.scheme, self.group_size, self.symmetric)
+
+    def stored(self) -> dict[str, Stored] | None:
+        """The scheme of each layer, where they were read from another format."""
+        if self.layers is None:
+            return None
+        return {name: Stored.from_dict(values) for name, values in self.layers.items()}
 
     def of_head(self) -> Scheme | None:
         """The scheme of the output layer, or None where it stays."""
         return Scheme("w8a16") if self.head == 8 else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"quant_method": self.quant_method, **{name: getattr(self, name) for name in _FIELDS}}
+        values = {name: getattr(self, name) for name in _FIELDS if name != "layers" or self.layers}
+        return {"quant_method": self.quant_method, **values}
 
 
 def of_settings(quant: Quant) -> LiteBoostConfig:

@@ -21,7 +21,9 @@ class QuantizedLinear(torch.nn.Module):
     """``x @ weight^T + bias`` with a weight of 8 or 4 bits.
 
     Buffers: ``weight``, ``scales`` and, where the scheme has them, ``zero_points``, as `linear_w8` and
-    `linear_w4` take them; ``bias`` is a parameter or None. Scales keep their dtype when the module is cast.
+    `linear_w4` take them; ``columns`` where the weight's columns are not those of ``x`` in order: the column
+    of ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their dtype when the
+    module is cast.
     Where gradients are wanted, the weight is multiplied out and torch's linear runs: they reach ``x`` and
     ``bias``, not the weight.
     """
@@ -40,8 +42,9 @@ class QuantizedLinear(torch.nn.Module):
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
         for name, (shape, kind) in scheme.shapes(out_features, in_features).items():
             self.register_buffer(name, torch.empty(shape, dtype=kind, device=device))
-        if "zero_points" not in self._buffers:
-            self.register_buffer("zero_points", None)
+        for name in ("zero_points", "columns"):
+            if name not in self._buffers:
+                self.register_buffer(name, None)
         made = torch.nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
         self.register_parameter("bias", made)
 
@@ -75,6 +78,8 @@ class QuantizedLinear(torch.nn.Module):
         )
         if wants_gradient or x.dtype not in _SERVED:
             return F.linear(x, self.dequantized(x.dtype), bias)
+        if self.columns is not None:
+            x = x.index_select(-1, self.columns)
         if self.scheme.bits == 8:
             return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
         return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
@@ -83,7 +88,12 @@ class QuantizedLinear(torch.nn.Module):
         """The weight that the layer multiplies by."""
         if self.scheme.bits == 8:
             return dequantize_w8(self.weight, self.scales, dtype)
-        return dequantize_w4(self.weight, self.scales, self.zero_points, dtype)
+        if self.columns is None:
+            return dequantize_w4(self.weight, self.scales, self.zero_points, dtype)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        picked = dequantize_w4(self.weight, self.scales, self.zero_points, wide)
+        whole = picked.new_zeros(self.out_features, self.in_features)
+        return whole.index_add_(1, self.columns, picked).to(dtype)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         native.load()

@@ -13,6 +13,7 @@ from .config import LiteBoostConfig
 from .layers import QuantizedLinear
 from .registration import RULE
 from .schemes import Scheme
+from .stored import Stored
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]
     """Every ``nn.Linear`` of ``model``, and what becomes of it."""
     from transformers.quantizers.quantizers_utils import should_convert_module
 
+    stored = config.stored()
+    if stored is not None:
+        yield from _of_stored(model, stored)
+        return
     kept = list(config.modules_to_not_convert or [])
     kept += [name.removesuffix(".weight") for name in getattr(model, "_keep_in_fp32_modules", None) or ()]
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -57,6 +62,19 @@ def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]
             if weight in sources or (weight in tied and layer is not head):
                 reason = "its weight is another module's, too"
         yield Choice(name, layer, None if reason else scheme, reason, tied.get(weight, ""))
+
+
+def _of_stored(model: torch.nn.Module, stored: dict[str, Stored]) -> Iterator[Choice]:
+    modules = dict(model.named_modules())
+    tied = getattr(model, "all_tied_weights_keys", {})
+    for name, scheme in stored.items():
+        layer = modules.get(name)
+        if not isinstance(layer, torch.nn.Linear):
+            raise QuantizationError(
+                f"quantization_config names the layer {name}, and {type(model).__name__} has no linear layer "
+                "of that name: it was written for another model"
+            )
+        yield Choice(name, layer, scheme, tied=tied.get(f"{name}.weight", ""))
 
 
 def _is_bound_linear(layer: torch.nn.Module) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..checkpoint.folders import INDEX, SINGLE, config_of, copy_others, on_meta, write_json
 from ..errors import QuantizationError
 from ..ops.quantized_linear import dequantize_w4, dequantize_w8
 from .config import LiteBoostConfig
@@ -25,9 +25,6 @@ from .schemes import Scheme
 
 #: What was done, in the folder that is written: begun before its first file, complete with its last.
 RECORD = "quantization.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".index.json")
 
 #: (what is at work, tensors done, of so many)
 Progress = Callable[[str, int, int], None]
@@ -71,7 +68,7 @@ def quantize_folder(
             its model does; or ``target`` holds something else.
     """
     files = _files(source)
-    model = _on_meta(source)
+    model = _unquantized_on_meta(source)
     made = list(choices(model, config))
     wanted = {f"{choice.name}.weight": choice for choice in made if choice.scheme is not None}
     heads = {choice.tied: choice for choice in wanted.values() if choice.tied}
@@ -83,7 +80,7 @@ def quantize_folder(
             tensors, entry = _quantized(source / file, names, wanted, heads, progress, (at, total))
             _write(target, file, tensors)
             record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(tensors)}
-            _write_json(target / RECORD, record)
+            write_json(target / RECORD, record)
         at += len(names)
         progress(file, at, total)
     return _finish(source, target, config, model, made, record)
@@ -106,21 +103,10 @@ def _files(source: Path) -> dict[str, list[str]]:
         return {SINGLE: list(file.keys())}
 
 
-def _on_meta(source: Path) -> torch.nn.Module:
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(source)
-    if getattr(config, "quantization_config", None) is not None:
+def _unquantized_on_meta(source: Path) -> torch.nn.Module:
+    if getattr(config_of(source), "quantization_config", None) is not None:
         raise QuantizationError(f"{source} is quantised already; quantise the checkpoint it was made of")
-    names = getattr(config, "architectures", None) or [""]
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
-        raise QuantizationError(
-            f"{source}/config.json names the class {names[0]!r}, which transformers does not have; "
-            "load the model with quantization_config, and save_pretrained it"
-        )
-    with torch.device("meta"):
-        return kind(config)
+    return on_meta(source)
 
 
 def _check_names(files: dict[str, list[str]], wanted: dict[str, Choice], source: Path) -> None:
@@ -152,7 +138,7 @@ def _begin(
         raise QuantizationError(f"{target} is not empty, and nothing says what it holds; name another folder")
     target.mkdir(parents=True, exist_ok=True)
     record = {**begun, "files": {}}
-    _write_json(path, record)
+    write_json(path, record)
     return record
 
 
@@ -208,13 +194,11 @@ def _finish(
     record: dict[str, Any],
 ) -> Done:
     entries = record["files"]
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.name != "config.json" and not path.name.endswith(_WEIGHTS):
-            shutil.copyfile(path, target / path.name)
+    copy_others(source, target, ["config.json"])
     if list(entries) != [SINGLE]:
         where = {name: file for file, entry in entries.items() for name in entry["tensors"]}
         size = {"total_size": _tensor_bytes(target, entries)}
-        _write_json(target / INDEX, {"metadata": size, "weight_map": dict(sorted(where.items()))})
+        write_json(target / INDEX, {"metadata": size, "weight_map": dict(sorted(where.items()))})
     for choice in made:
         if choice.scheme is not None and choice.tied:
             untie(model, choice)
@@ -224,7 +208,7 @@ def _finish(
         for part in (written, written.get("text_config", {})):
             if part.get("tie_word_embeddings") or part is written:
                 part["tie_word_embeddings"] = False
-    _write_json(target / "config.json", written)
+    write_json(target / "config.json", written)
     errors = [LayerError(**error) for entry in entries.values() for error in entry["errors"]]
     return Done(
         sorted(errors, key=lambda each: -each.error),
@@ -253,9 +237,3 @@ def _write(target: Path, name: str, tensors: dict[str, Tensor]) -> None:
     part = target / f"{name}.part"
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part, metadata={"format": "pt"})
     os.replace(part, target / name)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
+from ..checkpoint.files import Slice
 from ..errors import QuantizationError
 from .config import LiteBoostConfig
 from .layers import QuantizedLinear
@@ -66,6 +68,10 @@ class LiteBoostQuantizer(HfQuantizer):
         return isinstance(module, QuantizedLinear) and (
             name == "weight" or (self.pre_quantized and name != "bias")
         )
+
+    def tensors(self, tensors: Mapping[str, Slice]) -> Mapping[str, Any]:
+        """What the loader is given for these ``tensors`` of the files: by name, read when it is indexed."""
+        return tensors
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import importlib
 import importlib.util
@@ -33,6 +34,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
         if settings.quant is not None:
             report.add(Outcome(RULE, REFUSED, "LITEBOOST_QUANT", "needs transformers 5"))
         return
+    from . import foreign, reading
     from .config import LiteBoostConfig, of_settings
     from .quantizer import LiteBoostQuantizer
 
@@ -43,6 +45,16 @@ def install(hooks: Any, settings: config.Settings) -> None:
     }
     for name, entry in entries.items():
         hooks.set_item(getattr(auto, name), METHOD, entry, f"{_AUTO}.{name}[{METHOD!r}]")
+    reading.install(hooks)
+    if not any(fnmatch.fnmatchcase(foreign.CHECKPOINTS, glob) for glob in settings.disable):
+        for method in foreign.METHODS:
+            for name, entry in (
+                ("AUTO_QUANTIZATION_CONFIG_MAPPING", foreign.configs),
+                ("AUTO_QUANTIZER_MAPPING", foreign.quantizer),
+            ):
+                mapping = getattr(auto, name)
+                if method in mapping:
+                    hooks.set_item(mapping, method, entry(mapping[method]), f"{_AUTO}.{name}[{method!r}]")
     if settings.quant is not None:
         wanted = of_settings(settings.quant).to_dict()
         hooks.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))

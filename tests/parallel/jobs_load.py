@@ -14,7 +14,7 @@ from support import families, tiny_models
 from support.numbers import relative
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel import checkpoint
+from liteboost_adaptor.checkpoint import files as checkpoint
 
 PLAN = "_liteboost_plan"
 

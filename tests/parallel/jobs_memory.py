@@ -10,7 +10,8 @@ from typing import Any
 from parallel.jobs import _quiet
 from transformers import AutoModelForCausalLM
 
-from liteboost_adaptor.parallel import checkpoint, groups
+from liteboost_adaptor.checkpoint import files as checkpoint
+from liteboost_adaptor.parallel import groups
 
 _STATUS = Path("/proc/self/status")
 _PERIOD = 0.005

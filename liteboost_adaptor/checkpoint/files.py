@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,7 +177,7 @@ class Slice:
         if self.digest and hashlib.sha256(target).hexdigest() != self.digest:
             raise CheckpointError(
                 f"{self.name} in {self.file.path} is not what was written there; copy the file again, or "
-                "divide the model again"
+                "write the checkpoint again"
             )
         return result if index is ... else result[index]
 
@@ -195,6 +195,32 @@ class Slice:
             start = entry.first + index * entry.shape[self.dim] * inner
             for first, last in self.ranges:
                 yield start + first * inner, (last - first) * inner
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that is made of others when it is read; for loaders it is like a `Slice`.
+
+    Attributes:
+        make: Reads and makes it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+    def get_shape(self) -> list[int]:
+        """As safetensors' slices say it."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """As safetensors' slices say it."""
+        return NAMES[self.dtype]
+
+    def __getitem__(self, index: object) -> Tensor:
+        """The tensor, in memory of its own; of what is made a further part."""
+        result = self.make()
+        return result if index is ... else result[index]
 
 
 def memory(tensor: Tensor) -> memoryview:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from .checkpoint import NAMES, memory
+from .files import NAMES, memory
 
 #: As the library orders tensors of several dtypes, the last first.
 _ORDER = (
