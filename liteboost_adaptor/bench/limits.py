@@ -1,8 +1,8 @@
 """What the machine can do at best: bytes read and floating-point operations per second.
 
 Measured in a process of its own, a little in every round, so that the limits see the same disturbances as
-the variants. The best of all measurements counts: a limit is what was reached once. The bandwidth of a
-virtual machine may halve for seconds, so that of the moment is noted beside every round, too.
+the variants. The best of all measurements counts: a limit is what was reached once. Both limits of a virtual
+machine may halve for seconds, so those of the moment are noted beside every round, too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class GemmLimit:
         self.slow: set[tuple[int, int, int]] = set()
 
     def measure(self) -> float:
-        """Best gigaflops per second so far, after one pass over every shape."""
+        """Best gigaflops per second of one pass over every shape; `best` is that of all."""
+        now = 0.0
         for shape in self.shapes:
             if shape in self.slow:
                 continue
@@ -90,16 +91,17 @@ class GemmLimit:
                 begin = time.perf_counter()
                 product(left, weight.t() if product is torch.mm else weight)
                 elapsed = time.perf_counter() - begin
-                self.best = max(self.best, 2 * rows * in_features * out_features / elapsed / 1e9)
+                now = max(now, 2 * rows * in_features * out_features / elapsed / 1e9)
                 if elapsed > SLOW_SECONDS:
                     self.slow.add(shape)
                     break
-        return self.best
+        self.best = max(self.best, now)
+        return now
 
 
 def handlers(options: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """What the limits process answers: ``ready``, ``read`` with the bandwidth of this moment, and ``round``
-    with the best of both limits so far."""
+    """What the limits process answers: ``ready``, ``now`` with both limits at this moment, and ``best`` with
+    the best of each so far."""
     torch.set_num_threads(options["threads"])
     native.load()
     read = ReadLimit(options["read_bytes"])
@@ -111,6 +113,6 @@ def handlers(options: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]
     )
     return {
         "ready": dict,
-        "read": lambda: {"read_gb_s": read.measure()},
-        "round": lambda: {"read_gb_s": read.best, "gemm_gflops": gemm.measure()},
+        "now": lambda: {"read_gb_s": read.measure(), "gemm_gflops": gemm.measure()},
+        "best": lambda: {"read_gb_s": read.best, "gemm_gflops": gemm.best},
     }

@@ -25,6 +25,7 @@ class Round:
 
     Attributes:
         read_gb_s: The better read bandwidth of those measured right before and right behind it.
+        gemm_gflops: The better rate of a matrix product, likewise.
     """
 
     variant: str
@@ -32,6 +33,7 @@ class Round:
     prefill_s: float
     decode_s: float
     read_gb_s: float
+    gemm_gflops: float
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,10 @@ def summarise(measured: Measurements) -> dict[str, Any]:
     Returns:
         ``machine`` (cpu, threads, isa, read_gb_s, gemm_gflops); ``variants`` by name (prefill_tok_s,
         decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, decode_bandwidth_beside,
-        prefill_peak_fraction, peak_rss_mb); ``divided``: of a model divided over processes, its speed in both
-        phases over one process with all threads and over transformers' own way; ``settings``, ``agreement``,
-        ``groups`` and ``rounds`` as they were; ``notes`` on what a reader should know; ``failures``, empty
-        unless a figure is impossible.
+        prefill_peak_fraction, prefill_peak_beside, peak_rss_mb); ``divided``: of a model divided over
+        processes, its speed in both phases over one process with all threads and over transformers' own way;
+        ``settings``, ``agreement``, ``groups`` and ``rounds`` as they were; ``notes`` on what a reader should
+        know; ``failures``, empty unless a figure is impossible.
     """
     settings = measured.settings
     variants = {name: _variant(measured, name) for name in settings.variants}
@@ -118,11 +120,12 @@ def _variant(measured: Measurements, name: str) -> dict[str, float]:
         "prefill_ratio": _ratio(measured, name, lambda one: one.prefill_s),
         "decode_ratio": _ratio(measured, name, lambda one: one.decode_s),
         "decode_bandwidth_fraction": read / step_s / 1e9 / measured.read_gb_s,
-        # Of the bandwidth that the machine had at the time of each round.
+        # ..._beside: of what the machine reached at the time of each round.
         "decode_bandwidth_beside": median(
             read * (settings.new - 1) / one.decode_s / 1e9 / one.read_gb_s for one in rounds
         ),
         "prefill_peak_fraction": flops / prefill_s / 1e9 / measured.gemm_gflops,
+        "prefill_peak_beside": median(flops / one.prefill_s / 1e9 / one.gemm_gflops for one in rounds),
         "peak_rss_mb": measured.peak_rss_mb[name],
     }
 

@@ -93,7 +93,7 @@ class _Session:
             self._compare(workers)
             for number in range(self.settings.repeats):
                 self._round(workers, number, limits)
-                self.limits = limits.ask("round")
+                self.limits = limits.ask("best")
             for name, worker in workers.items():
                 self._finish(name, worker)
 
@@ -193,12 +193,13 @@ class _Session:
         names = list(workers)
         turn = number % len(names)
         index = len({one.index for one in self.rounds})
-        before = limits.ask("read")["read_gb_s"]
+        before = limits.ask("now")
         for name in names[turn:] + names[:turn]:
             self._step(f"round {number + 1} of {self.settings.repeats}: {name}")
             seconds = workers[name].ask("round")
-            behind = limits.ask("read")["read_gb_s"]
-            self.rounds.append(Round(name, index, read_gb_s=max(before, behind), **seconds))
+            behind = limits.ask("now")
+            beside = {limit: max(before[limit], behind[limit]) for limit in before}
+            self.rounds.append(Round(name, index, **seconds, **beside))
             before = behind
 
     def _finish(self, name: str, worker: Worker | Ranks) -> None:

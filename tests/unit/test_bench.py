@@ -272,8 +272,8 @@ def _measurements(read_gb_s: float = 10.0) -> report.Measurements:
     for index, slow in enumerate((1.0, 5.0, 1.2)):
         # Its bandwidth in the third round has not come back altogether.
         now = read_gb_s / (2.0 if index == 2 else slow)
-        rounds.append(report.Round(BASELINE, index, 2.0 * slow, 4.0 * slow, now))
-        rounds.append(report.Round("level1", index, 1.0 * slow, 1.0 * slow, now))
+        rounds.append(report.Round(BASELINE, index, 2.0 * slow, 4.0 * slow, now, 1000.0 / slow))
+        rounds.append(report.Round("level1", index, 1.0 * slow, 1.0 * slow, now, 1000.0 / slow))
     return report.Measurements(
         settings=Settings("tiny", prompt=100, new=5, batch=2, variants=("level1",), repeats=3, threads=2),
         model=models.BenchModel("tiny", Path("tiny"), 101, cost),
@@ -306,6 +306,7 @@ def test_figures_are_medians_and_round_by_round_ratios() -> None:
             "decode_bandwidth_fraction": 1.0 / 0.3 / 10,
             "decode_bandwidth_beside": 4.0 / 10,  # 4/10 in the first two, 4/6 in the third
             "prefill_peak_fraction": 2 * 100 * 2 / 1.2 / 1000,
+            "prefill_peak_beside": 2 * 100 * 2 / 1.0 / 1000,
             "peak_rss_mb": 120.0,
         }
     )

@@ -210,6 +210,7 @@ def _figures(speed: float) -> dict[str, float]:
         "decode_bandwidth_fraction": 0.2 * speed,
         "decode_bandwidth_beside": 0.21 * speed,
         "prefill_peak_fraction": 0.1 * speed,
+        "prefill_peak_beside": 0.11 * speed,
         "peak_rss_mb": 1234.5,
     }
 
@@ -254,7 +255,8 @@ def test_bench_writes_what_it_is_asked_for(
     assert files[1].stat().st_size > 1000
     printed = capsys.readouterr().out
     row = next(line for line in printed.splitlines() if line.strip().startswith("level1 "))
-    assert row.split() == ["level1", "400.0", "4.00", "40%", "40.00", "4.00", "80%", "84%", "1234", "6/6"]
+    figures = ["400.0", "4.00", "40%", "44%", "40.00", "4.00", "80%", "84%", "1234", "6/6"]
+    assert row.split() == ["level1", *figures]
     assert "read 10.0 GB/s" in printed
     assert "level1: a note." in printed
 
