@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..program.state import RECORDABLE
+from ..quantization.layers import QuantizedLinear
 from ..replacements.guards import autocast, unserved
 from . import plan
 from .parts import is_transposed
@@ -80,6 +81,27 @@ class HeadLinear(_Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return collectives.all_gather(self.product(x), self.sizes, self.group)
+
+
+class QuantizedSum(SumLinear, QuantizedLinear):
+    """`SumLinear` on groups of columns of integers."""
+
+    product = QuantizedLinear.forward
+
+
+class QuantizedDeferred(DeferredLinear, QuantizedLinear):
+    """`DeferredLinear` on groups of columns of integers."""
+
+    product = QuantizedLinear.forward
+
+
+class QuantizedHead(HeadLinear, QuantizedLinear):
+    """`HeadLinear` on rows of integers."""
+
+    product = QuantizedLinear.forward
+
+
+_QUANTIZED = {SumLinear: QuantizedSum, DeferredLinear: QuantizedDeferred, HeadLinear: QuantizedHead}
 
 
 class VocabularyEmbedding(nn.Module):
@@ -185,6 +207,9 @@ def become_pair(later: nn.Module, earlier: nn.Module, group: str) -> None:
 def _become_linear(module: nn.Module, cls: type, group: str) -> None:
     own = vars(module)
     own["group"], own["other"] = group, []
+    if isinstance(module, QuantizedLinear):
+        module.__class__ = _QUANTIZED[cls]
+        return
     own["is_transposed"] = is_transposed(module)
     module.__class__ = cls
     shape = module.weight.shape

@@ -24,7 +24,7 @@ from .. import __version__, config
 from ..checkpoint.files import File, Slice
 from ..errors import CheckpointError
 from ..report import report
-from . import groups, layout, offline, shard, sources
+from . import groups, layout, offline, quantized, shard, sources
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
@@ -102,11 +102,16 @@ class _Loading:
             plan = undivided(type(model).__name__)
             if sizes["tp"] > 1:
                 model.tie_weights(recompute_mapping=False)  # what is one parameter is divided as one
-                found = layout.of(model)
+                with quantized.as_linear(model):
+                    found = layout.of(model)
                 if not found.cuts:
                     _say(f"{plan.model} is loaded whole by every process: no part of it is recognised.")
                     return load(model, state_dict, *arguments)
                 plan = found.plan(sizes["tp"])
+                reason = quantized.why_not(model, plan)
+                if reason:
+                    _say(f"{plan.model} is loaded whole by every process: {reason}.")
+                    return load(model, state_dict, *arguments)
             mesh = meshes.join(self.settings)
             groups.agree(
                 mesh.world,
@@ -125,7 +130,13 @@ class _Loading:
     ) -> Any:
         files, load_config, expected_keys = arguments
         is_divided = mesh.tensor.size > 1
-        is_read_in_parts = is_divided and state_dict is None and files and files[0].endswith(".safetensors")
+        is_quantized = bool(quantized.layers_of(model))
+        is_read_in_parts = (
+            is_divided
+            and files
+            and files[0].endswith(".safetensors")
+            and (state_dict is None or is_quantized)
+        )
         forms = shard.norm_forms(model, plan) if is_divided else {}
         pending = _Pending(plan, mesh, forms, bool(is_read_in_parts))
         with groups.together(mesh.world):
@@ -139,7 +150,12 @@ class _Loading:
                 )
                 done = load(model, state_dict, *arguments)
             else:
-                tensors, late = _tensors(model, files, plan, mesh.tensor, load_config.weight_mapping)
+                mapping = load_config.weight_mapping
+                if is_quantized:
+                    tensors, late = quantized.tensors_of(model, state_dict, plan, mesh.tensor.rank, mapping)
+                    quantized.cut(model, plan, mesh.tensor.rank)
+                else:
+                    tensors, late = _tensors(model, files, plan, mesh.tensor, mapping)
                 shard.cut(model, plan, mesh.tensor)
                 with _divided_behind(late, sources.CutLast(plan, mesh.tensor.rank)):
                     done = load(model, tensors, files, load_config, expected_keys)
@@ -207,7 +223,9 @@ def _why_whole(model: nn.Module, load_config: Any, tp: int) -> str:
     if load_config.device_mesh is not None or getattr(model.config, "distributed_config", None) is not None:
         return "transformers' own parallelism was asked for"
     if load_config.hf_quantizer is not None and tp > 1:
-        return "its weights are quantised"
+        reason = quantized.why_not_read(load_config.hf_quantizer)
+        if reason:
+            return reason
     if len({str(device) for device in (load_config.device_map or {}).values()}) > 1:
         return "device_map puts its parts on several devices"
     return _owner()

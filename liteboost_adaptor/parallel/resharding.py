@@ -35,6 +35,10 @@ def divide(source: Path, target: Path, world_size: int, progress: Progress = lam
         CheckpointError: There are no safetensors files in ``source``, or ``target`` exists.
     """
     model = on_meta(source)
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise CheckpointError(
+            f"{source} is quantised, and needs no file a rank: under `torchrun`, each process reads its part"
+        )
     plan = layout.of(model).plan(world_size)
     files = sorted(source.glob("*.safetensors"))
     if not files or (source / offline.INDEX).exists():

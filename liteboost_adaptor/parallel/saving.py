@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..checkpoint.writing import Writer
 from ..errors import ParallelError
-from . import groups, offline
+from . import groups, offline, quantized
 from .groups import Group
 from .mesh import Mesh
 from .plan import Cut, Plan
@@ -35,6 +35,11 @@ def save(model: Any, plan: Plan, mesh: Mesh, save_directory: str | os.PathLike[s
     Raises:
         ParallelError: An argument that needs the whole model in one process; a rank that fails.
     """
+    if quantized.layers_of(model):
+        raise ParallelError(
+            f"this {plan.model} is divided over {mesh.tensor.size}, and its weights are integers that were "
+            "read from a checkpoint: copy that, or load it with LITEBOOST_TP=1 and save it."
+        )
     refused = [name for name in _REFUSED if kwargs.get(name)]
     if refused:
         raise ParallelError(

@@ -19,6 +19,7 @@ from ..report import APPLIED, REFUSED, Outcome, report
 from . import formats
 from .config import LiteBoostConfig
 from .formats import Format, StoredLayer
+from .naming import owners
 from .quantizer import LiteBoostQuantizer
 from .reading import is_safetensors, tensors_of
 from .registration import RULE
@@ -121,8 +122,11 @@ class ForeignQuantizer(LiteBoostQuantizer):
 
     def _find(self, model: torch.nn.Module, tensors: Mapping[str, Slice]) -> dict[str, dict[str, Any]]:
         """Note the layers of the checkpoint; the schemes of those that the model has."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
         schemes = {}
-        for name, target in self._targets(model, tensors).items():
+        names = self._format.names(tensors)
+        for name, target in owners(model, names, get_model_conversion_mapping(model)).items():
             inputs = model.get_submodule(target).in_features if target else _inputs(tensors, name)
             layer = self._format.layer(name, tensors, inputs)
             self._layers[name] = layer
@@ -133,26 +137,6 @@ class ForeignQuantizer(LiteBoostQuantizer):
                 reason = "multiplied out: it is part of a tensor that no linear layer has"
                 report.add(Outcome(RULE, REFUSED, name, reason))
         return schemes
-
-    def _targets(self, model: torch.nn.Module, tensors: Mapping[str, Slice]) -> dict[str, str]:
-        """Layer of the checkpoint -> linear layer of the model; empty where it is part of something else."""
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-        mapping = get_model_conversion_mapping(model)
-        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-        converters = [each for each in mapping if isinstance(each, WeightConverter)]
-        wanted, modules = model.state_dict(), dict(model.named_modules())
-        found = {}
-        for name in self._format.names(tensors):
-            key = f"{name}.weight"
-            target, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
-            if target not in wanted and key in wanted:
-                target, pattern = key, None
-            owner = target.removesuffix(".weight")
-            is_linear = pattern is None and isinstance(modules.get(owner), torch.nn.Linear)
-            found[name] = owner if is_linear else ""
-        return found
 
     def tensors(self, tensors: Mapping[str, Slice]) -> dict[str, Slice | Made]:
         found: dict[str, Slice | Made] = {}

@@ -61,6 +61,11 @@ class QuantizedLinear(torch.nn.Module):
         made.train(layer.training)
         return made
 
+    @property
+    def width(self) -> int:
+        """Columns of the weight as it is kept."""
+        return self.in_features if self.columns is None else len(self.columns)
+
     def fill(self, quantized: Quantized) -> None:
         """Take the tensors of a quantised weight."""
         with torch.inference_mode(False):

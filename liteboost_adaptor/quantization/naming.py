@@ -1,0 +1,33 @@
+"""Which layers of a model the tensors of a checkpoint are for, by transformers' own renaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def owners(model: torch.nn.Module, names: Iterable[str], weight_mapping: Iterable[Any]) -> dict[str, str]:
+    """Layer of the checkpoint -> linear layer of ``model``; empty where it becomes part of something else.
+
+    Args:
+        names: Of layers of the checkpoint.
+        weight_mapping: How transformers renames and converts tensors of this model.
+    """
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    mapping = list(weight_mapping or ())
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    wanted, modules = model.state_dict(), dict(model.named_modules())
+    found = {}
+    for name in names:
+        key = f"{name}.weight"
+        target, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
+        if target not in wanted and key in wanted:
+            target, pattern = key, None
+        owner = target.removesuffix(".weight")
+        is_linear = pattern is None and isinstance(modules.get(owner), torch.nn.Linear)
+        found[name] = owner if is_linear else ""
+    return found

@@ -1,0 +1,75 @@
+"""Models of integers, quantised offline and divided over two ranks as they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from parallel import ranks
+from support import stored_weights, tiny_models
+
+from liteboost_adaptor.quantization import LiteBoostConfig, offline
+
+pytestmark = pytest.mark.usefixtures("native_only")
+
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"
+FORMS = {
+    "w8a16": ("w8a16",),
+    # Ranks meet in the middle of a group: 704 channels.
+    "w4a16 asymmetric": ("w4a16", 64, False),
+}
+LENGTH = 24
+
+
+def test_two_ranks_write_what_one_process_writes(tmp_path: Path) -> None:
+    for name, form in FORMS.items():
+        offline.quantize_folder(MODEL, tmp_path / name, LiteBoostConfig(*form))
+    _gptq(tmp_path / "gptq")
+    folders = [str(tmp_path / name) for name in (*FORMS, "gptq")]
+    (alone,) = ranks.run(1, "parallel.jobs_quantized:load", folders, LENGTH, WORLD_SIZE="1", LITEBOOST_TP="1")
+    for found in ranks.run(2, "parallel.jobs_quantized:load", folders, LENGTH):
+        for folder in folders:
+            one, part = alone[folder], found[folder]
+            assert part["divided"] and not one["divided"]
+            assert part["tokens"] == one["tokens"] and part["recorded"] > 0
+            logits, expected = torch.tensor(part["logits"]), torch.tensor(one["logits"])
+            assert (logits - expected).norm() <= 1e-5 * expected.norm()
+            assert part["layers"] == one["layers"] and part["held"] == one["held"] / 2
+
+
+def _gptq(folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 96}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+    stored_weights.write(folder, model, config, stored_weights.random, stored_weights.gptq)
+
+
+def test_what_cannot_be_divided_is_whole_on_every_rank(tmp_path: Path) -> None:
+    """Layers that take 96 columns: no rank has half of a group of 32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 96}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    model.save_pretrained(tmp_path / "plain")
+    offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
+    first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
+    assert first == second and not first[str(tmp_path / "new")]["divided"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+def test_families_of_integers_on_two_ranks(tmp_path: Path, scheme: str) -> None:
+    names = ("qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "olmo2", "gpt_neox", "mixtral", "deepseek_v3")
+    for name in names:
+        tiny_models.build(name).save_pretrained(tmp_path / "plain" / name)
+        offline.quantize_folder(tmp_path / "plain" / name, tmp_path / name, LiteBoostConfig(scheme, head=16))
+    folders = [str(tmp_path / name) for name in names]
+    (alone,) = ranks.run(1, "parallel.jobs_quantized:load", folders, 4, WORLD_SIZE="1", LITEBOOST_TP="1")
+    for found in ranks.run(2, "parallel.jobs_quantized:load", folders, 4):
+        for folder in folders:
+            logits, expected = (torch.tensor(each[folder]["logits"]) for each in (found, alone))
+            assert (logits - expected).norm() <= 1e-5 * expected.norm(), folder
