@@ -45,7 +45,7 @@ class Quant:
     """Weights of linear layers as integers; see docs/quantization.md.
 
     Attributes:
-        scheme: ``"w8a16"`` or ``"w4a16"``.
+        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``.
         group: Weights that share a scale, of w4a16.
         symmetric: Without zero points.
         head: Bits of the output layer: 8, or 16 for as it is.
@@ -161,7 +161,7 @@ def _tp(text: str) -> int:
     return 0 if text.strip().lower() == "auto" else _count(text)
 
 
-QUANT_SCHEMES = ("w8a16", "w4a16")
+QUANT_SCHEMES = ("w8a16", "w4a16", "w8a8")
 QUANT_GROUPS = (32, 64, 128)
 QUANT_HEADS = (8, 16)
 _QUANT_DETAILS = {"group": QUANT_GROUPS, "head": QUANT_HEADS}
@@ -295,9 +295,10 @@ VARIABLES: tuple[Variable, ...] = (
         "LITEBOOST_QUANT",
         "quant",
         _quant,
-        "0 (off), w8a16 or w4a16, and behind it any of head=16 and, for w4a16, group=64, group=128, "
+        "0 (off), w8a16, w8a8 or w4a16, and behind it any of head=16 and, for w4a16, group=64, group=128, "
         "asymmetric, separated by commas",
-        "Weights of linear layers are quantised to integers as a model is loaded. Changes results. "
+        "Weights of linear layers are quantised to integers as a model is loaded; with w8a8, their inputs, "
+        "too. Changes results. "
         "See quantization.md.",
     ),
 )

@@ -41,7 +41,7 @@ from .op_case import (
     case,
     exact_of,
 )
-from .quantized_cases import linear_w4, linear_w8
+from .quantized_cases import linear_w4, linear_w8, linear_w8a8
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -468,6 +468,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "linear": _linear,
     "gated_linear": _gated_linear,
     "linear_w8": linear_w8,
+    "linear_w8a8": linear_w8a8,
     "linear_w4": linear_w4,
     "attention": _attention,
     "paged_attention": _paged_attention,

@@ -1,4 +1,4 @@
-"""`linear_w8` and `linear_w4` beside torch's linear with the same weights multiplied out."""
+"""`linear_w8`, `linear_w8a8` and `linear_w4` beside torch's linear with the same weights multiplied out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,17 @@ def _shapes(rows: int) -> Iterator[tuple[str, tuple[int, int]]]:
             yield label, (n, k)
 
 
-def linear_w8(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+def linear_w8(rows: int, dtype: torch.dtype, name: str = "linear_w8") -> Iterator[Case]:
     """Integers of 8 bits with a scale for each output."""
     for label, (n, k) in _shapes(rows):
         weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
         layer = weight, torch.rand(n) * k**-0.5 / 127
-        yield _of("linear_w8", label, rows, dtype, layer, dequantize_w8(*layer, dtype=dtype))
+        yield _of(name, label, rows, dtype, layer, dequantize_w8(*layer, dtype=dtype))
+
+
+def linear_w8a8(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """The same, with rows of x rounded to 8 bits."""
+    yield from linear_w8(rows, dtype, "linear_w8a8")
 
 
 def linear_w4(rows: int, dtype: torch.dtype) -> Iterator[Case]:

@@ -9,6 +9,7 @@ print goes to standard error. The first request is ``load`` with the options of 
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import inspect
@@ -136,9 +137,15 @@ class Variant:
         import copy
 
         import liteboost_adaptor
+        from liteboost_adaptor.quantization import QuantizedLinear
 
         twin = copy.deepcopy(self.model).dequantize(dtype=self.model.dtype)
         liteboost_adaptor.undo(twin)
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, QuantizedLinear) and layer.scheme.rounds_activations:
+                # Their inputs are rounded as well.
+                rounding = functools.partial(_round_input, layer)
+                twin.get_submodule(name).register_forward_pre_hook(rounding)
         return twin
 
     def round(self) -> dict[str, float]:
@@ -176,6 +183,10 @@ class Variant:
             max_new_tokens=self.new,
             **arguments,
         )
+
+
+def _round_input(layer: Any, _: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (layer.rounded(inputs[0]), *inputs[1:])
 
 
 class _Forced:

@@ -26,7 +26,7 @@ _BAR = 30
 def quantize(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="folder of a model, as safetensors")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="folder to write: new, empty, or begun")],
-    scheme: Annotated[str, typer.Option(help="w8a16 or w4a16")] = "w4a16",
+    scheme: Annotated[str, typer.Option(help="w8a16, w4a16 or w8a8")] = "w4a16",
     group_size: Annotated[int, typer.Option(help="weights that share a scale, of w4a16: 32, 64 or 128")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="with zero points, of w4a16")] = False,
     head: Annotated[int, typer.Option(help="bits of the output layer: 8, or 16 for as it is")] = 8,

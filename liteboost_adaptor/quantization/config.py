@@ -21,7 +21,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
     """Quantise linear layers: ``from_pretrained(..., quantization_config=LiteBoostConfig("w4a16"))``.
 
     Args:
-        scheme: ``"w8a16"`` or ``"w4a16"``.
+        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``.
         group_size: Weights that share a scale, of w4a16: 32, 64 or 128.
         symmetric: Without zero points.
         head: Bits of the output layer: 8, or 16 for as it is. Where its weight is tied to the embedding, 8

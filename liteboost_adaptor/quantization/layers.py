@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
+from ..ops.int8_linear import quantize_rows
 from ..ops.quantized_linear import dequantize_w4, dequantize_w8
 from .rounding import Quantized, quantize
 from .schemes import Scheme
@@ -20,12 +21,12 @@ _SERVED = (torch.float32, torch.bfloat16, torch.float16)
 class QuantizedLinear(torch.nn.Module):
     """``x @ weight^T + bias`` with a weight of 8 or 4 bits.
 
-    Buffers: ``weight``, ``scales`` and, where the scheme has them, ``zero_points``, as `linear_w8` and
-    `linear_w4` take them; ``columns`` where the weight's columns are not those of ``x`` in order: the column
-    of ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their dtype when the
-    module is cast.
-    Where gradients are wanted, the weight is multiplied out and torch's linear runs: they reach ``x`` and
-    ``bias``, not the weight.
+    Buffers: ``weight``, ``scales`` and, where the scheme has them, ``zero_points``, as `linear_w8`,
+    `linear_w4` and `linear_w8a8` take them; ``columns`` where the weight's columns are not those of ``x`` in
+    order: the column of ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their
+    dtype when the module is cast.
+    Where gradients are wanted, the weight is multiplied out and torch's linear runs: they reach ``x`` (past
+    its rounding, where the scheme rounds it) and ``bias``, not the weight.
     """
 
     def __init__(
@@ -82,12 +83,24 @@ class QuantizedLinear(torch.nn.Module):
             x.requires_grad or (bias is not None and bias.requires_grad)
         )
         if wants_gradient or x.dtype not in _SERVED:
-            return F.linear(x, self.dequantized(x.dtype), bias)
+            return F.linear(self.rounded(x), self.dequantized(x.dtype), bias)
         if self.columns is not None:
             x = x.index_select(-1, self.columns)
+        if self.scheme.rounds_activations:
+            return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
         if self.scheme.bits == 8:
             return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
         return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """``x`` as the weight is multiplied by it: rounded row by row, where the scheme does that."""
+        if not self.scheme.rounds_activations:
+            return x
+        integers, scales = quantize_rows(x.detach())
+        # The gradient passes by the rounding.
+        return (integers * scales.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype) + (
+            x - x.detach()
+        )
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight that the layer multiplies by."""

@@ -1,4 +1,4 @@
-"""The schemes: how many bits, over which groups of weights, with or without zero points."""
+"""The schemes: how many bits of weights and activations, over which groups, with or without zero points."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from ..config import QUANT_GROUPS as GROUP_SIZES
 from ..config import QUANT_SCHEMES as SCHEMES
 from ..errors import QuantizationError
+from ..ops.int8_linear import COLUMNS
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Scheme:
     """How the weight of a linear layer is kept.
 
     Attributes:
-        name: ``"w8a16"``: int8 with a scale for each output; ``"w4a16"``: 4 bits with a scale for each group.
+        name: ``"w8a16"``: int8 with a scale for each output; ``"w8a8"``: the same, and activations rounded to
+            8 bits row by row as they come; ``"w4a16"``: 4 bits with a scale for each group.
         group_size: Columns that share a scale, for w4a16.
         symmetric: Whether 8 stands for zero in every group; else each group has a zero point.
     """
@@ -34,12 +36,17 @@ class Scheme:
         if not isinstance(self.symmetric, bool):
             raise QuantizationError(f"symmetric must be True or False, got {self.symmetric!r}")
         if self.bits == 8 and not self.symmetric:
-            raise QuantizationError("w8a16 is symmetric; symmetric=False is for w4a16")
+            raise QuantizationError(f"{self.name} is symmetric; symmetric=False is for w4a16")
 
     @property
     def bits(self) -> int:
         """Of a weight."""
-        return 8 if self.name == "w8a16" else 4
+        return 4 if self.name == "w4a16" else 8
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether the inputs of a layer are rounded to 8 bits, too."""
+        return self.name == "w8a8"
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -50,6 +57,8 @@ class Scheme:
         """Why a layer of this size cannot be kept so, or an empty string."""
         if self.bits == 4 and (inputs % self.group_size or not inputs):
             return f"in_features = {inputs} is not a multiple of the group size {self.group_size}"
+        if self.rounds_activations and inputs > COLUMNS:
+            return f"in_features = {inputs} is more than {COLUMNS}, whose products fit 32 bits"
         return ""
 
     def shapes(self, outputs: int, inputs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

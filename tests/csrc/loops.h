@@ -11,6 +11,7 @@ void test_rope();
 void test_activation();
 void test_linear();
 void test_quantized_linear();
+void test_int8_linear();
 void test_experts();
 void test_attention();
 void test_sparse_attention();

@@ -8,6 +8,7 @@ int main() {
   testing::test_activation();
   testing::test_linear();
   testing::test_quantized_linear();
+  testing::test_int8_linear();
   testing::test_experts();
   testing::test_attention();
   testing::test_sparse_attention();

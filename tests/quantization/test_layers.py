@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from liteboost_adaptor.quantization import QuantizedLinear, Scheme
 
-SCHEMES = [Scheme("w8a16"), Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False)]
+SCHEMES = [Scheme("w8a16"), Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False), Scheme("w8a8")]
 
 
 def made(scheme: Scheme, dtype: torch.dtype = torch.float32) -> QuantizedLinear:
@@ -26,8 +26,8 @@ def test_values_are_those_of_the_weight_multiplied_out(
 ) -> None:
     layer = made(scheme, dtype)
     x = torch.randn(2, rows, 128).to(dtype)
-    exact = F.linear(x.double(), layer.dequantized(torch.float64), layer.bias.double())
-    plain = F.linear(x, layer.dequantized(dtype), layer.bias).double()
+    exact = F.linear(layer.rounded(x.double()), layer.dequantized(torch.float64), layer.bias.double())
+    plain = F.linear(layer.rounded(x), layer.dequantized(dtype), layer.bias).double()
     found = layer(x)
     assert found.dtype == dtype and found.shape == (2, rows, 33)
     assert (found.double() - exact).norm() <= 1.5 * (plain - exact).norm() + 2e-7 * exact.norm()
@@ -40,7 +40,7 @@ def test_gradients_reach_the_input_and_the_bias(scheme: Scheme) -> None:
     layer(x).square().sum().backward()
     found = x.grad.clone(), layer.bias.grad.clone()
     x.grad = layer.bias.grad = None
-    F.linear(x, layer.dequantized(), layer.bias).square().sum().backward()
+    F.linear(layer.rounded(x), layer.dequantized(), layer.bias).square().sum().backward()
     assert torch.equal(found[0], x.grad) and torch.equal(found[1], layer.bias.grad)
     assert [name for name, _ in layer.named_parameters()] == ["bias"]
 

@@ -1,0 +1,67 @@
+// Linear layers whose weights are integers of 8 bits and whose activations are rounded to 8 bits on the way in.
+//
+// linear_w8a8(x, weight, scales, bias) = (q @ weight^T) * scales * s[:, None] + bias,  q = round(x / s)
+//
+//   x       [..., K]    float32, bfloat16 or float16; any strides; K at most kInt8Columns
+//   weight  [N, K]      int8
+//   scales  [N]         float32, bfloat16 or float16, whatever x is
+//   bias    [N] or none, of x's dtype
+//   result  [..., N]    contiguous; x.dtype
+//   s       one for each row of x: its largest magnitude, or 2^-100 if that is more, over 127
+//
+// Rounding, all of it the same on every instruction set, number of rows and number of threads: x is multiplied by
+// 127 / largest in fp32 and rounded to the nearest integer, ties to even; products of integers are summed exactly;
+// the sum is rounded to fp32, times the scale, times s, plus the bias, each rounded to fp32; then one rounding to
+// x.dtype. A row of x that holds NaN or infinity gives NaN.
+//
+// Few rows read the weight as it lies. For more, panels of it are interleaved, so that one load serves as many
+// outputs as a register has lanes: that is a hundredth of the product's work, and nothing of it is kept.
+//
+// Source: Dettmers et al. 2022, arXiv:2208.07339 (per-row and per-column absmax). No backward: an input that
+// requires grad is an error in grad mode.
+#pragma once
+
+#include <stdint.h>
+
+#include "common/dtype.h"
+#include "common/isa.h"
+
+namespace liteboost {
+
+// So many products of 127 by 128 fit 32 bits.
+constexpr int64_t kInt8Columns = 131072;
+// The most rows that read the weight as it lies.
+constexpr int64_t kInt8FewRows = 8;
+
+struct Int8LinearArgs {
+  const void* x;         // [rows, k], contiguous
+  const int8_t* weight;  // [n, k], contiguous
+  const float* scales;   // [n]
+  const void* bias;      // [n] or null
+  void* out;             // [rows, n], contiguous
+  int32_t* words;        // [rows, words(k)]: x as `quantize` writes it, aligned to 64
+  float* row_scales;     // [rows]
+  int32_t* row_offsets;  // [rows]: what the sums of a row are too large by
+  int64_t rows, n, k;
+};
+
+// Torch-free loops. `dtype` is that of x, bias and out.
+struct Int8LinearKernels {
+  // Words of 32 bits that a row of x takes.
+  int64_t (*words)(int64_t k);
+  // Rows [begin, end) of x to words, row_scales and row_offsets.
+  void (*quantize)(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end);
+  // out[:, begin:end], the weight read as it lies.
+  void (*few)(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end);
+  // Outputs in a panel, and rows that `panel` wants at least.
+  int64_t panel_columns, least_rows;
+  // Panel `panel` of the weight interleaved, to words(k) * panel_columns words, aligned to 64.
+  void (*pack)(const Int8LinearArgs& args, int64_t panel, int32_t* packed);
+  // out[begin:end, those of the panel].
+  void (*panel)(DType dtype, const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin,
+                int64_t end);
+};
+
+LB_DECLARE_KERNELS(Int8LinearKernels, int8_linear_kernels)
+
+}  // namespace liteboost

@@ -1,0 +1,90 @@
+#include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "common/parallel.h"
+#include "common/tensors.h"
+#include "int8_linear/int8_linear.h"
+#include "int8_linear/int8_linear_checks.h"
+
+namespace liteboost {
+namespace {
+
+// Bytes of weight below which a thread is not worth waking.
+constexpr int64_t kGrainBytes = 32 << 10;
+// A thread's part of few rows is a multiple of this many outputs: as many as the widest register has lanes.
+constexpr int64_t kBlock = 16;
+// Rows that make the interleaving of a panel a small part of the work on it.
+constexpr int64_t kPanelRows = 128;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void run_few(const Int8LinearKernels& kernels, DType dtype, const Int8LinearArgs& args) {
+  const int64_t grain = std::max<int64_t>(1, kGrainBytes / (kBlock * args.k));
+  at::parallel_for(0, ceil_div(args.n, kBlock), grain, [&](int64_t begin, int64_t end) {
+    kernels.few(dtype, args, begin * kBlock, std::min(end * kBlock, args.n));
+  });
+}
+
+// Tasks are a panel and some of the rows: all of them where there are panels enough for the threads.
+void run_panels(const Int8LinearKernels& kernels, DType dtype, const Int8LinearArgs& args) {
+  const int64_t panels = ceil_div(args.n, kernels.panel_columns);
+  const int64_t wanted = ceil_div(2 * at::get_num_threads(), panels);
+  const int64_t parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, args.rows / kPanelRows));
+  const int64_t bytes = kernels.words(args.k) * kernels.panel_columns * 4;
+  at::parallel_for(0, panels * parts, 1, [&](int64_t begin, int64_t end) {
+    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
+    int32_t* packed = static_cast<int32_t*>(memory.get());
+    int64_t there = -1;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t panel = task / parts, part = task % parts;
+      if (panel != there) kernels.pack(args, panel, packed);
+      there = panel;
+      kernels.panel(dtype, args, panel, packed, args.rows * part / parts, args.rows * (part + 1) / parts);
+    }
+  });
+}
+
+at::Tensor linear_w8a8_cpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
+                           const std::optional<at::Tensor>& bias) {
+  check_linear_w8a8(x, weight, scales, bias);
+  if (weight.size(1) == 0) return linear_w8a8_cpu(one_zero_column(x), one_zero_column(weight), scales, bias);
+  c10::DimVector sizes(x.sizes());
+  sizes.back() = weight.size(0);
+  at::Tensor out = empty_cpu(sizes, x.scalar_type());
+  if (out.numel() == 0) return out;
+
+  const auto x_rows = x.expect_contiguous();
+  const auto data = weight.expect_contiguous();
+  const at::Tensor scale_data = scales.to(at::kFloat).contiguous();
+  const at::Tensor bias_data = bias.has_value() ? bias->contiguous() : at::Tensor();
+  const Int8LinearKernels& kernels = LB_KERNELS(int8_linear_kernels);
+  const DType dtype = dtype_of(x);
+  Int8LinearArgs args;
+  args.x = x_rows->const_data_ptr();
+  args.weight = data->const_data_ptr<int8_t>();
+  args.scales = scale_data.const_data_ptr<float>();
+  args.bias = bias_data.defined() ? bias_data.const_data_ptr() : nullptr;
+  args.out = out.mutable_data_ptr();
+  args.n = weight.size(0);
+  args.k = weight.size(1);
+  args.rows = out.numel() / args.n;
+
+  // Words, which want the alignment that torch's allocator gives, then scales and offsets.
+  const int64_t words = kernels.words(args.k);
+  const at::Tensor quantised = empty_cpu({args.rows * (words + 2)}, at::kInt);
+  args.words = quantised.mutable_data_ptr<int32_t>();
+  args.row_offsets = args.words + args.rows * words;
+  args.row_scales = reinterpret_cast<float*>(args.row_offsets + args.rows);
+  parallel_rows(args.rows, args.k,
+                [&](int64_t begin, int64_t end) { kernels.quantize(dtype, args, begin, end); });
+  args.rows > kInt8FewRows ? run_panels(kernels, dtype, args) : run_few(kernels, dtype, args);
+  return out;
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("linear_w8a8", &liteboost::linear_w8a8_cpu); }

@@ -1,0 +1,296 @@
+// The loops of linear_w8a8. Compiled once an instruction set.
+//
+// A word is 32 bits: four integers of x where the CPU multiplies those (VNNI), else two, widened to 16 bits.
+#include "int8_linear/int8_linear.h"
+
+#include "common/vec.h"
+#include "common/vec_transpose.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+// ---- words ----
+
+typedef int8_t VB __attribute__((vector_size(kLanes)));
+
+#if defined(__AVX512VNNI__)
+// The instruction takes unsigned integers by signed ones: weights are 128 larger, which makes a sum larger by 128
+// times that of x.
+typedef int8_t Integer;
+constexpr int32_t kOffset = 128;
+LB_INLINE VI multiply_add(VI sum, VI weights, VI x) {
+  return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+}
+LB_INLINE VI read(const int8_t* p) {
+  return (VI)_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+}
+#else
+typedef int16_t Integer;
+constexpr int32_t kOffset = 0;
+LB_INLINE VI multiply_add(VI sum, VI weights, VI x) {
+#if defined(__AVX512F__)
+  return sum + (VI)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
+#elif defined(__AVX2__)
+  return sum + (VI)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
+#elif defined(__SSE2__)
+  return sum + (VI)_mm_madd_epi16((__m128i)weights, (__m128i)x);
+#else
+  return sum + (weights << 16 >> 16) * (x << 16 >> 16) + (weights >> 16) * (x >> 16);
+#endif
+}
+LB_INLINE VI read(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (VI)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (VI)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(2 * kLanes)));
+  typedef int16_t Shorts __attribute__((vector_size(4 * kLanes)));
+  Bytes bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return (VI) __builtin_convertvector(bytes, Shorts);
+#endif
+}
+#endif
+
+constexpr int kPerWord = 4 / sizeof(Integer);
+// Columns in a vector of words.
+constexpr int kColumns = kLanes * kPerWord;
+
+// The first n of kColumns columns, others zero.
+LB_INLINE VI read(const int8_t* p, int64_t n) {
+  if (n >= kColumns) return read(p);
+  int8_t bytes[kColumns] = {};
+  for (int64_t i = 0; i < n && i < kColumns; ++i) bytes[i] = p[i];
+  return read(bytes);
+}
+
+LB_INLINE VI load_words(const int32_t* p) {
+  VI v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+int64_t words(int64_t k) { return (k + kColumns - 1) / kColumns * kLanes; }
+
+// ---- x ----
+
+// 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
+constexpr float kRounder = 12582912.0f;
+// What a row's largest magnitude counts as at least, so that 127 divided by it is a number.
+constexpr float kLeast = 0x1p-100f;
+
+LB_INLINE VI rounded(VF v) { return (VI)as_uint(v + splat(kRounder)) << 24 >> 24; }
+
+LB_INLINE int32_t sum_of(VI v) {
+  int32_t lanes[kLanes], total = 0;
+  memcpy(lanes, &v, sizeof(v));
+  for (int i = 0; i < kLanes; ++i) total += lanes[i];
+  return total;
+}
+
+template <typename T>
+void quantize_row(const Int8LinearArgs& args, int64_t row) {
+  const T* x = static_cast<const T*>(args.x) + row * args.k;
+  VF largest{}, infinite{};
+  for_lanes(args.k, [&](int64_t i, auto n) {
+    const VF v = load(x + i, n);
+    largest = max(largest, abs(v));
+    infinite += v * splat(0.0f);
+  });
+  const int64_t count = words(args.k);
+  int32_t* to = args.words + row * count;
+  const bool is_finite = sum(infinite) == 0.0f;
+  const float top = hmax(largest);
+  const float limit = top > kLeast ? top : kLeast;
+  args.row_scales[row] = is_finite ? limit / 127.0f : __builtin_nanf("");
+  args.row_offsets[row] = 0;
+  memset(to + count - kLanes, 0, kLanes * sizeof(int32_t));
+  if (!is_finite) {
+    memset(to, 0, static_cast<size_t>(count) * sizeof(int32_t));
+    return;
+  }
+  Integer* integers = reinterpret_cast<Integer*>(to);
+  const VF factor = splat(127.0f / limit);
+  VI total{};
+  for_lanes(args.k, [&](int64_t i, auto n) {
+    const VI q = rounded(load(x + i, n) * factor);
+    typedef Integer Narrow __attribute__((vector_size(kLanes * sizeof(Integer))));
+    const Narrow narrow = __builtin_convertvector(q, Narrow);
+    memcpy(integers + i, &narrow, sizeof(narrow));
+    total += q;
+  });
+  if constexpr (kOffset != 0) args.row_offsets[row] = kOffset * sum_of(total);
+}
+
+// ---- results ----
+
+template <typename T>
+LB_INLINE VF load_some(const T* p, int64_t n) {
+  return n >= kLanes ? load(p) : load(p, static_cast<int>(n));
+}
+
+// Sums of row `row` and the outputs from `column` on, of which those below n are there.
+template <typename T>
+LB_INLINE void finish(const Int8LinearArgs& args, VI sums, int64_t row, int64_t column) {
+  const int64_t n = args.n - column;
+  VF value = __builtin_convertvector(sums - args.row_offsets[row], VF);
+  value = value * load_some(args.scales + column, n) * splat(args.row_scales[row]);
+  if (args.bias != nullptr) value += load_some(static_cast<const T*>(args.bias) + column, n);
+  T* out = static_cast<T*>(args.out) + row * args.n + column;
+  n >= kLanes ? store(out, value) : store(out, value, static_cast<int>(n));
+}
+
+// ---- few rows: the weight as it lies ----
+
+constexpr int kFewWeights = 4;
+#if defined(__AVX512F__)
+constexpr int kFewRows = 4;
+#else
+constexpr int kFewRows = 2;
+#endif
+
+// Sums of kFewWeights rows of weight with `rows` rows of x, to totals[row * kLanes + weight].
+template <int rows>
+LB_INLINE void dot(const int8_t* weight, int64_t k, const int32_t* x, int64_t count, int32_t* totals) {
+  VI sums[kFewWeights][rows] = {};
+  for (int64_t w = 0, column = 0; w < count; w += kLanes, column += kColumns) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kFewWeights; ++i) {
+      const int8_t* at = weight + i * k + column;
+      // The rows that are next.
+      __builtin_prefetch(at + kFewWeights * k);
+      const VI q = read(at, k - column);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) sums[i][r] = multiply_add(sums[i][r], q, load_words(x + r * count + w));
+    }
+  }
+  for (int i = 0; i < kFewWeights; ++i) {
+    for (int r = 0; r < rows; ++r) {
+#if defined(__AVX512F__)
+      totals[r * kLanes + i] = _mm512_reduce_add_epi32((__m512i)sums[i][r]);
+#else
+      totals[r * kLanes + i] = sum_of(sums[i][r]);
+#endif
+    }
+  }
+}
+
+// One row of weight at a time: the last ones of a layer.
+template <int rows>
+void dot_one(const int8_t* weight, int64_t k, const int32_t* x, int64_t count, int32_t* totals) {
+  VI sums[rows] = {};
+  for (int64_t w = 0, column = 0; w < count; w += kLanes, column += kColumns) {
+    const VI q = read(weight + column, k - column);
+    for (int r = 0; r < rows; ++r) sums[r] = multiply_add(sums[r], q, load_words(x + r * count + w));
+  }
+  for (int r = 0; r < rows; ++r) totals[r * kLanes] = sum_of(sums[r]);
+}
+
+// The kLanes outputs from `column` on, of rows [row, row + rows).
+template <typename T, int rows>
+void few_rows(const Int8LinearArgs& args, int64_t row, int64_t column) {
+  const int64_t count = words(args.k), n = args.n - column < kLanes ? args.n - column : kLanes;
+  const int32_t* x = args.words + row * count;
+  const int8_t* weight = args.weight + column * args.k;
+  int32_t totals[rows * kLanes] = {};
+  int64_t i = 0;
+  for (; i + kFewWeights <= n; i += kFewWeights) dot<rows>(weight + i * args.k, args.k, x, count, totals + i);
+  for (; i < n; ++i) dot_one<rows>(weight + i * args.k, args.k, x, count, totals + i);
+  for (int r = 0; r < rows; ++r) finish<T>(args, load_words(totals + r * kLanes), row + r, column);
+}
+
+template <typename T>
+void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; column += kLanes) {
+    int64_t row = 0;
+    for (; row + kFewRows <= args.rows; row += kFewRows) few_rows<T, kFewRows>(args, row, column);
+    for (; row < args.rows; ++row) few_rows<T, 1>(args, row, column);
+  }
+}
+
+// ---- many rows: panels ----
+
+constexpr int kTileRows = 6;
+#if defined(__AVX512F__)
+constexpr int kTileVectors = 4;
+#else
+constexpr int kTileVectors = 2;
+#endif
+constexpr int kPanel = kTileVectors * kLanes;
+
+void pack(const Int8LinearArgs& args, int64_t panel, int32_t* packed) {
+  const int64_t count = words(args.k);
+  for (int v = 0; v < kTileVectors; ++v) {
+    const int64_t first = panel * kPanel + v * kLanes;
+    for (int64_t w = 0, column = 0; w < count; w += kLanes, column += kColumns) {
+      VF block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = first + i < args.n ? (VF)read(args.weight + (first + i) * args.k + column, args.k - column)
+                                      : VF{};
+      }
+      transpose(block);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) memcpy(packed + (w + i) * kPanel + v * kLanes, &block[i], sizeof(VF));
+    }
+  }
+}
+
+// Rows [row, row + kTileRows) with all of a panel.
+template <typename T>
+void tile(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t row) {
+  const int64_t count = words(args.k);
+  const int32_t* x = args.words + row * count;
+  VI sums[kTileRows][kTileVectors] = {};
+  for (int64_t w = 0; w < count; ++w) {
+    VI weights[kTileVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) weights[v] = load_words(packed + w * kPanel + v * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < kTileRows; ++r) {
+      const VI word = splat_i(x[r * count + w]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) sums[r][v] = multiply_add(sums[r][v], weights[v], word);
+    }
+  }
+  for (int r = 0; r < kTileRows; ++r) {
+    for (int v = 0; v < kTileVectors; ++v) {
+      const int64_t column = panel * kPanel + v * kLanes;
+      if (column < args.n) finish<T>(args, sums[r][v], row + r, column);
+    }
+  }
+}
+
+// The last tile begins early enough to be a whole one: rows that two tiles write get the same bits twice.
+template <typename T>
+void run_panel(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row += kTileRows) {
+    tile<T>(args, panel, packed, row + kTileRows <= end ? row : end - kTileRows);
+  }
+}
+
+// ---- by dtype ----
+
+void quantize_any(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end) {
+  LB_DISPATCH_DTYPE(dtype, T, for (int64_t row = begin; row < end; ++row) quantize_row<T>(args, row));
+}
+
+void few_any(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end) {
+  LB_DISPATCH_DTYPE(dtype, T, few<T>(args, begin, end));
+}
+
+void panel_any(DType dtype, const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin,
+               int64_t end) {
+  LB_DISPATCH_DTYPE(dtype, T, run_panel<T>(args, panel, packed, begin, end));
+}
+
+}  // namespace
+
+extern const Int8LinearKernels int8_linear_kernels;
+const Int8LinearKernels int8_linear_kernels = {words,     quantize_any, few_any,  kPanel,
+                                               kTileRows, pack,         panel_any};
+
+}  // namespace LB_ISA
+}  // namespace liteboost

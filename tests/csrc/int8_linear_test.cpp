@@ -1,0 +1,99 @@
+#include "int8_linear/int8_linear.h"
+
+#include "loops.h"
+#include "testing.h"
+
+namespace testing {
+namespace {
+
+using namespace liteboost;
+
+// Sums, scales and roundings as int8_linear.h has them, from the integers that x has been rounded to.
+template <typename T>
+void test_shape(int rows, int n, int k, bool with_bias) {
+  std::mt19937 random(static_cast<unsigned>(rows + n + k));
+  Array<T> x(rows * k), bias(n), out(rows * n);
+  Array<float> scales(n);
+  Array<bf16> bytes(n * k / 2 + 1);  // as memory that ends at a guard page
+  x.fill(random);
+  bias.fill(random);
+  scales.fill(random);
+  int8_t* weight = reinterpret_cast<int8_t*>(bytes.data()) + (n * k / 2 + 1) * 2 - n * k;
+  for (int i = 0; i < n * k; ++i) weight[i] = static_cast<int8_t>(random());
+
+  const auto& kernels = LB_ISA::int8_linear_kernels;
+  const int64_t words = kernels.words(k);
+  const auto aligned = [](std::vector<char>& memory) {
+    return reinterpret_cast<int32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
+  };
+  std::vector<char> word_memory(static_cast<size_t>(rows * words * 4) + 64);
+  std::vector<char> panel_memory(static_cast<size_t>(words * kernels.panel_columns * 4) + 64);
+  std::vector<float> row_scales(static_cast<size_t>(rows));
+  std::vector<int32_t> row_offsets(static_cast<size_t>(rows));
+  Int8LinearArgs args{};
+  args.x = x.data();
+  args.weight = weight;
+  args.scales = scales.data();
+  args.bias = with_bias ? bias.data() : nullptr;
+  args.out = out.data();
+  args.words = aligned(word_memory);
+  args.row_scales = row_scales.data();
+  args.row_offsets = row_offsets.data();
+  args.rows = rows;
+  args.n = n;
+  args.k = k;
+  kernels.quantize(dtype_of<T>(), args, 0, rows);
+
+  const auto check_all = [&](const char* name) {
+    for (int row = 0; row < rows; ++row) {
+      float largest = 0;
+      for (int j = 0; j < k; ++j) largest = std::fmax(largest, std::fabs(static_cast<float>(x[row * k + j])));
+      const float factor = 127.0f / largest;
+      for (int i = 0; i < n; ++i) {
+        int64_t sum = 0;
+        for (int j = 0; j < k; ++j) {
+          sum += weight[i * k + j] *
+                 static_cast<int64_t>(std::nearbyint(static_cast<float>(x[row * k + j]) * factor));
+        }
+        const double product = static_cast<double>(sum) * scales[i] * (largest / 127.0f);
+        const double b = with_bias ? bias[i] : 0.0;
+        check_close<T>(name, row * n + i, k, out[row * n + i], product + b,
+                       std::fabs(product) + std::fabs(b));
+      }
+    }
+  };
+  // In two ranges, as two threads would.
+  const int64_t half = n / 2 / 16 * 16;
+  kernels.few(dtype_of<T>(), args, 0, half);
+  kernels.few(dtype_of<T>(), args, half, n);
+  check_all("int8_linear few");
+  if (rows >= kernels.least_rows) {
+    const int64_t panels = (n + kernels.panel_columns - 1) / kernels.panel_columns;
+    out.fill(random);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      kernels.pack(args, panel, aligned(panel_memory));
+      kernels.panel(dtype_of<T>(), args, panel, aligned(panel_memory), 0, rows);
+    }
+    check_all("int8_linear panel");
+  }
+  check(out.intact(), "int8_linear margin", n, k, 0, 0);
+}
+
+template <typename T>
+void test_type() {
+  for (int k = 1; k <= 2 * kMaxLength; ++k) {
+    for (const int rows : {1, 3, 7}) test_shape<T>(rows, 7, k, k % 2 == 0);
+  }
+  for (int rows = 1; rows <= 20; ++rows) test_shape<T>(rows, 70, 70, rows % 2 == 0);
+  test_shape<T>(13, 129, 1000, true);
+}
+
+}  // namespace
+
+void test_int8_linear() {
+  test_type<float>();
+  test_type<bf16>();
+  test_type<f16>();
+}
+
+}  // namespace testing
