@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .settings import BASELINE, Settings, divided
+from .settings import BASELINE, ROUNDING, Settings, divided
 
 if TYPE_CHECKING:
     from .agreement import Agreement
@@ -197,7 +197,8 @@ def _failures(variants: dict[str, dict[str, float]]) -> list[str]:
         "again with nothing else running), or the weights stay in a cache (choose a larger --arch)."
         for name, figures in variants.items()
         for field, limit in limits.items()
-        if not figures[field] <= MOST_FRACTION
+        # The peak is of products in the dtype; those of integers are faster.
+        if not (figures[field] <= MOST_FRACTION or (name in ROUNDING and limit == "GEMM peak"))
     ]
 
 

@@ -15,7 +15,7 @@ from .agreement import Agreement, compare
 from .memory import plan_groups
 from .processes import Ranks, Worker
 from .report import Measurements, Round
-from .settings import BASELINE, DIVIDED, QUANTISED, Settings, processes
+from .settings import BASELINE, DIVIDED, QUANTISED, ROUNDING, Settings, processes
 
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
 
@@ -165,7 +165,7 @@ class _Session:
             expected = reference
             if name in QUANTISED:  # transformers' own code on the very weights that are left after rounding
                 _, expected = self._logits(workers[name], tokens, multiplied_out=True)
-            agreement = compare(expected, candidate, self.settings.dtype)
+            agreement = compare(expected, candidate, self.settings.dtype, name in ROUNDING)
             self.agreements.setdefault(name, agreement)
             if not all(torch.isfinite(part).all() for part in reference.values()):
                 raise DisagreementError(

@@ -12,6 +12,8 @@ BASELINE = "hf-sdpa"
 VARIANTS = ("hf-eager", BASELINE, "level0", "level1", "level2")
 #: Level 2 with weights quantised as they are loaded; run where they are asked for.
 QUANTISED = ("w8a16", "w4a16", "w8a8")
+#: Of these, the ones that round activations, too.
+ROUNDING = ("w8a8",)
 #: Behind the name of a variant whose model is divided over processes; their number follows.
 DIVIDED = "-tp"
 DTYPES = ("float32", "bfloat16", "float16")
