@@ -39,6 +39,13 @@ def _serve_adapted(_: Any) -> None:
     runtime.serve_adapted()
 
 
+def _wrap_quantized(_: Any) -> None:
+    from .huggingface.runtime import runtime
+    from .quantization import registration
+
+    registration.follow_peft(runtime)
+
+
 def _fix(module: Any) -> None:
     from .environment.npu import fixes
 
@@ -47,6 +54,7 @@ def _fix(module: Any) -> None:
 
 after_import("transformers.modeling_utils", _activate)
 after_import("peft.peft_model", _serve_adapted)
+after_import("peft.tuners.lora.model", _wrap_quantized)
 for _module in environment.FIXED_MODULES:
     after_import(_module, _fix)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..checkpoint.folders import INDEX, SINGLE, config_of, copy_others, on_meta, write_json
+from ..checkpoint.writing import Writer
 from ..errors import QuantizationError
 from ..ops.quantized_linear import dequantize_w4, dequantize_w8
+from . import digests
 from .config import LiteBoostConfig
+from .digests import DIGESTS
 from .model import Choice, choices, untie
 from .rounding import quantize
 from .schemes import Scheme
@@ -78,7 +79,7 @@ def quantize_folder(
     for file, names in files.items():
         if not _is_done(target, record, file):
             tensors, entry = _quantized(source / file, names, wanted, heads, progress, (at, total))
-            _write(target, file, tensors)
+            _write(target / file, tensors)
             record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(tensors)}
             write_json(target / RECORD, record)
         at += len(names)
@@ -233,7 +234,10 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(target: Path, name: str, tensors: dict[str, Tensor]) -> None:
-    part = target / f"{name}.part"
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part, metadata={"format": "pt"})
-    os.replace(part, target / name)
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    metadata = {"format": "pt", DIGESTS: json.dumps(digests.of_tensors(tensors))}
+    entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    writer = Writer(path, entries, metadata)
+    for name, tensor in tensors.items():
+        writer.put(name, tensor)
+    writer.close()

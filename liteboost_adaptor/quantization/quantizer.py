@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from ..checkpoint.files import Slice
 from ..errors import QuantizationError
+from . import digests
 from .config import LiteBoostConfig
+from .digests import DIGESTS
 from .layers import QuantizedLinear
 from .model import Choice, choices, note, untie
 from .rounding import quantize
@@ -89,6 +92,12 @@ class LiteBoostQuantizer(HfQuantizer):
         model.is_quantized = True
         model.quantization_method = self.quantization_config.quant_method
         model.config.quantization_config = self.quantization_config
+
+    def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[Any, dict[str, str]]:
+        if getattr(model, "_hf_peft_config_loaded", False):
+            return super().get_state_dict_and_metadata(model)  # the adapter is saved, and nothing of ours
+        state = model.state_dict()
+        return state, {DIGESTS: json.dumps(digests.of_model(model, state))}
 
     def is_serializable(self) -> bool:
         return True

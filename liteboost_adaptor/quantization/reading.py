@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from ..checkpoint.files import File, Slice
+from .digests import DIGESTS
 from .quantizer import LiteBoostQuantizer
 
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
-#: What the metadata of a file of ours says of its tensors: JSON, name -> SHA-256.
-DIGESTS = "liteboost_sha256"
 
 
 def install(hooks: Any) -> None:

@@ -23,6 +23,13 @@ def follow(runtime: Any) -> None:
     runtime.extend(install)
 
 
+def follow_peft(runtime: Any) -> None:
+    """Let PEFT, which has been imported, wrap our layers whenever ``runtime`` prepares models. Idempotent."""
+    from . import lora
+
+    runtime.extend(lora.extend)
+
+
 def install(hooks: Any, settings: config.Settings) -> None:
     """Register our quantizer, for models that name it; with ``quant``, for those that name none, too.
 

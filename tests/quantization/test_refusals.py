@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from liteboost_adaptor.config import Quant, Settings, with_overrides
-from liteboost_adaptor.errors import ConfigError, QuantizationError
-from liteboost_adaptor.quantization import LiteBoostConfig
+from liteboost_adaptor.errors import CheckpointError, ConfigError, QuantizationError
+from liteboost_adaptor.quantization import LiteBoostConfig, offline
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"
 UP = "model.layers.0.mlp.up_proj"
@@ -87,8 +87,29 @@ def test_scales_that_are_no_numbers(saved: Path) -> None:
 def test_a_truncated_file(saved: Path) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(Exception, match=r"(?i)incomplete|invalid|corrupt|truncat"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors is cut short: .*Copy it again"):
         load(saved)
+
+
+@pytest.mark.parametrize("name", [f"{UP}.weight", f"{UP}.scales", "model.norm.weight"])
+@pytest.mark.parametrize("way", ["saved", "offline"])
+def test_a_byte_that_has_changed_since(name: str, way: str, tmp_path: Path) -> None:
+    from liteboost_adaptor.checkpoint.files import File
+
+    config = LiteBoostConfig("w4a16")
+    if way == "saved":
+        load(FOLDER, quantization_config=config).save_pretrained(tmp_path / "new")
+    else:
+        offline.quantize_folder(FOLDER, tmp_path / "new", config)
+    path = tmp_path / "new" / "model.safetensors"
+    first = File(path).entries[name].first
+    content = bytearray(path.read_bytes())
+    content[first + 8] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=rf"{name} in .*model.safetensors is not what was written there"
+    ):
+        load(tmp_path / "new")
 
 
 @pytest.mark.parametrize(

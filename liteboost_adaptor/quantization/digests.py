@@ -1,0 +1,37 @@
+"""Checksums of what is written, so that a byte that has changed since is noticed when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..checkpoint.files import memory
+
+#: What the metadata of a file of ours says of its tensors: JSON, name -> SHA-256.
+DIGESTS = "liteboost_sha256"
+
+
+def of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """SHA-256 of the bytes of each tensor, as a file holds them."""
+    return {name: _digest(tensor) for name, tensor in sorted(tensors.items())}
+
+
+def of_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
+    """The same for what `save_pretrained` writes of ``state``, by the names of the files.
+
+    Left out is what it converts beyond its name, and what is not in memory.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    places = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    of = {id(place): name for name, place in places.items()}
+    renamed = revert_weight_conversion(model, places)
+    kept = {name: state[of[id(place)]] for name, place in renamed.items() if id(place) in of}
+    return of_tensors({name: tensor for name, tensor in kept.items() if tensor.device.type != "meta"})
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(memory(tensor.detach().cpu().contiguous())).hexdigest()
