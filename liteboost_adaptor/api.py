@@ -34,6 +34,7 @@ def apply(
     dp: int | None = None,
     sp: int | None = None,
     cp: int | None = None,
+    ep: bool | None = None,
     quant: str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
@@ -42,8 +43,9 @@ def apply(
         model: Any module; its submodules are served where a rule fits, other models are not touched.
         level, disable, strict, nz, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
             ``LITEBOOST_STRICT``, ``LITEBOOST_NZ`` and ``LITEBOOST_SPARSE``.
-        tp, dp, sp, cp: In place of ``LITEBOOST_TP``, ``LITEBOOST_DP``, ``LITEBOOST_SP`` and ``LITEBOOST_CP``,
-            for models that are loaded afterwards; `shard` divides one that is loaded.
+        tp, dp, sp, cp, ep: In place of ``LITEBOOST_TP``, ``LITEBOOST_DP``, ``LITEBOOST_SP``,
+            ``LITEBOOST_CP`` and ``LITEBOOST_EP``, for models that are loaded afterwards; `shard` divides one
+            that is loaded.
         quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantised in place, and `undo` does not bring its
             former weights back.
 
@@ -55,7 +57,7 @@ def apply(
         StrictError: ``strict`` and a rule was refused or failed.
         QuantizationError: ``model`` cannot be quantised so.
     """
-    sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp}
+    sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp, "ep": ep}
     wanted = with_overrides(
         settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, quant=quant, **sizes
     )

@@ -74,6 +74,7 @@ class Settings:
         dp: How many replicas share a batch that is generated for.
         sp: Over how many processes the tokens of a prompt are divided, that exchange heads (Ulysses).
         cp: As ``sp``, of processes that pass on keys and values (ring attention).
+        ep: Give processes whole experts, not channels of all of them, where there are enough.
         quant: What models are quantised to as they are loaded, or ``None``.
     """
 
@@ -89,6 +90,7 @@ class Settings:
     dp: int = 1
     sp: int = 1
     cp: int = 1
+    ep: bool = False
     quant: Quant | None = None
 
 
@@ -273,6 +275,14 @@ VARIABLES: tuple[Variable, ...] = (
         _count,
         "a number from 1",
         "How many replicas of a model share the rows of a batch that `generate` is given, at level 2. See "
+        "parallel.md.",
+    ),
+    Variable(
+        "LITEBOOST_EP",
+        "ep",
+        _flag,
+        "0 or 1",
+        "1: a mixture of experts is divided into whole experts, not each of them over all processes. See "
         "parallel.md.",
     ),
     Variable(

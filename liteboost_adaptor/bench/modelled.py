@@ -19,55 +19,8 @@ from typing import Any
 from .. import config
 from ..errors import ConfigError, LiteBoostError
 from . import models
+from .cards import CARDS, COMPUTE_EFFICIENCY, HOST_LAUNCH_S, MEMORY_EFFICIENCY, STATIC_S, Card
 from .settings import Settings
-
-TERA, TEBI = 1e12, 2.0**40
-
-
-@dataclass(frozen=True)
-class Card:
-    """One Ascend card (or die), as msmodeling's device profiles describe it.
-
-    Attributes:
-        cube: Peak of the matrix units in FLOP/s by dtype.
-        vector: Peak of the vector units in FLOP/s, 16 bit.
-        bandwidth: Of its memory, bytes/s.
-        memory_gb: Its memory.
-    """
-
-    cube: dict[str, float]
-    vector: float
-    bandwidth: float
-    memory_gb: int
-
-
-#: Peaks from msmodeling's tensor_cast/device.py, whose authors call latencies and static costs unconfirmed.
-CARDS = {
-    "910B": Card(
-        {"float16": 376 * TERA, "bfloat16": 353.9 * TERA, "int8": 752 * TERA, "float32": 99.5 * TERA},
-        22 * TERA,
-        1.6 * TEBI,
-        64,
-    ),
-    "910B-280T": Card(
-        {"float16": 280 * TERA, "bfloat16": 245.8 * TERA, "int8": 560 * TERA, "float32": 75 * TERA},
-        16 * TERA,
-        1.6 * TEBI,
-        64,
-    ),
-    "910C": Card(
-        {"float16": 376 * TERA, "bfloat16": 353.9 * TERA, "int8": 752 * TERA, "float32": 99.5 * TERA},
-        22 * TERA,
-        1.6 * TEBI,
-        64,
-    ),
-}
-COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.6
-#: Seconds a kernel takes before it does anything, by its unit.
-STATIC_S = {"matmul": 5e-6, "vector": 2e-6, "collective": 10e-6}
-#: Seconds of the host for one eager launch: 25.0 to 13.7 us were saved by fusing two into one (vllm-ascend
-#: pull request 15902, a 950); 11 to 14 us is what the reference infers from it.
-HOST_LAUNCH_S = 12.5e-6
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,16 @@ class Cost:
 
     def prefill_flops(self, batch: int, prompt: int) -> float:
         """Floating-point operations of a prefill: layers for every token, visible scores, one head row."""
-        scores = sum(
-            min(position, window or position) for window in self.windows for position in range(1, prompt + 1)
-        )
+        scores = sum(_visible(prompt, window) for window in self.windows)
         # Two products (scores, values) of two operations each for every visible pair.
         attention = 4 * self.attention_width * scores
         return batch * (prompt * self.linear_flops + attention + self.head_flops)
+
+
+def _visible(prompt: int, window: int | None) -> int:
+    """Keys that the tokens of a prompt see, all together."""
+    begun = min(prompt, window or prompt)
+    return begun * (begun + 1) // 2 + (prompt - begun) * begun
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ def count(config: PretrainedConfig, dtype: torch.dtype) -> Cost:
             continue
         if id(parameter) in embeddings:
             continue
-        share = _chosen_experts(text) if ".experts." in name else 1.0
+        share = chosen_experts(text) if ".experts." in name else 1.0
         token_bytes += size * share
         if parameter.ndim >= 2:
             linear_flops += 2 * parameter.numel() * share
@@ -242,14 +246,15 @@ def count(config: PretrainedConfig, dtype: torch.dtype) -> Cost:
         linear_flops=int(linear_flops),
         head_flops=0 if head_weight is None else 2 * head_weight.numel(),
         gemm_shapes=tuple(sorted(shapes)),
-        windows=tuple(_windows(text)),
+        windows=tuple(windows(text)),
         attention_width=num_heads * head_dim,
         kv_width=(getattr(text, "num_key_value_heads", None) or num_heads) * head_dim,
         itemsize=dtype.itemsize,
     )
 
 
-def _chosen_experts(config: PretrainedConfig) -> float:
+def chosen_experts(config: PretrainedConfig) -> float:
+    """The share of the routed experts that one token is given to; 1 where there are none."""
     total = next(
         (
             value
@@ -262,7 +267,7 @@ def _chosen_experts(config: PretrainedConfig) -> float:
     return chosen / total if total and chosen else 1.0
 
 
-def _windows(config: PretrainedConfig) -> Iterator[int | None]:
+def windows(config: PretrainedConfig) -> Iterator[int | None]:
     """Keys visible in each attention layer; layers of other kinds (linear, recurrent) keep no keys."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)

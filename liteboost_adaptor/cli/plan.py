@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +13,13 @@ import typer
 _TITLES = {
     "sum": "layers whose outputs are added",
     "sum_output": "groups of experts whose outputs are added",
+    "experts": "groups of experts, some of them in each process, whose outputs are added",
     "embedding": "embedding, added",
     "head": "head, put together",
     "norm": "norms over all heads, sums of squares added",
 }
+#: Numbers of cards up to this are drawn.
+_PLOTTED = 16
 #: Modules of which it is said why they stay whole; further ones are counted.
 _NAMED = 8
 
@@ -27,19 +32,55 @@ def plan(
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON: the figures, and the plan itself")
     ] = False,
+    ep: Annotated[
+        bool, typer.Option("--ep", help="whole experts for each process, as LITEBOOST_EP=1")
+    ] = False,
+    device: Annotated[str, typer.Option(help="card each process has: 910B, 910B-280T or 910C")] = "910B",
+    context: Annotated[int, typer.Option(help="tokens of each sequence")] = 4096,
+    batch: Annotated[int, typer.Option(help="sequences")] = 1,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="draw memory and modelled tokens/s over the number of cards"),
+    ] = None,
 ) -> None:
-    """Say what each of so many processes would hold and exchange, or why it cannot be so many."""
+    """Say what each of so many processes would hold and exchange, or why it cannot be so many.
+
+    Memory is that of a card of --device for --batch sequences of --context tokens; times are modelled, not
+    measured. Exit status 1 where so many processes cannot share the model.
+    """
+    from ..bench import planned
     from ..parallel import layout
     from ..parallel.summary import summary
+    from .bench import check_outputs
 
+    check_outputs(None, plot, None)
     built = _on_meta(model)
     found = layout.of(built)
-    how = found.plan(tp)
+    how = found.plan(tp, ep)
+    title = f"{how.model}, {str(built.dtype).removeprefix('torch.')}, {batch} x {context} tokens, {device}"
     figures = summary(built, how) | {"world_sizes": found.world_sizes()}
+    try:
+        several = planned.over(built, found, device, context, batch, max(tp, _PLOTTED), ep)
+    except (AttributeError, KeyError, TypeError) as fault:  # a configuration of a form that is not known
+        figures["card"] = None
+        title = f"{title}: memory and time are not known ({str(fault).splitlines()[0]})"
+    else:
+        card = planned.planned(built, how, found, device, context, batch)
+        figures["card"] = dataclasses.asdict(card) | {
+            "device_name": device,
+            "context": context,
+            "fits": card.fits,
+            "fits_from": next((each.cards for each in several if each.fits), 0),
+            "tokens_s": card.tokens_s,
+            "captured_tokens_s": card.captured_tokens_s,
+            "modelled": True,
+        }
+        if plot is not None:
+            planned.plot(several, f"{title}; times are modelled", plot)
     if as_json:
         sys.stdout.write(json.dumps(figures | {"plan": json.loads(how.to_json())}) + "\n")
     else:
-        sys.stdout.write(_text(how, figures))
+        sys.stdout.write(_text(how, figures, title))
 
 
 def _on_meta(name: str) -> Any:
@@ -54,7 +95,7 @@ def _on_meta(name: str) -> Any:
         raise typer.BadParameter(f"{name} cannot be read: {str(fault).splitlines()[0]}") from fault
 
 
-def _text(how: Any, figures: dict[str, Any]) -> str:
+def _text(how: Any, figures: dict[str, Any], title: str) -> str:
     weights = figures["weights"]
     lines = [
         f"{how.model} over {how.world_size} processes",
@@ -64,6 +105,7 @@ def _text(how: Any, figures: dict[str, Any]) -> str:
         f"{sum(figures['exchanges'].values())} exchanges",
     ]
     lines += [f"    {count} {_TITLES[role]}" for role, count in figures["exchanges"].items()]
+    lines += _of_card(figures["card"], title)
     lines.append(f"  numbers of processes that work: {', '.join(map(str, figures['world_sizes']))}")
     if how.whole:
         lines.append("  recognised, and whole in every process:")
@@ -71,6 +113,24 @@ def _text(how: Any, figures: dict[str, Any]) -> str:
         if len(how.whole) > _NAMED:
             lines.append(f"    and {len(how.whole) - _NAMED} more")
     return "\n".join(lines) + "\n"
+
+
+def _of_card(card: dict[str, Any] | None, title: str) -> list[str]:
+    if card is None:
+        return [f"  {title}"]
+    enough = card["fits_from"]
+    needed = card["weights"] + card["cache"] + card["activations"]
+    fits = "fits" if card["fits"] else "does not fit"
+    from_on = f"fits from {enough} cards on" if enough else "fits on no number of cards that was tried"
+    return [
+        f"  {title}:",
+        f"    memory a card: {_bytes(needed)}: weights {_bytes(card['weights'])}, keys and values "
+        f"{_bytes(card['cache'])}, activations of the prompt about {_bytes(card['activations'])}; "
+        f"{fits} {_bytes(card['usable'])}" + ("" if card["fits"] else f"; {from_on}"),
+        f"    modelled, not measured: prompt {card['prefill'] * 1e3:.3g} ms; {card['tokens_s']:.3g} tokens/s "
+        f"launched by the host, {card['captured_tokens_s']:.3g} from a captured graph, "
+        f"{card['exchanging'] / card['device']:.0%} of the card's time in exchanges",
+    ]
 
 
 def _bytes(count: int) -> str:

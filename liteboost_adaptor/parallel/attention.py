@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -111,6 +111,7 @@ def _divide(parts: Parts, name: str, module: nn.Module, form: names.Attention) -
         if parts.child(name, child) is not None
     }
     output_name, output = _layer(parts, name, form.output)
+    form = _as_fused(form, module)
     heads = _heads(parts, module, form, layers, parts.inputs(output))
     vouched = _is_vouched(parts, layers[form.query][0])
     _check_code(module, (*form.projections, *(() if form.output.startswith("../") else (form.output,))))
@@ -128,7 +129,17 @@ def _divide(parts: Parts, name: str, module: nn.Module, form: names.Attention) -
         if vars(module).get(group) == heads.query // heads.key_value:
             parts.group(name, group, heads.query, heads.key_value)
     parts.need(name, "attention heads", heads.query)
-    parts.need(name, "heads of keys and values", heads.key_value, repeatable=True)
+    # Of a group, queries cannot be had without keys and values.
+    is_repeatable = form.fused != "groups"
+    parts.need(name, "heads of keys and values", heads.key_value, repeatable=is_repeatable)
+
+
+def _as_fused(form: names.Attention, module: nn.Module) -> names.Attention:
+    """``form`` as flags of ``module`` say that its projection is fused."""
+    if form.fused == "heads":
+        fused = next((fused for flag, fused in names.FUSED_BY if vars(module).get(flag) is True), "heads")
+        return replace(form, fused=fused)
+    return form
 
 
 def _pieces(form: names.Attention, child: str, width: int, heads: Heads) -> tuple[Part, ...]:
@@ -141,6 +152,8 @@ def _pieces(form: names.Attention, child: str, width: int, heads: Heads) -> tupl
         )
     if form.fused == "heads":
         return (Part(width, heads.query),)
+    if form.fused == "groups":
+        return (Part(width, heads.key_value),)
     return (Part(width, heads.query if child == form.query else heads.key_value),)
 
 
@@ -280,6 +293,9 @@ _PROJECTION_OF = {"q_norm": "q_proj", "k_norm": "k_proj", "v_norm": "v_proj"}
 def _check_code(module: nn.Module, children: tuple[str, ...]) -> None:
     """Raise `_Whole` where ``forward`` holds something for each head that is not divided with the layers."""
     by_head = sorted(set(inspect.signature(type(module).forward).parameters) & set(names.BY_HEAD))
+    settings = getattr(module, "config", None)
+    # Falcon's configuration says whether there is one at all.
+    by_head = [name for name in by_head if getattr(settings, name, None) is not False]
     if by_head:
         raise _Whole(f"forward takes {', '.join(by_head)}")
     reason = code.why_read(module, children) or code.why_input_width(module)

@@ -36,9 +36,12 @@ def _is_direct(parts: Parts, name: str, child: str, output: str) -> bool:
     prefix = f"{name}.{child}" if name else child
     local = output[len(prefix) + 1 :]
     module = parts.modules[prefix]
-    body = _straight(module, code.forward_of(module))
-    if not local or "." in local or body is None:
-        return False
+    ways = _ways(module, code.forward_of(module))
+    return bool(local) and "." not in local and bool(ways) and all(_gives(module, way, local) for way in ways)
+
+
+def _gives(module: nn.Module, body: list[ast.stmt], local: str) -> bool:
+    """Whether statements call child ``local`` once and return what it gives, as it is."""
     calls = [index for index, node in enumerate(body) if _calls_of(node, local)]
     if len(calls) != 1 or len(_calls_of(body[calls[0]], local)) != 1:
         return False
@@ -129,6 +132,34 @@ def _straight(module: nn.Module, forward: ast.FunctionDef | None) -> list[ast.st
         else:
             found.append(node)
     return None
+
+
+#: Ways through a forward that are followed; one with more is not plain.
+_MOST_WAYS = 64
+
+
+def _ways(module: nn.Module, forward: ast.FunctionDef | None) -> list[list[ast.stmt]]:
+    """The statements of every way through ``forward``; none where they are not known."""
+    todo = [([], list(forward.body))] if forward is not None else []
+    found: list[list[ast.stmt]] = []
+    while todo:
+        done, rest = todo.pop()
+        if not rest or len(found) + len(todo) > _MOST_WAYS:
+            return []
+        node, *rest = rest
+        if isinstance(node, ast.If):
+            try:
+                branches = [node.body if _evaluated(module, node.test) else node.orelse]
+            except _Unknown:
+                branches = [node.body, node.orelse]
+            todo += [(list(done), [*branch, *rest]) for branch in branches]
+        elif isinstance(node, ast.Return):
+            found.append([*done, node])
+        elif isinstance(node, ast.Raise):
+            continue
+        else:
+            todo.append(([*done, node], rest))
+    return found
 
 
 class _Unknown(Exception):

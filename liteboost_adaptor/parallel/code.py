@@ -24,6 +24,8 @@ _SET_UP = ("__init__", "_init_", "init_weights", "reset_", "tie_weights", "_tie"
 _HARMLESS_READS = ("dtype", "device")
 
 
+#: Arguments of experts: tokens, and of each the experts and their weights.
+ROUTED = ("hidden_states", "top_k_index", "top_k_weights")
 #: Of models in general: they know no child by its name.
 _GENERAL = (
     *("torch", "builtins"),
@@ -271,10 +273,33 @@ def why_gate_not_by_channel(module: nn.Module) -> str:
     return ""
 
 
+def stands_other_experts(module: nn.Module) -> bool:
+    """Whether experts take the number ``num_experts`` for one of another process, as transformers does."""
+    forward = _methods(type(module)).get("forward")
+    if forward is None or [each.arg for each in forward.args.args[1:]] != list(ROUTED):
+        return False
+    return "num_classes=self.num_experts + 1" in ast.unparse(forward)
+
+
 def is_rms_norm(module: nn.Module) -> bool:
     """Whether it is a root mean square norm whose only parameter is its weight."""
     names = [name for name, value in module.named_parameters() if value is not None]
     return names == ["weight"] and "RMSNorm" in type(module).__name__
+
+
+#: How Falcon writes ``nn.Linear.forward``.
+_PRODUCT = (
+    "hidden_states = input @ self.weight.T",
+    "if self.bias is None:\n    return hidden_states",
+    "return hidden_states + self.bias",
+)
+
+
+def is_product(cls: type) -> bool:
+    """Whether a subclass of ``nn.Linear`` computes what that does, in other words."""
+    if not issubclass(cls, nn.Linear) or cls is nn.Linear or set(_methods(cls)) != {"forward"}:
+        return False
+    return tuple(map(ast.unparse, _methods(cls)["forward"].body)) == _PRODUCT
 
 
 def is_lookup(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from ..program.state import RECORDABLE
 from ..quantization.layers import QuantizedLinear
 from ..replacements.guards import autocast, unserved
 from . import plan
+from .code import ROUTED
 from .parts import is_transposed
 
 collectives = torch.ops.liteboost_parallel
@@ -48,6 +49,12 @@ class _Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, group={self.group!r}"
 
 
+def _summed(mine: Tensor, group: str) -> Tensor:
+    """The sum over the ranks of what nobody else has: in its place, where a process group would copy it."""
+    # Not on a CPU: there is no copy, and a recorded step may not decide by a value behind a write.
+    return collectives.all_reduce(mine, group) if mine.is_cpu else collectives.all_reduce_(mine, group)
+
+
 class SumLinear(_Linear):
     """Holds a part of the input features; the products are added over the ranks, the bias by rank 0.
 
@@ -60,7 +67,7 @@ class SumLinear(_Linear):
     def forward(self, x: Tensor) -> Tensor:
         product = self.product(x)
         other = self.__dict__["other"]
-        return collectives.all_reduce(product + other.pop() if other else product, self.group)
+        return _summed(product + other.pop() if other else product, self.group)
 
 
 class DeferredLinear(_Linear):
@@ -115,7 +122,7 @@ class VocabularyEmbedding(nn.Module):
         local = ids - self.first
         elsewhere = (local < 0) | (local >= self.num_embeddings)
         rows = super().forward(local.masked_fill(elsewhere, 0))  # type: ignore[misc]
-        return collectives.all_reduce(rows.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+        return _summed(rows.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
 
 
 @functools.cache
@@ -198,6 +205,16 @@ def _sum_output(group: str, module: nn.Module, args: Any, output: Tensor) -> Ten
     return collectives.all_reduce(output, group)
 
 
+def _own_experts(first: int, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """What experts from ``first`` on are given: others have the number of none, and no weight."""
+    given = dict(zip(ROUTED, args, strict=False)) | kwargs
+    index = given["top_k_index"] - first
+    elsewhere = (index < 0) | (index >= module.num_experts)
+    given["top_k_index"] = index.masked_fill(elsewhere, module.num_experts)
+    given["top_k_weights"] = given["top_k_weights"].masked_fill(elsewhere, 0)
+    return tuple(given[name] for name in ROUTED), {}
+
+
 def become_pair(later: nn.Module, earlier: nn.Module, group: str) -> None:
     """Let `SumLinear` ``later`` exchange for the linear layer ``earlier``."""
     _become_linear(earlier, DeferredLinear, group)
@@ -220,7 +237,13 @@ def become(
     module: nn.Module, role: str, cut: plan.Cut | None, rank: int, world_size: int, group: str
 ) -> None:
     """Give ``module``, whose parameters have been divided, its role."""
-    if role == plan.SUM_OUTPUT:
+    if role == plan.EXPERTS:
+        (first, last), *_ = cut.ranges(rank, world_size)
+        module.num_experts = last - first
+        choose = functools.partial(_own_experts, first)
+        setattr(choose, RECORDABLE, True)
+        module.register_forward_pre_hook(choose, with_kwargs=True)
+    if role in (plan.SUM_OUTPUT, plan.EXPERTS):
         hook = functools.partial(_sum_output, group)
         setattr(hook, RECORDABLE, True)
         module.register_forward_hook(hook)

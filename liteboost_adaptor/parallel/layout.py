@@ -118,6 +118,12 @@ def _experts(parts: Parts, name: str, module: Any) -> None:
             parts.count(name, size, width, width)
     parts.need(name, "channels of experts", width)
     parts.role(name, SUM_OUTPUT)
+    if code.stands_other_experts(module) and getattr(module, "num_experts", 0) == first.shape[0]:
+        count = first.shape[0]
+        own = (
+            f"{name}.{local}" for local, parameter in module.named_parameters() if parameter.shape[0] == count
+        )
+        parts.experts(name, {full: Cut(0, (Part(count, count),)) for full in own}, count)
     return None
 
 

@@ -107,7 +107,7 @@ class _Loading:
                 if not found.cuts:
                     _say(f"{plan.model} is loaded whole by every process: no part of it is recognised.")
                     return load(model, state_dict, *arguments)
-                plan = found.plan(sizes["tp"])
+                plan = found.plan(sizes["tp"], self.settings.ep)
                 reason = quantized.why_not(model, plan)
                 if reason:
                     _say(f"{plan.model} is loaded whole by every process: {reason}.")
@@ -247,6 +247,8 @@ def _tensors(
     for file in opened:
         for name in file.entries:
             part = found.parts.get(name)
+            if part and part.is_expert and not part.ranges(group.rank, group.size):
+                continue
             ranges = part.ranges(group.rank, group.size) if part else None
             tensors[name] = Slice(file, name, part.dim if part else 0, ranges)
     return tensors, found.late

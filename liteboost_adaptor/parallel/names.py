@@ -13,7 +13,7 @@ class Attention:
         query, key, value: Projections, or all three the same where they are one.
         output: Projection of the result; ``../`` begins the name of one beside the module.
         fused: ``"parts"`` where queries, keys and values follow each other, ``"heads"`` where those of one
-            head do.
+            head do, ``"groups"`` where those of one head of keys and values do.
     """
 
     query: str
@@ -102,6 +102,8 @@ WIDTHS = (
 HEAD_NORMS = ("q_norm", "k_norm", "v_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm")
 #: One number a head.
 SINKS = ("sinks", "sink", "attention_sink_bias", "s_aux")
+#: Flags of a module that say how its projection is fused, where there are several ways; the first counts.
+FUSED_BY = (("new_decoder_architecture", "groups"), ("multi_query", "parts"))
 #: Sizes of an expert.
 EXPERT_SIZES = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")
 #: Arguments of an attention's forward that hold something for each head.

@@ -7,12 +7,14 @@ import re
 import torch
 from torch import nn
 
-from .plan import SUM, Cut, Layout, Need, Part
+from . import code
+from .plan import SUM, Cut, Layout, Need, Part, WholeExperts
 
 
 def is_linear(module: nn.Module | None) -> bool:
-    """Whether it is exactly ``nn.Linear``, or GPT-2's ``Conv1D``, which keeps its weight transposed."""
-    return type(module) is nn.Linear or is_transposed(module)
+    """Whether it is exactly ``nn.Linear``, a class that only writes the product down once more, or GPT-2's
+    ``Conv1D``, which keeps its weight transposed."""
+    return type(module) is nn.Linear or is_transposed(module) or code.is_product(type(module))
 
 
 def is_transposed(module: nn.Module | None) -> bool:
@@ -106,6 +108,10 @@ class Parts:
     def whole(self, name: str, reason: str) -> None:
         """Note why a module is not divided."""
         self._layout.whole[name] = reason
+
+    def experts(self, name: str, cuts: dict[str, Cut], count: int) -> None:
+        """Note how a module of ``count`` experts can be divided into whole ones."""
+        self._layout.experts[name] = WholeExperts(cuts, count)
 
     def skip(self, module: nn.Module) -> None:
         """Leave a module whole without a word; what it is in has said why."""

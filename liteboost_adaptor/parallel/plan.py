@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from ..errors import PlanError
 #: What modules of a plan do beside computing on what they hold.
 SUM = "sum"  # a linear layer whose output is added over the ranks
 SUM_OUTPUT = "sum_output"  # any module whose output is added over the ranks
+EXPERTS = "experts"  # whole experts of many; what each rank's give is added over the ranks
 EMBEDDING = "embedding"  # rows of the vocabulary; the output is added over the ranks
 HEAD = "head"  # rows of the vocabulary; the outputs are put together
 NORM = "norm"  # a norm over all heads: the sums of squares are added over the ranks
-ROLES = (SUM, SUM_OUTPUT, EMBEDDING, HEAD, NORM)
+ROLES = (SUM, SUM_OUTPUT, EXPERTS, EMBEDDING, HEAD, NORM)
 #: The largest world size that is tried when others are proposed.
 _MOST_RANKS = 64
 
@@ -105,6 +106,19 @@ class Need:
         return self.units % world_size == 0 or (self.repeatable and world_size % self.units == 0)
 
 
+@dataclass(frozen=True)
+class WholeExperts:
+    """Another way to divide a module of experts: each rank holds some of them, whole.
+
+    Attributes:
+        cuts: Parameter -> how it is divided.
+        count: How many experts there are; each rank has at least one.
+    """
+
+    cuts: dict[str, Cut]
+    count: int
+
+
 def undivided(model: str) -> Plan:
     """The plan of ``model`` where every rank holds all of it."""
     return Plan(model, 1, {}, [], {}, {}, {}, {})
@@ -124,6 +138,7 @@ class Layout:
         needs: What the world size has to fit.
         whole: Module -> why it is not divided.
         pairs: Module that adds its output over the ranks -> one that leaves its own to it.
+        experts: Module of experts, which ``cuts`` divides by channels -> the other way to divide it.
     """
 
     model: str
@@ -135,12 +150,13 @@ class Layout:
     needs: list[Need] = field(default_factory=list)
     whole: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, WholeExperts] = field(default_factory=dict)
 
     def violations(self, world_size: int) -> list[str]:
         """A sentence for each kind of thing that ``world_size`` ranks cannot share."""
         found: dict[tuple[str, int], list[str]] = {}
         for need in self.needs:
-            if not need.fits(world_size):
+            if not need.fits(world_size) and not self._can_be_whole(need.module, world_size):
                 found.setdefault((need.what, need.units), []).append(need.module)
         return [
             f"{units} {what} of {modules[0]}" + (f" and {len(modules) - 1} more" if len(modules) > 1 else "")
@@ -151,8 +167,35 @@ class Layout:
         """Those that fit, up to 64."""
         return [size for size in range(2, _MOST_RANKS + 1) if not self.violations(size)]
 
-    def plan(self, world_size: int) -> Plan:
+    def _can_be_whole(self, module: str, world_size: int) -> bool:
+        return module in self.experts and self.experts[module].count >= world_size
+
+    def _with_whole_experts(self, world_size: int, wanted: bool) -> Layout:
+        """Experts whole where that is ``wanted`` and there are enough, and where channels do not fit."""
+        narrow = {need.module for need in self.needs if not need.fits(world_size)}
+        whole = [
+            name
+            for name in self.experts
+            if (wanted or name in narrow) and self._can_be_whole(name, world_size)
+        ]
+        found = self
+        for name in whole:
+            prefix = f"{name}."
+            found = replace(
+                found,
+                cuts={key: cut for key, cut in found.cuts.items() if not key.startswith(prefix)}
+                | self.experts[name].cuts,
+                once=[key for key in found.once if not key.startswith(prefix)],
+                roles=found.roles | {name: EXPERTS},
+                counts={key: counts for key, counts in found.counts.items() if key != name},
+            )
+        return found
+
+    def plan(self, world_size: int, whole_experts: bool = False) -> Plan:
         """The plan for so many ranks.
+
+        Args:
+            whole_experts: Give each rank whole experts, not channels of all of them, where there are enough.
 
         Raises:
             PlanError: Something cannot be shared by so many, or nothing is divided at all; names everything
@@ -174,9 +217,10 @@ class Layout:
                 + f". World sizes that work: {sizes}. Start as many processes. "
                 "Without shard every process runs the whole model."
             )
-        attributes = self._attributes(world_size)
+        found = self._with_whole_experts(world_size, whole_experts)
+        attributes = found._attributes(world_size)
         return Plan(
-            self.model, world_size, self.cuts, self.once, self.roles, attributes, self.whole, self.pairs
+            self.model, world_size, found.cuts, found.once, found.roles, attributes, self.whole, self.pairs
         )
 
     def _attributes(self, world_size: int) -> dict[str, dict[str, int]]:

@@ -17,6 +17,7 @@ from ..checkpoint.writing import Writer
 from ..errors import CheckpointError
 from . import layout, offline, sources
 from .offline import rank_file
+from .plan import EXPERTS
 
 #: Called with the bytes that have been written since the last call.
 Progress = Callable[[int], Any]
@@ -40,6 +41,11 @@ def divide(source: Path, target: Path, world_size: int, progress: Progress = lam
             f"{source} is quantised, and needs no file a rank: under `torchrun`, each process reads its part"
         )
     plan = layout.of(model).plan(world_size)
+    if EXPERTS in plan.roles.values():
+        raise CheckpointError(
+            f"{plan.model} gives each of {world_size} processes whole experts, which are divided as they are "
+            "loaded: start the script under `torchrun` with the undivided checkpoint"
+        )
     files = sorted(source.glob("*.safetensors"))
     if not files or (source / offline.INDEX).exists():
         what = "is divided already" if files else "has no safetensors files"

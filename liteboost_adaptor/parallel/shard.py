@@ -16,7 +16,7 @@ from . import agree, groups, layers, layout, plan, saving
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
-from .parts import is_transposed
+from .parts import is_linear, is_transposed
 
 #: Attribute of a divided model: its plan.
 PLAN = "_liteboost_plan"
@@ -49,7 +49,7 @@ def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, s
     _leave_to_rank_0(modules, how, group)
     _resize(modules, how)
     for name, role in how.roles.items():
-        of_weight = how.cuts.get(f"{name}.weight")
+        of_weight = how.cuts.get(f"{name}.{'down_proj' if role == plan.EXPERTS else 'weight'}")
         layers.become(modules[name], role, of_weight, group.rank, group.size, group.name)
         if role == plan.NORM:
             modules[name].form = forms[name]
@@ -164,10 +164,10 @@ def _resize(modules: dict[str, nn.Module], how: plan.Plan) -> None:
     """Let linear layers say what they hold."""
     for name in {name.rpartition(".")[0] for name in how.cuts}:
         module = modules.get(name)
-        if type(module) is nn.Linear:
-            module.out_features, module.in_features = module.weight.shape
-        elif is_transposed(module):
+        if is_transposed(module):
             module.nx, module.nf = module.weight.shape
+        elif is_linear(module):
+            module.out_features, module.in_features = module.weight.shape
 
 
 def shard(model: nn.Module) -> plan.Plan:
@@ -186,7 +186,7 @@ def shard(model: nn.Module) -> plan.Plan:
     wanted = runtime.active or config.settings()
     mesh = meshes.join(wanted if meshes.is_asked(wanted) else dataclasses.replace(wanted, tp=0))
     size = mesh.tensor.size
-    how = layout.of(model).plan(size) if size > 1 else plan.undivided(type(model).__name__)
+    how = layout.of(model).plan(size, wanted.ep) if size > 1 else plan.undivided(type(model).__name__)
     settings = config.spelled(wanted)
     groups.agree(mesh.world, model=how.model, plan=how.digest(), version=__version__, settings=settings)
     if size > 1:

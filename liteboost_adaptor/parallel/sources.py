@@ -7,6 +7,7 @@ only that part is read. Of the rest the whole is read, and divided behind the la
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +15,24 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
-from .plan import Cut, Plan
+from .plan import Cut, Part, Plan
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Source:
-    """What ranks read of one tensor of a checkpoint: of ``cut``, what lies in ``[first, last)``."""
+    """What ranks read of one tensor of a checkpoint: of ``cut``, what lies in ``[first, last)``.
+
+    Attributes:
+        is_expert: It is one of several that are put together, and ranks that do not hold it leave it out.
+    """
 
     dim: int
     cut: Cut
     first: int
     last: int
+    is_expert: bool = False
 
     def ranges(self, rank: int, world_size: int) -> tuple[tuple[int, int], ...]:
         """The parts of the dimension, in order."""
@@ -150,9 +156,14 @@ def _way(
     if operations and type(operations[-1]) is MergeModulelist and operations[-1].dim == 0:
         operations.pop()
         stacked = 1
-    if operations or (joined is None and len(keys) > 1) or cut.dim < stacked or (joined or 0) < 0:
+    if operations or (joined is None and len(keys) > 1) or (joined or 0) < 0:
         return None
     return _joined(cut, joined, stacked, [keys[p] for p in converter.source_patterns if p in keys], shapes)
+
+
+def _naturally(name: str) -> list[Any]:
+    """So that 10 comes behind 9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _joined(
@@ -162,7 +173,14 @@ def _joined(
     start = 0
     dim = cut.dim - stacked
     for keys in groups:
-        for index, key in enumerate(keys):
+        # As transformers puts them together.
+        for index, key in enumerate(sorted(keys, key=_naturally)):
+            if stacked and cut.dim == 0:  # an expert, which a rank reads or does not
+                size = shapes[key][0]
+                of_all = Cut(0, (Part(size * len(keys), len(keys)),))
+                found[key] = Source(0, of_all, index * size, (index + 1) * size, is_expert=True)
+                start = cut.size
+                continue
             if len(shapes[key]) <= dim:
                 return None
             size = shapes[key][dim]

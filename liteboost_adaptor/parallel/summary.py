@@ -30,7 +30,7 @@ def summary(model: nn.Module, how: Plan) -> dict[str, Any]:
     exchanged = 0
     for name, role in how.roles.items():
         exchanges[role] = exchanges.get(role, 0) + 1
-        exchanged += _brought(model, how, name, role)
+        exchanged += brought(model, how, name, role)
     return {
         "weights": held,
         "all_weights": total,
@@ -40,12 +40,12 @@ def summary(model: nn.Module, how: Plan) -> dict[str, Any]:
     }
 
 
-def _brought(model: nn.Module, how: Plan, name: str, role: str) -> int:
+def brought(model: nn.Module, how: Plan, name: str, role: str) -> int:
     """Bytes a rank brings to the exchange of one module for one token; of the head, the longest part."""
     module = model.get_submodule(name)
     if role == plan.NORM:
         return 4  # a sum of squares in fp32
-    if role == plan.SUM_OUTPUT:
+    if role in (plan.SUM_OUTPUT, plan.EXPERTS):
         weight = getattr(module, "down_proj", None)
         width = weight.shape[2 if getattr(module, "is_transposed", False) else 1]
         return width * weight.element_size()

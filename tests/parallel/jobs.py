@@ -182,3 +182,33 @@ def rounding(name: str) -> dict[str, float]:
     liteboost_adaptor.shard(model)
     divided = model(**inputs).logits.float()
     return {"alone": (alone - exact).norm().item(), "divided": (divided - exact).norm().item()}
+
+
+def whole_experts(folder: str, names: list[str]) -> dict[str, Any]:
+    """Families with whole experts on each rank, divided in place and loaded from ``folder/name``."""
+    _quiet()
+    step.RECORDED_AT = 3
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=2, ep=True)
+    found: dict[str, Any] = {}
+    for name in names:
+        model = tiny_models.build(name)
+        inputs = tiny_models.example_inputs(model, batch=3, padding=3)
+        with liteboost_adaptor.patched(level=0):  # not divided yet
+            tokens, alone = families.decode(model, inputs, 12)
+        plan = liteboost_adaptor.shard(model)
+        before = _recorded_steps()
+        logits = families.decode(model, inputs, 12, forced=tokens)[1]
+        loaded = type(model).from_pretrained(f"{folder}/{name}")
+        again = families.decode(loaded, inputs, 12, forced=tokens)[1]
+        mine, theirs = loaded.state_dict(), model.state_dict()
+        found[name] = {
+            "roles": Counter(plan.roles.values()),
+            "experts": [m.num_experts for n, m in model.named_modules() if plan.roles.get(n) == "experts"],
+            "distance": max(relative(logits, alone), relative(again, alone)),
+            "same": all(torch.equal(mine[key], theirs[key]) for key in theirs),
+            "recorded": _recorded_steps() - before,
+            "collectives": _count_collectives(lambda: model(inputs["input_ids"])),  # noqa: B023
+        }
+        model.save_pretrained(f"{folder}/{name}-saved")
+    return found

@@ -11,7 +11,8 @@ import torch
 from support import tiny_models
 
 from liteboost_adaptor import cli
-from liteboost_adaptor.errors import PlanError
+from liteboost_adaptor.bench import cards, planned
+from liteboost_adaptor.errors import ConfigError, PlanError
 from liteboost_adaptor.parallel import layout
 from liteboost_adaptor.parallel.plan import EMBEDDING, HEAD, NORM, SUM, Cut, Part, Plan
 from liteboost_adaptor.parallel.summary import summary
@@ -178,3 +179,57 @@ def test_command_prints_the_plan_or_what_does_not_fit(
     assert cli.main(["plan", str(tmp_path), "--tp", "3"]) == 1
     assert "World sizes that work: 2, 4." in capsys.readouterr().err
     assert cli.main(["plan", str(tmp_path / "nowhere"), "--tp", "2"]) == 2
+
+
+def test_memory_and_time_on_cards() -> None:
+    model = on_meta("llama")
+    found = layout.of(model)
+    one, two, four = (
+        planned.planned(model, found.plan(size), found, "910B", context=100, batch=3) for size in (1, 2, 4)
+    )
+    text = model.config.get_text_config()
+    kept = text.num_hidden_layers * 2 * text.num_key_value_heads * text.head_dim * model.dtype.itemsize
+    assert one.cache == 3 * 100 * kept
+    # Two heads of keys and values: on four cards each keeps one, as on two.
+    assert two.cache == four.cache == one.cache // 2
+    assert one.weights == sum(p.nbytes for p in model.parameters())
+    assert [each.weights for each in (one, two, four)] == [
+        max(summary(model, found.plan(size))["weights"]) for size in (1, 2, 4)
+    ]
+    assert one.exchanging == 0 < two.exchanging and one.fits
+    longer = planned.planned(model, found.plan(2), found, "910B", context=10**9, batch=3)
+    assert not longer.fits and longer.cache == 10**7 * two.cache and longer.tokens_s < two.tokens_s
+    with pytest.raises(ConfigError, match="910B, 910B-280T, 910C; found 'A100'"):
+        planned.planned(model, found.plan(2), found, "A100", context=1, batch=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "share"), [("deepseek_v3", 1), ("gemma3_text", 0.5), ("gpt_oss", 0.5), ("falcon", 1)]
+)
+def test_cache_that_the_plan_counts_is_the_cache_there_is(family: str, share: float) -> None:
+    model = on_meta(family)
+    found = layout.of(model)
+    built = tiny_models.build(family)
+    with torch.no_grad():
+        kept = built(torch.ones(1, 4, dtype=torch.long), use_cache=True).past_key_values
+    nbytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept.layers)
+    counted = [planned.planned(model, found.plan(size), found, "910B", 4, 1).cache for size in (1, 2)]
+    assert counted == [nbytes, nbytes * share]
+
+
+def test_an_all_reduce_takes_longer_over_nodes() -> None:
+    card = cards.CARDS["910B"]
+    seconds = [cards.all_reduce_seconds(card, 1e6, size) for size in (1, 2, 8, 16)]
+    assert seconds[0] == 0 and sorted(seconds) == seconds and seconds[3] > 4 * seconds[2]
+
+
+def test_command_draws_a_plan_over_numbers_of_cards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_models.tiny_config("llama").save_pretrained(tmp_path)
+    arguments = ["plan", str(tmp_path), "--tp", "2", "--context", "64", "--batch", "2"]
+    assert cli.main([*arguments, "--device", "910C", "--plot", str(tmp_path / "plan.svg")]) == 0
+    text = capsys.readouterr().out
+    assert "2 x 64 tokens, 910C" in text and "; fits 57.6 GB" in text and "modelled, not measured" in text
+    assert (tmp_path / "plan.svg").stat().st_size > 1000
+    assert cli.main([*arguments, "--device", "A100"]) == 1

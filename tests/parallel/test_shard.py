@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("native_only")
 #: and three that have no plan of their own.
 FIRST = (
     *("llama", "qwen2", "phi3", "mixtral", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "olmo2"),
-    *("gpt2", "bert", "opt", "phi", "gpt_neox"),
+    *("gpt2", "bert", "opt", "phi", "gpt_neox", "falcon"),
 )
 #: Two heads of keys and values: with four ranks, two hold the same one.
 FIRST_ON_FOUR = ("llama", "phi3", "olmo2")
 #: Whose collectives are counted.
-COUNTED = ("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere")
+COUNTED = ("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere", "falcon")
 #: Those that run attention and MLP beside each other.
-PARALLEL = ("phi", "gpt_neox", "cohere")
+PARALLEL = ("phi", "gpt_neox", "cohere", "falcon")
 #: Whose steps are recorded: plain, experts, norms over all heads, attention beside the MLP, latent attention.
 RECORDED = ("llama", "gpt_oss", "olmo2", "phi", "deepseek_v3")
 
@@ -97,6 +98,39 @@ def test_steps_are_recorded_with_what_ranks_exchange() -> None:
         assert set(found) == set(RECORDED)
         for name, result in found.items():
             assert result["served"] >= 5 and result["distance"] <= 1e-5, name
+
+
+WHOLE_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
+
+
+def test_whole_experts_on_ranks(tmp_path: Path) -> None:
+    for name in WHOLE_EXPERTS:
+        tiny_models.build(name).save_pretrained(tmp_path / name)
+    results = ranks.run(2, "parallel.jobs:whole_experts", str(tmp_path), WHOLE_EXPERTS)
+    for found in results:
+        for name, result in found.items():
+            assert result["distance"] <= 1e-5 and result["same"] and result["recorded"] >= 5, name
+            assert result["roles"]["experts"] == len(result["experts"]) > 0, name
+            sums = sum(result["roles"].values()) - result["roles"]["head"]
+            assert result["collectives"] == {"all_reduce": sums, "all_gather": 1}, name
+    for name in WHOLE_EXPERTS:
+        count = tiny_models.build(name).model.layers[-1].mlp.experts.num_experts
+        assert results[0][name]["experts"][-1] + results[1][name]["experts"][-1] == count
+        saved, whole = (tmp_path / f"{name}-saved", tmp_path / name)
+        assert (saved / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_experts_are_whole_where_their_channels_do_not_fit() -> None:
+    with torch.device("meta"):
+        model = tiny_models._from_config("mixtral")
+    for layer in model.model.layers:
+        experts = layer.mlp.experts
+        experts.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj[:, :66])
+        experts.down_proj = torch.nn.Parameter(experts.down_proj[:, :, :33])
+        experts.intermediate_dim = 33
+    how = layout.of(model).plan(2)
+    assert "experts" in how.roles.values() and "sum_output" not in how.roles.values()
+    assert how.shape("model.layers.0.mlp.experts.down_proj", (4, 64, 33), 1) == (2, 64, 33)
 
 
 def test_behaviour() -> None:
