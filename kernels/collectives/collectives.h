@@ -6,6 +6,8 @@
 //   group   name of a process group of torch.distributed
 //   result  contiguous; x.dtype, and the same bits on every rank
 //
+// all_reduce_: the same, written to x, whose memory nobody else may need
+//
 // all_gather: out = the x of all ranks, one behind the other along the last dimension
 //
 //   x       [..., n], n = sizes[rank]; the other dimensions are the same on every rank

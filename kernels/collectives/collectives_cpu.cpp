@@ -92,6 +92,22 @@ at::Tensor all_reduce_cpu(const at::Tensor& x, const std::string& group) {
   return result;
 }
 
+at::Tensor& all_reduce_in_place(at::Tensor& x, const std::string& group) {
+  check_all_reduce(x);
+  const auto shared = x.is_cpu() ? segment(group) : nullptr;
+  if (x.numel() == 0) return x;
+  at::Tensor whole = x.contiguous();
+  if (shared != nullptr) {
+    shared->all_reduce(dtype_of(x), whole.const_data_ptr(), x.numel(), x.element_size(),
+                       whole.mutable_data_ptr());
+  } else {
+    std::vector<at::Tensor> result{whole};
+    c10d::resolve_process_group(group)->allreduce(result)->wait();
+  }
+  if (!whole.is_same(x)) x.copy_(whole);
+  return x;
+}
+
 at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, const std::string& group);
 
 at::Tensor all_gather_cpu(const at::Tensor& x, c10::SymIntArrayRef sizes, const std::string& group) {
@@ -141,6 +157,7 @@ TORCH_LIBRARY_IMPL(liteboost_parallel, CPU, m) {
 // Whatever the device: its process group does it.
 TORCH_LIBRARY_IMPL(liteboost_parallel, CompositeExplicitAutograd, m) {
   m.impl("all_reduce", &liteboost::all_reduce_group);
+  m.impl("all_reduce_", &liteboost::all_reduce_in_place);
   m.impl("all_gather", &liteboost::all_gather_group);
 }
 

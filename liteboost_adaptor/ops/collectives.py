@@ -1,4 +1,4 @@
-"""Collectives as ops: ``torch.ops.liteboost_parallel.all_reduce`` and ``all_gather``.
+"""Collectives as ops: ``torch.ops.liteboost_parallel.all_reduce``, ``all_reduce_`` and ``all_gather``.
 
 They have a namespace of their own, because what several processes compute together has no reference that one
 process could be compared with. Without the compiled library the same names call ``torch.distributed``.
@@ -42,6 +42,29 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
     return result
 
 
+def all_reduce_(x: Tensor, group: str) -> Tensor:
+    """`all_reduce`, written to ``x`` itself, which spares a copy where a process group adds in place.
+
+    Args:
+        x, group: As of `all_reduce`.
+
+    Returns:
+        ``x``.
+
+    Raises:
+        DTypeError, RuntimeError: As of `all_reduce`.
+
+    Numerics:
+        As of `all_reduce`.
+
+    Source:
+        ``torch.distributed.all_reduce``.
+    """
+    whole = x.contiguous()
+    dist.all_reduce(whole, group=dist.distributed_c10d._resolve_process_group(group))
+    return x if whole is x else x.copy_(whole)
+
+
 def all_gather(x: Tensor, sizes: Sequence[int], group: str) -> Tensor:
     """The ``x`` of all ranks, one behind the other along the last dimension.
 
@@ -78,10 +101,13 @@ def register() -> None:
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _LIBRARIES.append(library)
     library.define("all_reduce(Tensor x, str group) -> Tensor")
+    library.define("all_reduce_(Tensor(a!) x, str group) -> Tensor(a!)")
     library.define("all_gather(Tensor x, SymInt[] sizes, str group) -> Tensor")
     library.impl("all_reduce", all_reduce, "CompositeExplicitAutograd")
+    library.impl("all_reduce_", all_reduce_, "CompositeExplicitAutograd")
     library.impl("all_gather", all_gather, "CompositeExplicitAutograd")
     library.impl("all_reduce", lambda x, group: torch.empty(x.shape, dtype=x.dtype, device=x.device), "Meta")
+    library.impl("all_reduce_", lambda x, group: x, "Meta")
     library.impl(
         "all_gather",
         lambda x, sizes, group: x.new_empty((*x.shape[:-1], sum(sizes))),

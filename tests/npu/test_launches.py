@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from cann_sim.trace import Trace, mark, recording
+from cann_sim.trace import Trace, recording
+from npu.marks import Marks
 from support.must_move import must_move
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
 import liteboost_adaptor
 
@@ -19,18 +20,6 @@ if not torch.npu.is_available():
 #: transformers on torch_npu (sdpa, bf16): launches a layer, and outside the layers, a token.
 ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE = 40, 36
 PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
-
-
-class Marks(LogitsProcessor):
-    """Marks where the work for a token ends."""
-
-    def __init__(self) -> None:
-        self.token = 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.token += 1
-        mark(f"token {self.token}")
-        return scores
 
 
 def llama(layers: int) -> LlamaForCausalLM:

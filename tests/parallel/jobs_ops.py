@@ -54,6 +54,7 @@ def details() -> dict[str, Any]:
     found = {
         "strided": torch.equal(ops.all_reduce(wide.t(), group.name), wide.t() * size),
         "contiguous": ops.all_reduce(wide.t(), group.name).is_contiguous(),
+        "in place": _in_place(wide, group),
         "empty": list(ops.all_reduce(torch.empty(0, 3), group.name).shape),
         "input_kept": torch.equal(wide, torch.arange(24.0).reshape(4, 6)),
         "gathered": torch.equal(gathered, wanted),
@@ -72,6 +73,16 @@ def details() -> dict[str, Any]:
         except (RuntimeError, ValueError, TypeError) as fault:
             found[name] = str(fault).splitlines()[0]
     return found
+
+
+def _in_place(wide: torch.Tensor, group: groups.Group) -> bool:
+    """Whether sums are written to what was given, whatever its strides, small and large."""
+    right = []
+    for x in (wide.clone(), wide.clone().t(), torch.ones(700_001, dtype=torch.bfloat16)):
+        before, address = x.clone(), x.data_ptr()
+        result = ops.all_reduce_(x, group.name)
+        right.append(result is x and x.data_ptr() == address and torch.equal(x, before * group.size))
+    return all(right)
 
 
 def _gathered_in_pieces(group: groups.Group) -> list[bool]:

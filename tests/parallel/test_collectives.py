@@ -40,6 +40,7 @@ def test_sums_of_three_ranks() -> None:
 def test_shapes_strides_and_refusals() -> None:
     for found in (each["details"] for each in of_two_ranks()):
         assert found["strided"] and found["contiguous"] and found["input_kept"] and found["gathered"]
+        assert found["in place"]
         assert found["gathered in pieces"] == [True] * 3
         assert found["empty"] == [0, 3] and found["meta"] == [2, 12]
         assert "requires grad" in found["grad"]

@@ -1,0 +1,109 @@
+"""Run by test_ranks.py in every rank: scripts as users write them, what they launch and exchange."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import liteboost_adaptor  # the one line  # isort: skip
+import torch
+import torch.distributed as dist
+import transformers
+from cann_sim.trace import recording
+from npu.marks import Marks
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+
+from liteboost_adaptor.program import step
+
+RANK = int(os.environ["RANK"])
+NEW = 5
+
+
+def loaded(folder: str, place: str) -> Any:
+    """A model as a script of one process loads it: by ``device_map``, or on the CPU and then moved."""
+    cls = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    if place.startswith("to "):
+        return cls.from_pretrained(folder).eval().to(place.removeprefix("to "))
+    return cls.from_pretrained(folder, device_map=place).eval()
+
+
+def generated(folder: str, place: str, inputs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Greedy and sampled tokens of a script, where its model lies, and what one forward exchanges."""
+    model = loaded(folder, place)
+    inputs = {name: torch.tensor(value).to(model.device) for name, value in inputs.items()}
+    greedy = model.generate(**inputs, do_sample=False, **settings)
+    torch.manual_seed(RANK)  # each rank would draw something else
+    sampled = model.generate(**inputs, do_sample=True, **settings)
+    with torch.no_grad(), recording() as trace:
+        model(**inputs)
+    return {
+        "greedy": greedy.tolist(),
+        "sampled": sampled.tolist(),
+        "devices": sorted({str(parameter.device) for parameter in model.parameters()}),
+        "held": sum(parameter.numel() for parameter in model.parameters()),
+        "planned": Counter(model._liteboost_plan.roles.values()),
+        "exchanged": Counter(event.fields["op"] for event in trace.of("collective")),
+    }
+
+
+def llama(layers: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        vocab_size=1024,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
+
+
+def a_token(model: Any) -> tuple[int, int]:
+    """Launches and exchanges for one token in the middle of ``generate``."""
+    ids = torch.randint(3, 1000, (1, 60), generator=torch.Generator().manual_seed(0)).npu()
+    arguments = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
+    arguments["attention_mask"] = torch.ones_like(ids)
+    model.generate(ids, **arguments)  # what is made once is made here
+    with recording() as trace:
+        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
+    part = trace.part(f"token {NEW - 1}")
+    return len(part.launches), len(part.of("collective"))
+
+
+def launches() -> dict[str, Any]:
+    """Launches and exchanges of a layer for a token, by one process and divided."""
+    found = {}
+    models = [llama(2), llama(3)]
+    for way in ("alone", "divided"):
+        fewer, more = (a_token(model) for model in models)
+        found[way] = [after - before for before, after in zip(fewer, more, strict=True)]
+        if way == "alone":
+            for model in models:
+                liteboost_adaptor.shard(model)
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    step.RECORDED_AT = 2
+    transformers.utils.logging.set_verbosity_error()
+    task = json.loads(Path(sys.argv[1]).read_text())
+    results: dict[str, Any] = {}
+    for name, folder, place in task["scripts"]:
+        results[f"{name} {place}"] = generated(folder, place, task["inputs"][name], task["settings"])
+    if task["launches"]:
+        results["launches"] = launches()
+    Path(f"{sys.argv[1]}.{RANK}").write_text(json.dumps(results))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Models divided over NPUs: unmodified scripts under ``torchrun``, on the simulator's hccl."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_models
+
+import liteboost_adaptor
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
+PROGRAM = Path(__file__).parent / "ranks_program.py"
+FAMILIES = ("llama", "qwen2", "phi3", "mixtral")
+PLACES = ("auto", "npu", "cuda", "to npu", "to cuda")
+SETTINGS = {"max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": None}
+
+
+def _alone(family: str, folder: Path) -> dict[str, Any]:
+    """Inputs, a batch of three with left padding, and the tokens of one process on the CPU without us."""
+    with liteboost_adaptor.patched(level=0):
+        model = tiny_models.build(family)
+        model.save_pretrained(folder)
+        inputs = tiny_models.example_inputs(model, batch=3, padding=3)
+        tokens = model.generate(**inputs, do_sample=False, return_dict_in_generate=False, **SETTINGS)
+    return {
+        "inputs": {name: value.tolist() for name, value in inputs.items()},
+        "tokens": tokens.tolist(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+@functools.cache
+def ran(ranks: int, families: tuple[str, ...], places: tuple[str, ...], with_launches: bool) -> Any:
+    """What one process gave, and what each rank found."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as scratch:
+        alone = {family: _alone(family, Path(scratch) / family) for family in families}
+        scripts = [(families[0], place) for place in places]
+        scripts += [(family, "auto") for family in families[1:]]
+        task = {
+            "scripts": [(family, str(Path(scratch) / family), place) for family, place in scripts],
+            "inputs": {family: each["inputs"] for family, each in alone.items()},
+            "settings": SETTINGS,
+            "launches": with_launches,
+        }
+        file = Path(scratch) / "task"
+        file.write_text(json.dumps(task))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+        environment = os.environ | {"SIMCANN_DEVICES": str(ranks), "LITEBOOST_LEVEL": "2"}
+        done = subprocess.run(
+            [*command, f"--master-port={port}", str(PROGRAM), str(file)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        return alone, [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(ranks)]
+
+
+def check(alone: dict[str, Any], found: list[dict[str, Any]], ranks: int) -> None:
+    for rank, results in enumerate(found):
+        for script, result in results.items():
+            if script == "launches":
+                continue
+            family = script.split()[0]
+            assert result["greedy"] == alone[family]["tokens"], script
+            assert result["sampled"] == found[0][script]["sampled"], script
+            assert result["devices"] == [f"npu:{rank}"], script
+            assert result["held"] < alone[family]["parameters"] * (1 / ranks + 0.1), script
+            planned = result["planned"]
+            sums = sum(planned.values()) - planned["head"]
+            # Beside those of the plan: a digest of the inputs, and the state that sampling draws from.
+            assert result["exchanged"]["HcclAllReduce"] == sums, script
+            assert result["exchanged"]["HcclAllGather"] == 1, script
+            assert planned["sum"] + planned.get("sum_output", 0) == 2 * 2, script  # two a layer
+
+
+def test_two_ranks() -> None:
+    alone, found = ran(2, FAMILIES, PLACES, with_launches=True)
+    assert len(found[0]) == len(PLACES) + len(FAMILIES)
+    check(alone, found, 2)
+
+
+def test_launches_of_a_layer_are_those_of_one_process() -> None:
+    for results in ran(2, FAMILIES, PLACES, with_launches=True)[1]:
+        (launches, none), (divided, exchanges) = results["launches"]["alone"], results["launches"]["divided"]
+        assert none == 0 and exchanges == 2
+        assert divided == launches
+
+
+@pytest.mark.full
+def test_four_ranks() -> None:
+    alone, found = ran(4, ("llama", "phi3"), ("auto",), with_launches=False)
+    check(alone, found, 4)
