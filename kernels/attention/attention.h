@@ -12,6 +12,10 @@
 // window w > 0 only the last w of those. A bool mask hides keys where it is False, as -inf would. A row that
 // sees no key gives 0. A row whose float mask is finite everywhere is an ordinary row, however low the mask.
 //
+// attention_part, for keys that are a part of those a query sees: output in float32, and beside it
+//
+//   lse[i] = log(sum_j exp(logit[i][j])), -inf for a row that sees no key     [B, q_len, H], float32
+//
 // Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16 kernels multiplies bf16 by
 // bf16 and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
 // then sums the rounded ones. Everywhere else probabilities stay fp32. One rounding to the output's dtype.
@@ -40,6 +44,7 @@ struct AttentionArgs {
   const void* mask;
   const float* sinks;  // or null
   void* output;        // [B, q_len, H, Dv], contiguous
+  float* lse;          // [B, q_len, H], or null; the output is then float32
 
   int64_t query_strides[3];  // batch, head, row
   int64_t key_strides[3];

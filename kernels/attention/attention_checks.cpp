@@ -5,8 +5,6 @@
 namespace liteboost {
 namespace {
 
-constexpr const char* kOp = "attention";
-
 // Whether `sizes` broadcast to [batch, num_heads, q_len, kv_len].
 bool mask_fits(c10::SymIntArrayRef sizes, c10::SymIntArrayRef q, const c10::SymInt& kv_len) {
   return sizes.size() == 4 && (sizes[0] == 1 || sizes[0] == q[0]) && (sizes[1] == 1 || sizes[1] == q[1]) &&
@@ -50,38 +48,38 @@ void check_attention_states(const char* op, const at::Tensor& query, const at::T
   LB_CHECK_NO_GRAD(op, "value", value);
 }
 
-void check_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+void check_attention(const char* op, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                      int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
-  check_attention_states(kOp, query, key, value);
+  check_attention_states(op, query, key, value);
   const auto q = query.sym_sizes();
   if (mask.has_value()) {
-    LB_CHECK_VALUE(mask_fits(mask->sym_sizes(), q, key.sym_size(2)), kOp,
+    LB_CHECK_VALUE(mask_fits(mask->sym_sizes(), q, key.sym_size(2)), op,
                    "mask must broadcast to [batch, num_heads, q_len, kv_len] = [", q[0], ", ", q[1], ", ",
                    q[2], ", ", key.sym_size(2), "], got ", mask->sym_sizes(),
                    "; give it four dimensions, cut to kv_len");
     const auto dtype = mask->scalar_type();
-    LB_CHECK_TYPE(dtype == at::kBool || dtype == at::kFloat || dtype == query.scalar_type(), kOp,
+    LB_CHECK_TYPE(dtype == at::kBool || dtype == at::kFloat || dtype == query.scalar_type(), op,
                   "mask must be bool, float32 or of the dtype of query (", query.scalar_type(), "), got ",
                   dtype, "; convert it");
-    check_same_device(kOp, "mask", *mask, "query", query);
-    LB_CHECK_NO_GRAD(kOp, "mask", *mask);
+    check_same_device(op, "mask", *mask, "query", query);
+    LB_CHECK_NO_GRAD(op, "mask", *mask);
   }
   if (sinks.has_value()) {
-    LB_CHECK_VALUE(sinks_fit(sinks->sym_sizes(), q), kOp, "sinks must have shape [num_heads] = [", q[1],
+    LB_CHECK_VALUE(sinks_fit(sinks->sym_sizes(), q), op, "sinks must have shape [num_heads] = [", q[1],
                    "] or [batch, num_heads, q_len] = [", q[0], ", ", q[1], ", ", q[2], "], got ",
                    sinks->sym_sizes(), "; pass one logit for each query head, or for each of its queries");
-    check_same_dtype(kOp, "sinks", *sinks, "query", query, /*or_float32=*/true);
-    check_same_device(kOp, "sinks", *sinks, "query", query);
-    LB_CHECK_NO_GRAD(kOp, "sinks", *sinks);
+    check_same_dtype(op, "sinks", *sinks, "query", query, /*or_float32=*/true);
+    check_same_device(op, "sinks", *sinks, "query", query);
+    LB_CHECK_NO_GRAD(op, "sinks", *sinks);
   }
-  LB_CHECK_VALUE(std::isfinite(scaling), kOp, "scaling must be finite, got ", scaling,
+  LB_CHECK_VALUE(std::isfinite(scaling), op, "scaling must be finite, got ", scaling,
                  "; usual is 1 / sqrt(head_dim)");
-  LB_CHECK_VALUE(std::isfinite(softcap) && softcap >= 0.0, kOp,
+  LB_CHECK_VALUE(std::isfinite(softcap) && softcap >= 0.0, op,
                  "softcap must be finite and not negative, got ", softcap, "; pass 0 for none");
-  LB_CHECK_VALUE(sliding_window >= 0, kOp, "sliding_window must not be negative, got ", sliding_window,
+  LB_CHECK_VALUE(sliding_window >= 0, op, "sliding_window must not be negative, got ", sliding_window,
                  "; pass 0 for none");
-  LB_CHECK_VALUE(sliding_window == 0 || is_causal, kOp,
+  LB_CHECK_VALUE(sliding_window == 0 || is_causal, op,
                  "sliding_window needs is_causal = True, got sliding_window = ", sliding_window,
                  " without it; put a window that looks ahead into the mask");
 }

@@ -13,7 +13,7 @@ void check_attention_states(const char* op, const at::Tensor& query, const at::T
                             const at::Tensor& value);
 
 // Raises on anything that attention.h does not allow.
-void check_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+void check_attention(const char* op, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                      int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks);
 

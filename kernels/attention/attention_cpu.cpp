@@ -1,6 +1,8 @@
 // Plans a call of attention, hands its tasks to torch's threads, and merges what they found.
 #include <torch/library.h>
 
+#include <limits>
+
 #include "attention/attention_checks.h"
 #include "attention/attention_plan.h"
 #include "common/tensors.h"
@@ -29,17 +31,23 @@ AttentionMask mask_type(const at::Tensor& mask) {
   }
 }
 
-at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                         const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
-                         int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
-  check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
+// Fills `lse` if it is not null; the output is then fp32.
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
+                  int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks,
+                  at::Tensor* lse) {
   if (query.size(3) == 0) {
-    return attention_cpu(one_zero_column(query), one_zero_column(key), value, mask, scaling, is_causal,
-                         sliding_window, softcap, sinks);
+    return attend(one_zero_column(query), one_zero_column(key), value, mask, scaling, is_causal,
+                  sliding_window, softcap, sinks, lse);
   }
-  at::Tensor output =
-      empty_cpu({query.size(0), query.size(2), query.size(1), value.size(3)}, query.scalar_type());
-  if (output.numel() == 0) return output;
+  at::Tensor output = empty_cpu({query.size(0), query.size(2), query.size(1), value.size(3)},
+                                lse == nullptr ? query.scalar_type() : at::kFloat);
+  if (output.numel() == 0 && lse == nullptr) return output;
+  if (lse != nullptr) {
+    *lse = empty_cpu({query.size(0), query.size(2), query.size(1)}, at::kFloat);
+    lse->fill_(-std::numeric_limits<float>::infinity());
+    if (lse->numel() == 0) return output;
+  }
   if (key.size(2) == 0) return output.zero_();
 
   const at::Tensor q = rows_contiguous(query);
@@ -50,6 +58,7 @@ at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const a
   args.key = k.const_data_ptr();
   args.value = v.const_data_ptr();
   args.output = output.mutable_data_ptr();
+  if (lse != nullptr) args.lse = lse->mutable_data_ptr<float>();
   set_strides(q, args.query_strides);
   set_strides(k, args.key_strides);
   set_strides(v, args.value_strides);
@@ -104,7 +113,27 @@ at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const a
   return output;
 }
 
+at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
+                         int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
+  check_attention("attention", query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
+  return attend(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks, nullptr);
+}
+
+std::tuple<at::Tensor, at::Tensor> attention_part_cpu(const at::Tensor& query, const at::Tensor& key,
+                                                      const at::Tensor& value,
+                                                      const std::optional<at::Tensor>& mask, double scaling,
+                                                      bool is_causal, double softcap) {
+  check_attention("attention_part", query, key, value, mask, scaling, is_causal, 0, softcap, std::nullopt);
+  at::Tensor lse;
+  at::Tensor output = attend(query, key, value, mask, scaling, is_causal, 0, softcap, std::nullopt, &lse);
+  return {std::move(output), std::move(lse)};
+}
+
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("attention", &liteboost::attention_cpu); }
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
+  m.impl("attention", &liteboost::attention_cpu);
+  m.impl("attention_part", &liteboost::attention_part_cpu);
+}

@@ -263,11 +263,20 @@ void direct_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
   });
 }
 
+template <typename T>
+void store_row(T* out, const float* sums, float factor, int64_t dim) {
+  for (int64_t c = 0; c < dim; c += kLanes) {
+    const VF sum = load_some(sums + c, dim - c);
+    // Not sum * 0: a row that sees no key gives 0 whatever the sums hold.
+    store_some(out + c, factor == 0.0f ? VF{} : sum * factor, dim - c);
+  }
+}
+
 // output = sums / total, where the sink, if any, joins the total.
 template <typename T>
 void write_row(const AttentionArgs& a, int64_t batch, int64_t head, int64_t query, const float* sums,
                float maximum, float total) {
-  T* out = static_cast<T*>(a.output) + ((batch * a.q_len + query) * a.num_heads + head) * a.value_dim;
+  const int64_t row = (batch * a.q_len + query) * a.num_heads + head;
   float factor = 0.0f;
   if (maximum != kMinusInfinity) {
     if (a.sinks != nullptr) {
@@ -280,10 +289,11 @@ void write_row(const AttentionArgs& a, int64_t batch, int64_t head, int64_t quer
       factor = 1.0f / total;
     }
   }
-  for (int64_t c = 0; c < a.value_dim; c += kLanes) {
-    const VF sum = load_some(sums + c, a.value_dim - c);
-    // Not sum * 0: a row that sees no key gives 0 whatever the sums hold.
-    store_some(out + c, factor == 0.0f ? VF{} : sum * factor, a.value_dim - c);
+  if (a.lse != nullptr) {
+    a.lse[row] = maximum == kMinusInfinity ? kMinusInfinity : maximum + logf(total);
+    store_row(static_cast<float*>(a.output) + row * a.value_dim, sums, factor, a.value_dim);
+  } else {
+    store_row(static_cast<T*>(a.output) + row * a.value_dim, sums, factor, a.value_dim);
   }
 }
 

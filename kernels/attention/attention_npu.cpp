@@ -184,7 +184,7 @@ at::Tensor flash(const Call& call) {
 at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const OptionalTensor& mask, double scaling, bool is_causal, int64_t sliding_window,
                          double softcap, const OptionalTensor& sinks) {
-  check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
+  check_attention("attention", query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   const c10::DeviceGuard guard(query.device());
   const Call call = call_of(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   Refusal refusal = refusal_of(call);

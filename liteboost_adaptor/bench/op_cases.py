@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..ops.block_selection import select_blocks
 from ..ops.registry import ops as references
+from .attention_part_case import attention_part
 from .op_case import (
     CONTEXT,
     DELTA_KEY_HEADS,
@@ -471,6 +472,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "linear_w8a8": linear_w8a8,
     "linear_w4": linear_w4,
     "attention": _attention,
+    "attention_part": attention_part,
     "paged_attention": _paged_attention,
     "block_sparse_attention": _block_sparse_attention,
     "kv_append": _kv_append,

@@ -7,6 +7,7 @@ The ops themselves are ``torch.ops.liteboost.*``. The native library defines the
 from . import (
     activation,
     attention,
+    attention_part,
     cache,
     causal_conv,
     delta_rule,
@@ -25,6 +26,7 @@ __all__ = [
     "Op",
     "activation",
     "attention",
+    "attention_part",
     "cache",
     "causal_conv",
     "define",

@@ -71,11 +71,10 @@ def attention(
         ``eager_attention_forward`` of GPT-OSS (of each query: Inkling-2) in transformers 5.23, softcap that
         of Gemma 2.
     """
-    _check_attention(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks)
+    _check_attention("attention", query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks)
     batch, num_heads, q_len, _ = query.shape
     num_kv_heads, kv_len, value_dim = value.shape[1:]
     compute = torch.promote_types(query.dtype, torch.float32)
-    key_t = key.to(compute).transpose(-1, -2).unsqueeze(2)  # [B, K, 1, D, kv_len]
     value = value.to(compute).unsqueeze(2)  # [B, K, 1, kv_len, Dv]
     groups = num_heads // max(num_kv_heads, 1)
     if mask is not None:
@@ -86,21 +85,8 @@ def attention(
     step = QUERY_BLOCK if walked else q_len
     outputs = []
     for start in range(0, q_len, step) if walked else (0,):
-        block = query[:, :, start : start + step].to(compute)
-        rows = block.shape[2]
-        grouped = block.reshape(batch, num_kv_heads, groups, rows, block.shape[3])
-        logits = (grouped @ key_t * scaling).reshape(batch, num_heads, rows, kv_len)
-        if softcap > 0:
-            logits = softcap * torch.tanh(logits / softcap)
-        if mask is not None:
-            part = mask[:, :, start : start + step]
-            if part.dtype == torch.bool:
-                logits = logits.masked_fill(~part, -math.inf)
-            else:
-                logits = logits + part.to(compute)
-        if is_causal:
-            hidden = _hidden(start + kv_len - q_len, rows, kv_len, sliding_window, query.device)
-            logits = logits.masked_fill(hidden, -math.inf)
+        logits = block_logits(query, key, mask, scaling, is_causal, sliding_window, softcap, start, step)
+        rows = logits.shape[2]
         part = sinks if sinks is None or sinks.dim() == 1 else sinks[:, :, start : start + step]
         weights = _softmax(logits, part).reshape(batch, num_kv_heads, groups, rows, kv_len)
         mixed = (weights @ value).reshape(batch, num_heads, rows, value_dim)
@@ -108,6 +94,44 @@ def attention(
     if not outputs:
         return query.new_empty(batch, q_len, num_heads, value_dim)
     return torch.cat(outputs, dim=1).contiguous()
+
+
+def block_logits(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    is_causal: bool,
+    sliding_window: int,
+    softcap: float,
+    start: int,
+    step: int,
+) -> Tensor:
+    """``[batch, num_heads, rows, kv_len]``: logits of ``step`` queries from ``start`` on, -inf where hidden.
+
+    Args:
+        mask: Expanded to ``[batch, num_heads, q_len, kv_len]``; the others are those of `attention`.
+    """
+    batch, num_heads, q_len, _ = query.shape
+    num_kv_heads, kv_len = key.shape[1:3]
+    compute = torch.promote_types(query.dtype, torch.float32)
+    key_t = key.to(compute).transpose(-1, -2).unsqueeze(2)  # [B, K, 1, D, kv_len]
+    block = query[:, :, start : start + step].to(compute)
+    rows = block.shape[2]
+    grouped = block.reshape(batch, num_kv_heads, num_heads // max(num_kv_heads, 1), rows, block.shape[3])
+    logits = (grouped @ key_t * scaling).reshape(batch, num_heads, rows, kv_len)
+    if softcap > 0:
+        logits = softcap * torch.tanh(logits / softcap)
+    if mask is not None:
+        part = mask[:, :, start : start + step]
+        if part.dtype == torch.bool:
+            logits = logits.masked_fill(~part, -math.inf)
+        else:
+            logits = logits + part.to(compute)
+    if is_causal:
+        hidden = _hidden(start + kv_len - q_len, rows, kv_len, sliding_window, query.device)
+        logits = logits.masked_fill(hidden, -math.inf)
+    return logits
 
 
 def _hidden(first: int, rows: int, kv_len: int, sliding_window: int, device: torch.device) -> Tensor:
@@ -137,6 +161,7 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _check_attention(
+    op: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -147,7 +172,6 @@ def _check_attention(
     softcap: float,
     sinks: Tensor | None,
 ) -> None:
-    op = "attention"
     _check_states(op, query, key, value)
     wanted = (*query.shape[:3], key.shape[2])
     if mask is not None:

@@ -51,6 +51,27 @@ def attention(kind: Kind) -> Iterator[Case]:
             yield Case(label + order, dict(arguments))
 
 
+@makes_cases("attention_part", "", "causal", "mask")
+def attention_part(kind: Kind) -> Iterator[Case]:
+    for size in (*PREFILL, *DECODE):
+        batch, heads, kv_heads, queries, keys, head = size
+        mask = _option("mask", kind, size)["mask"] if kind.layout == "mask" else None
+        if mask is not None:
+            mask[..., 0] = True  # every query sees a key
+        yield Case(
+            f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}",
+            {
+                "query": kind.swapped(batch, heads, queries, head),
+                "key": kind.normal(batch, kv_heads, keys, head),
+                "value": kind.normal(batch, kv_heads, keys, head),
+                "mask": mask,
+                "scaling": 1.5 * head**-0.5,
+                "is_causal": kind.layout == "causal",
+                "softcap": 2.0 if kind.layout == "mask" else 0.0,
+            },
+        )
+
+
 def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
     batch, heads, _, queries, keys, _ = size
     match name:

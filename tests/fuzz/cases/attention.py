@@ -77,27 +77,53 @@ def attention(draw: DrawFn) -> Case:
     return Case(arguments, lambda results: check("attention", results[0], arguments))
 
 
-def check(op: str, result: Tensor, arguments: dict) -> None:
-    """Hold the result of an op that computes attention to what roundings explain."""
+@fuzzes("attention_part")
+def attention_part(draw: DrawFn) -> Case:
+    arguments = attention(draw).arguments
+    del arguments["sliding_window"], arguments["sinks"]
+    return Case(arguments, lambda results: _check_part(results, arguments))
+
+
+def _check_part(results: list[Tensor], arguments: dict) -> None:
+    """The output as that of attention; ``lse`` within what the error of a logit and the sum explain."""
+    output, lse = results
+    assert lse.dtype == torch.float32
+    check("attention_part", output, arguments, torch.float32)
+    want = exact("attention_part", arguments)[1]
+    unit = torch.finfo(arguments["query"].dtype).eps  # the sum is of rounded probabilities in bf16
+    error = _logit_error(arguments) + (32 + arguments["key"].shape[2]) * FP32 + unit
+    assert_within(lse, want, error + 4 * FP32 * want.abs().nan_to_num(0, 0, 0))
+
+
+def check(op: str, result: Tensor, arguments: dict, dtype: torch.dtype | None = None) -> None:
+    """Hold the result of an op that computes attention to what roundings explain.
+
+    Args:
+        dtype: Of the result, where it is not that of the query.
+    """
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
-    mask = arguments.get("mask")
-    (want,) = exact(op, arguments)
-    assert result.dtype == query.dtype
+    want = exact(op, arguments)[0]
+    assert result.dtype == (dtype or query.dtype)
     if not want.numel():
         return assert_within(result, want, 0.0)
     largest = largest_of(value)
-    # An error of a logit acts on the probabilities through the exponential.
-    logits = abs(arguments["scaling"]) * norm_of(query) * norm_of(key) + arguments.get("softcap", 0.0)
-    if mask is not None and mask.is_floating_point():
-        finite = double(mask)[double(mask).abs() < 1e4]
-        logits += largest_of(finite)
-    error = (16 + query.shape[-1] / 2) * FP32 * logits
+    error = _logit_error(arguments)
     # Sums over the keys are added up block by block; each step rounds a product and a sum.
     sums = 2 * (32 + min(key.shape[2], 256) + key.shape[2] / 128) * FP32
     # Roundings of the result and, in bf16, of the probabilities.
     unit = torch.finfo(query.dtype).eps
     bound = unit * (want.abs() + largest) + (sums + 2 * math.expm1(2 * error)) * largest + TINY[query.dtype]
     assert_within(result, want, bound)
+
+
+def _logit_error(arguments: dict) -> float:
+    """How far a logit may be off; it acts on the probabilities through the exponential."""
+    query, key, mask = arguments["query"], arguments["key"], arguments.get("mask")
+    logits = abs(arguments["scaling"]) * norm_of(query) * norm_of(key) + arguments.get("softcap", 0.0)
+    if mask is not None and mask.is_floating_point():
+        finite = double(mask)[double(mask).abs() < 1e4]
+        logits += largest_of(finite)
+    return (16 + query.shape[-1] / 2) * FP32 * logits
 
 
 def largest_of(states: Tensor) -> float:
