@@ -217,6 +217,10 @@ class Runtime:
             self._marked.clear()
             return list(dict.fromkeys(left))
 
+    def binding_of(self, model: torch.nn.Module) -> Binding | None:
+        """How ``model`` is bound at the moment, if it is."""
+        return self._bindings.get(model, (None, None))[0]
+
     def models(self) -> list[torch.nn.Module]:
         """Bound models that are still alive."""
         with self.lock:

@@ -12,7 +12,7 @@ from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
-from . import agree, groups, layers, layout, plan, saving
+from . import agree, groups, layers, layout, plan, saving, sequence
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
@@ -72,6 +72,8 @@ def attach(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
     if mesh.tensor.size == 1:
         vars(model)["save_pretrained"] = functools.partial(saving.save_whole, model, mesh)
     agree.watch(model, mesh)
+    if mesh.sequence.size > 1:
+        sequence.attach(model, mesh)
 
 
 _ADAPTER_METHODS = ("add_adapter", "load_adapter")

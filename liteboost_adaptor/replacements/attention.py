@@ -10,7 +10,7 @@ import torch
 
 from ..config import Sparse
 from ..report import Tally
-from . import sparse_attention
+from . import sequence, sparse_attention
 from .guards import autocast, unserved
 
 ops = torch.ops.liteboost
@@ -42,6 +42,11 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
         mark = getattr(module, "__liteboost__", None)
         if mark is not None and REGISTRY in mark.registries:
             bias = kwargs.get("position_bias")
+            shared = sequence.active()
+            if shared is not None:
+                options = {**kwargs, "is_causal": is_causal}
+                states = (query, key, value)
+                return _shared(shared, module, states, attention_mask, scaling, None, dropout, options)
             reason = _unserved(query, key, value, None, attention_mask, bias, dropout, kwargs)
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
@@ -100,6 +105,18 @@ def eager(
     ) -> tuple[torch.Tensor, Any]:
         sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks) if sinks else None
         added = kwargs.get(bias) if bias else None
+        shared = sequence.active()
+        if shared is not None:
+            options = {name: value for name, value in kwargs.items() if name not in ("dropout", "scaling")}
+            options |= {"position_bias": added}
+            cap = options.pop(softcap, None) if softcap else None
+            if query_sinks and sink_logits is not None:
+                sink_logits = sink_logits.squeeze(-1)
+            scaling, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
+            states = (query, key, value)
+            return _shared(
+                shared, module, states, attention_mask, scaling, sink_logits, dropout, options, cap or 0.0
+            )
         if args:
             reason = "positional arguments beyond the mask"
         elif query_sinks and sink_logits is None:
@@ -124,6 +141,30 @@ def eager(
         return _run(query, key, value, attention_mask, added, scaling, False, cap, sink_logits), None
 
     return attention
+
+
+def _shared(
+    shared: sequence.Sharing,
+    module: torch.nn.Module,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    sinks: torch.Tensor | None,
+    dropout: float,
+    options: dict[str, Any],
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, None]:
+    """Attention of tokens that several processes share; ``options``: what else the call was given."""
+    query, key, value = states
+    reason = _unserved(query, key, value, sinks, None, None, dropout, options)
+    for name in ("softcap", "position_bias"):
+        if not reason and options.get(name) is not None:
+            reason = f"argument {name}"
+    if options.get("is_causal") is False:
+        reason = "it sees later tokens"
+    mask = mask if mask is None else _four_dimensional(mask)
+    call = sequence.Call(module, query, key, value, mask, _scale(query, scaling), softcap, sinks, reason)
+    return shared.attend(call), None
 
 
 def eager_is_default(function: Any) -> bool:

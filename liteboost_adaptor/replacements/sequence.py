@@ -1,0 +1,61 @@
+"""Attention while the tokens of a prompt, or the keys of a cache, are shared by several processes.
+
+What is computed then is another's (`parallel.exchange`); here is only where served attention asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attention on this rank.
+
+    Attributes:
+        module: The attention module.
+        query, key, value: Of this rank's tokens, ``[batch, heads, tokens, dim]``.
+        mask: As `liteboost_adaptor.replacements.sequence.Sharing.masks` made it, or None.
+        sinks: As the op takes them.
+        reason: Why the op would not serve this call, or empty.
+    """
+
+    module: torch.nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    scaling: float
+    softcap: float
+    sinks: torch.Tensor | None
+    reason: str
+
+
+class Sharing(Protocol):
+    """What attention is while it lasts."""
+
+    def attend(self, call: Call) -> torch.Tensor:
+        """``[batch, tokens, heads, value_dim]`` over all tokens that this rank's see."""
+
+
+_active: list[Sharing] = []
+
+
+def active() -> Sharing | None:
+    """What attention is at the moment, if it is not this process's alone."""
+    return _active[-1] if _active else None
+
+
+@contextlib.contextmanager
+def sharing(what: Sharing) -> Iterator[None]:
+    """Let attention be ``what``."""
+    _active.append(what)
+    try:
+        yield
+    finally:
+        _active.remove(what)
