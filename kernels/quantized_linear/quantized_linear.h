@@ -15,13 +15,24 @@
 //   zero_points  [N, G]      uint8, 0 to 16; none stands for 8
 //
 // Packing 1 of w4: 16 bytes hold 32 columns, as eight little-endian words of 16 bits; nibble j (of 4, lowest
-// first) of word i is column 8 * j + i. So a shift by 4 * j makes eight neighbours of one load, whatever the
-// width of the registers, and the same shift of a whole register serves all it holds.
+// first) of word i is column 8 * j + i.
 //
-// Rounding: integers times x summed in fp32 (in a group, for w4), times the scale in fp32, summed over groups in
-// fp32, then bias, then one rounding to x.dtype. Above kQuantizedRows rows, tiles of the weight are rounded to
-// x.dtype first and multiplied as linear does it. The number of threads changes no bit. bfloat16 x on a CPU with
-// vdpbf16ps: values below 2^-126 in magnitude count as zero.
+// linear_tiles(x, tiles, scales, zero_points, bias, out_features): the same with what belongs to 16 outputs (a tile)
+// side by side, as layers keep it in memory. A register then holds 16 outputs, so none has lanes to be added up, and
+// their scales are one load. The last of T tiles is filled up with zeros.
+//
+//   tiles        [T, K8, 16]       int8, K8 being K rounded up to 8: column by column; or
+//                [T, K / 8, 64]    uint8: 32 bits of packing 1 (two words: eight columns) of each of 16 rows
+//   scales       [T, G, 16]        G is 1, or groups as above, for either number of bits
+//   zero_points  [T, G, 16]        for 4 bits
+//
+// linear_w8 and linear_w4 arrange each tile on the way, and compute the same bits.
+//
+// Rounding: integers times x summed in fp32 (in a group), times the scale in fp32, summed over groups in fp32, then
+// bias, then one rounding to x.dtype. Where torch's product of this dtype has units of its own (see
+// quantized_linear_cpu.cpp), more than kQuantizedRows rows are multiplied by it with weights rounded to x.dtype. The
+// number of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as
+// zero.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
@@ -33,41 +44,43 @@
 
 namespace liteboost {
 
-// The most rows that the loops on packed weights serve.
-constexpr int64_t kQuantizedRows = 32;
-// Of these, as many at once.
-constexpr int64_t kQuantizedChunk = 16;
+// Outputs of a tile.
+constexpr int64_t kTile = 16;
+// Columns that are read together: those of w8 are filled up to a multiple of it.
+constexpr int64_t kStep = 8;
 // Columns of w4 that are packed together.
 constexpr int64_t kPack = 32;
+// The most rows that the loops on integers serve where torch's product has units of its own.
+constexpr int64_t kQuantizedRows = 32;
 
-// Weights with their scales, w8 or w4.
-struct QuantizedWeight {
-  const void* data;            // [n, k] int8, or [n, k / 2] packed; contiguous
-  const void* scales;          // [n, groups], contiguous
-  const uint8_t* zero_points;  // [n, groups], or null for none
-  int64_t n, k, groups;        // groups is 1 for w8
+// Weights in tiles, with their scales.
+struct QuantizedTiles {
+  const void* data;
+  const void* scales;
+  const uint8_t* zero_points;  // or null for none
+  int64_t n, k, groups;        // k as it is, not filled up
   int32_t bits;
   DType scale_dtype;
 };
 
 struct QuantizedLinearArgs {
-  QuantizedWeight weight;
+  QuantizedTiles weight;
   const void* packed_x;  // as QuantizedLinearKernels::pack wrote it
   const void* bias;      // [n] or null
-  void* out;             // [rows, n], contiguous
-  int64_t rows;          // 1 .. kQuantizedChunk
+  void* out;             // [rows, n], rows out_stride elements apart
+  int64_t rows, out_stride;
 };
 
 // Torch-free loops. `dtype` is that of x, bias and out.
 struct QuantizedLinearKernels {
   // Bytes that pack writes. The buffer must be aligned to 64.
-  int64_t (*packed_bytes)(DType dtype, int32_t bits, int64_t rows, int64_t k);
-  // x [rows, k], contiguous, converted and interleaved as the loops want it.
-  void (*pack)(DType dtype, int32_t bits, const void* x, int64_t rows, int64_t k, void* packed);
-  // out[:, begin:end].
+  int64_t (*packed_bytes)(DType dtype, const QuantizedTiles& weight, int64_t rows);
+  // x [rows, weight.k], contiguous, converted and interleaved as the loops want it for this weight.
+  void (*pack)(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, void* packed);
+  // The outputs of tiles [begin, end).
   void (*run)(DType dtype, const QuantizedLinearArgs& args, int64_t begin, int64_t end);
-  // Rows [begin, end) of the weight, multiplied out, rounded to dtype and written to out [end - begin, k].
-  void (*unpack)(DType dtype, const QuantizedWeight& weight, int64_t begin, int64_t end, void* out);
+  // Tile `tile` of the weight, multiplied out and rounded to dtype: rows of k, as many as the tile has.
+  void (*unpack)(DType dtype, const QuantizedTiles& weight, int64_t tile, void* out);
 };
 
 LB_DECLARE_KERNELS(QuantizedLinearKernels, quantized_linear_kernels)

@@ -5,24 +5,39 @@
 namespace liteboost {
 namespace {
 
-// What w8 and w4 have in common; `width` is how many columns the weight has.
-void check_layer(const char* op, const at::Tensor& x, const at::Tensor& weight, const c10::SymInt& width,
-                 const at::Tensor& scales, const std::optional<at::Tensor>& bias) {
+// What the ops have in common but for x's width.
+void check_tensors(const char* op, const at::Tensor& x, const char* weight_name, const at::Tensor& weight,
+                   const at::Tensor& scales, const std::optional<at::Tensor>& bias,
+                   const c10::SymInt& outputs) {
   check_dtype(op, "x", x);
   check_dtype(op, "scales", scales);
-  check_same_device(op, "weight", weight, "x", x);
+  check_same_device(op, weight_name, weight, "x", x);
   check_same_device(op, "scales", scales, "x", x);
-  LB_CHECK_VALUE(x.sym_size(-1) == width, op,
-                 "x must have shape [..., in_features] with in_features = ", width, " as weight ",
-                 weight.sym_sizes(), " has, got ", x.sym_sizes(),
-                 "; pass the weight of this layer, packed for this op");
   LB_CHECK_NO_GRAD(op, "x", x);
   LB_CHECK_NO_GRAD(op, "scales", scales);
   if (!bias.has_value()) return;
   check_same_dtype(op, "bias", *bias, "x", x);
   check_same_device(op, "bias", *bias, "x", x);
-  check_vector(op, "bias", *bias, weight.sym_size(0), "out_features");
+  check_vector(op, "bias", *bias, outputs, "out_features");
   LB_CHECK_NO_GRAD(op, "bias", *bias);
+}
+
+// Of a weight as it is saved; `width` is how many columns it has.
+void check_layer(const char* op, const at::Tensor& x, const at::Tensor& weight, const c10::SymInt& width,
+                 const at::Tensor& scales, const std::optional<at::Tensor>& bias) {
+  LB_CHECK_VALUE(x.sym_size(-1) == width, op,
+                 "x must have shape [..., in_features] with in_features = ", width, " as weight ",
+                 weight.sym_sizes(), " has, got ", x.sym_sizes(),
+                 "; pass the weight of this layer, packed for this op");
+  check_tensors(op, x, "weight", weight, scales, bias, weight.sym_size(0));
+}
+
+void check_zero_points(const char* op, const at::Tensor& zero_points, const at::Tensor& x,
+                       const at::Tensor& scales) {
+  LB_CHECK_TYPE(zero_points.scalar_type() == at::kByte, op, "zero_points must be uint8, got ",
+                zero_points.scalar_type(), "; convert them");
+  check_same_device(op, "zero_points", zero_points, "x", x);
+  check_same_shape(op, "zero_points", zero_points, "scales", scales);
 }
 
 void check_matrix(const char* op, const at::Tensor& x, const at::Tensor& weight, at::ScalarType dtype,
@@ -59,11 +74,43 @@ void check_linear_w4(const at::Tensor& x, const at::Tensor& weight, const at::Te
   LB_CHECK_VALUE(is_grouped, op, "scales must have shape [out_features, groups], groups of ", kPack,
                  " columns or a multiple of it, for weight ", weight.sym_sizes(), ", got ",
                  scales.sym_sizes(), "; pass the scales of this layer");
+  if (zero_points.has_value()) check_zero_points(op, *zero_points, x, scales);
+}
+
+void check_linear_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                        const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                        const c10::SymInt& out_features) {
+  constexpr const char* op = "linear_tiles";
+  constexpr const char* advice = "; arrange the weight with QuantizedLinear.arrange";
+  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
+  const bool is_w8 = tiles.scalar_type() == at::kChar;
+  LB_CHECK_TYPE(is_w8 || tiles.scalar_type() == at::kByte, op, "tiles must be int8 or uint8, got ",
+                tiles.scalar_type(), advice);
+  const int64_t line = is_w8 ? kTile : kStep * kTile / 2;
+  LB_CHECK_VALUE(tiles.dim() == 3 && tiles.sym_size(2) == line &&
+                     (is_w8 || tiles.sym_size(1) % (kPack / kStep) == 0) &&
+                     (!is_w8 || tiles.sym_size(1) % kStep == 0),
+                 op, "tiles must have shape ",
+                 is_w8 ? "[tiles, in_features rounded up to 8, 16]"
+                       : "[tiles, in_features / 8, 64] with in_features a multiple of 32",
+                 ", got ", tiles.sym_sizes(), advice);
+  LB_CHECK_VALUE(out_features >= 0 && (out_features + kTile - 1) / kTile == tiles.sym_size(0), op,
+                 "out_features must be those of ", tiles.sym_size(0), " tiles of 16, got ", out_features,
+                 "; pass those of this layer");
+  const c10::SymInt width = is_w8 ? tiles.sym_size(1) : tiles.sym_size(1) * kStep;
+  const c10::SymInt given = is_w8 ? (x.sym_size(-1) + kStep - 1) / kStep * kStep : x.sym_size(-1);
+  LB_CHECK_VALUE(given == width, op, "x must have shape [..., in_features] with the in_features of tiles ",
+                 tiles.sym_sizes(), ", got ", x.sym_sizes(), "; pass the tiles of this layer");
+  LB_CHECK_VALUE(scales.dim() == 3 && scales.sym_size(0) == tiles.sym_size(0) &&
+                     scales.sym_size(2) == kTile && scales.sym_size(1) > 0 &&
+                     (scales.sym_size(1) == 1 || x.sym_size(-1) % (scales.sym_size(1) * kPack) == 0),
+                 op, "scales must have shape [tiles, groups, 16], one group or groups of ", kPack,
+                 " columns or a multiple of it, for tiles ", tiles.sym_sizes(), ", got ", scales.sym_sizes(),
+                 "; pass the scales of this layer");
+  check_tensors(op, x, "tiles", tiles, scales, bias, out_features);
   if (!zero_points.has_value()) return;
-  LB_CHECK_TYPE(zero_points->scalar_type() == at::kByte, op, "zero_points must be uint8, got ",
-                zero_points->scalar_type(), "; convert them");
-  check_same_device(op, "zero_points", *zero_points, "x", x);
-  check_same_shape(op, "zero_points", *zero_points, "scales", scales);
+  LB_CHECK_VALUE(!is_w8, op, "zero_points are for tiles of 4 bits, got int8; leave them out");
+  check_zero_points(op, *zero_points, x, scales);
 }
 
 }  // namespace liteboost

@@ -1,4 +1,4 @@
-// The argument checks of linear_w8 and linear_w4, shared by every backend.
+// The argument checks of the ops of quantized_linear.h, shared by every backend.
 #pragma once
 
 #include <optional>
@@ -12,5 +12,8 @@ void check_linear_w8(const at::Tensor& x, const at::Tensor& weight, const at::Te
                      const std::optional<at::Tensor>& bias);
 void check_linear_w4(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
                      const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias);
+void check_linear_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                        const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                        const c10::SymInt& out_features);
 
 }  // namespace liteboost

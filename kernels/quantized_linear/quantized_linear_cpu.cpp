@@ -4,101 +4,234 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_linear_checks.h"
 
+#ifdef LB_X86_ISAS
+#include <cpuid.h>
+#endif
+
 namespace liteboost {
 namespace {
 
 // Bytes of weight below which a thread is not worth waking.
 constexpr int64_t kGrainBytes = 32 << 10;
-// A thread's part is a multiple of this many rows of weight, so that few tiles are cut short.
-constexpr int64_t kBlock = 8;
-// Packed x up to this size lives on the stack.
+// Packed x up to this size lives on the stack; of more rows, as many at once as fit the second cache.
 constexpr int64_t kStackBytes = 16 << 10;
-// How much of a weight is multiplied out at a time for many rows: it stays in the last cache until it is read.
-constexpr int64_t kTileBytes = 4 << 20;
+constexpr int64_t kPackedBytes = 384 << 10;
+constexpr int64_t kLeastRows = 64;
+// How much of a weight is multiplied out at a time for torch's product: it stays in the last cache until it is read.
+constexpr int64_t kMultipliedBytes = 4 << 20;
 
-int64_t rows_of_x(const at::Tensor& x) {
-  c10::DimVector sizes(x.sizes());
-  sizes.back() = 1;
-  return c10::multiply_integers(sizes);
+int64_t tile_bytes(const QuantizedTiles& weight) {
+  return (weight.k + kStep - 1) / kStep * kStep * kTile * weight.bits / 8;
 }
 
-// f over [0, n) in blocks of rows of weight.
-template <typename F>
-void parallel_blocks(const QuantizedWeight& weight, const F& f) {
-  const int64_t block_bytes = std::max<int64_t>(1, kBlock * weight.k * weight.bits / 8);
-  const int64_t blocks = (weight.n + kBlock - 1) / kBlock;
-  at::parallel_for(0, blocks, std::max<int64_t>(1, kGrainBytes / block_bytes),
-                   [&](int64_t begin, int64_t end) { f(begin * kBlock, std::min(end * kBlock, weight.n)); });
+int64_t tiles_of(int64_t n) { return (n + kTile - 1) / kTile; }
+
+// A weight as it is saved, one tile of which is arranged at a time. `layout` says what the tiles have.
+struct SavedWeight {
+  QuantizedTiles layout;
+  const char* data;            // [n, k] int8, or [n, k / 2] of packing 1
+  const char* scales;          // [n, groups]
+  const uint8_t* zero_points;  // [n, groups] or null
+};
+
+// `size` bytes at a time, of which a row has `count`, from kTile rows to side by side.
+void interleave(const char* from, int64_t rows, int64_t count, int64_t size, char* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const char* at = from + row * count * size;
+    if (size == 1) {
+      for (int64_t i = 0; i < count; ++i) to[i * kTile + row] = at[i];
+    } else {
+      for (int64_t i = 0; i < count; ++i) std::memcpy(to + (i * kTile + row) * size, at + i * size, size);
+    }
+  }
 }
 
-// Few rows: the weight is read as it is packed.
-void run_packed(const at::Tensor& x, int64_t rows, const QuantizedWeight& weight, const at::Tensor& bias,
-                at::Tensor& out) {
+// One tile of a saved weight, in memory of its own.
+class ArrangedTile {
+ public:
+  explicit ArrangedTile(const SavedWeight& weight) : weight_(weight), tile_(weight.layout) {
+    const int64_t scale_size = tile_.scale_dtype == DType::f32 ? 4 : 2;
+    scale_bytes_ = tile_.groups * scale_size;
+    const int64_t data = tile_bytes(tile_), scales = scale_bytes_ * kTile, zeros = tile_.groups * kTile;
+    memory_ = c10::GetCPUAllocator()->allocate(data + scales + zeros);
+    data_ = static_cast<char*>(memory_.get());
+    std::memset(data_, 0, data + scales + zeros);
+    tile_.data = data_;
+    tile_.scales = data_ + data;
+    tile_.zero_points =
+        weight.zero_points ? reinterpret_cast<const uint8_t*>(data_ + data + scales) : nullptr;
+  }
+
+  const QuantizedTiles& arranged(int64_t tile) {
+    const int64_t first = tile * kTile, rows = std::min(weight_.layout.n - first, kTile);
+    const bool is_w8 = tile_.bits == 8;
+    const int64_t row_bytes = tile_.k * tile_.bits / 8;
+    interleave(weight_.data + first * row_bytes, rows, is_w8 ? row_bytes : row_bytes / 4, is_w8 ? 1 : 4,
+               data_);
+    char* scales = data_ + tile_bytes(tile_);
+    interleave(weight_.scales + first * scale_bytes_, rows, tile_.groups, scale_bytes_ / tile_.groups,
+               scales);
+    if (weight_.zero_points) {
+      interleave(reinterpret_cast<const char*>(weight_.zero_points) + first * tile_.groups, rows,
+                 tile_.groups, 1, scales + scale_bytes_ * kTile);
+    }
+    tile_.n = rows;
+    return tile_;
+  }
+
+ private:
+  const SavedWeight& weight_;
+  QuantizedTiles tile_;
+  c10::DataPtr memory_;
+  char* data_;
+  int64_t scale_bytes_;
+};
+
+// Outputs [begin, end) in tiles of `args`, whose weight lies in tiles.
+void run_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedLinearArgs& args,
+               const QuantizedTiles& weight, int64_t begin, int64_t end) {
+  QuantizedLinearArgs all = args;
+  all.weight = weight;
+  kernels.run(dtype, all, begin, end);
+}
+
+// The same of a weight as it is saved: tile by tile.
+void run_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedLinearArgs& args,
+               const SavedWeight& weight, int64_t begin, int64_t end) {
+  ArrangedTile arranged(weight);
+  const int64_t size = dtype == DType::f32 ? 4 : 2;
+  for (int64_t tile = begin; tile < end; ++tile) {
+    QuantizedLinearArgs one = args;
+    one.weight = arranged.arranged(tile);
+    one.out_stride = weight.layout.n;
+    one.out = static_cast<char*>(args.out) + tile * kTile * size;
+    if (args.bias) one.bias = static_cast<const char*>(args.bias) + tile * kTile * size;
+    kernels.run(dtype, one, 0, 1);
+  }
+}
+
+const QuantizedTiles& layout_of(const QuantizedTiles& weight) { return weight; }
+const QuantizedTiles& layout_of(const SavedWeight& weight) { return weight.layout; }
+
+// Rows of x that are packed at once.
+int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
+                     int64_t rows) {
+  const int64_t bytes = kernels.packed_bytes(dtype, weight, kLeastRows) / kLeastRows;
+  return std::min(rows, std::max(kLeastRows, kPackedBytes / bytes / kLeastRows * kLeastRows));
+}
+
+// The weight is read as integers.
+template <typename Weight>
+void run_integers(const at::Tensor& x, int64_t rows, const Weight& weight, const at::Tensor& bias,
+                  at::Tensor& out) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
+  const QuantizedTiles& layout = layout_of(weight);
   const auto x_rows = x.expect_contiguous();
+  const int64_t most = rows_at_once(kernels, dtype, layout, rows);
   alignas(64) char stack[kStackBytes];
   c10::DataPtr heap;
   void* packed = stack;
-  const int64_t bytes = kernels.packed_bytes(dtype, weight.bits, std::min(rows, kQuantizedChunk), weight.k);
+  const int64_t bytes = kernels.packed_bytes(dtype, layout, most);
   if (bytes > kStackBytes) {
     heap = c10::GetCPUAllocator()->allocate(bytes);
     packed = heap.get();
   }
-  QuantizedLinearArgs args;
-  args.weight = weight;
+  QuantizedLinearArgs args{};
   args.packed_x = packed;
   args.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  args.out_stride = layout.n;
   const int64_t size = x.element_size();
-  for (int64_t row = 0; row < rows; row += kQuantizedChunk) {
-    args.rows = std::min(rows - row, kQuantizedChunk);
-    args.out = static_cast<char*>(out.mutable_data_ptr()) + row * weight.n * size;
-    const char* chunk = static_cast<const char*>(x_rows->const_data_ptr()) + row * weight.k * size;
-    kernels.pack(dtype, weight.bits, chunk, args.rows, weight.k, packed);
-    parallel_blocks(weight, [&](int64_t begin, int64_t end) { kernels.run(dtype, args, begin, end); });
+  const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, tile_bytes(layout)));
+  for (int64_t row = 0; row < rows; row += most) {
+    args.rows = std::min(rows - row, most);
+    args.out = static_cast<char*>(out.mutable_data_ptr()) + row * layout.n * size;
+    const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * layout.k * size;
+    kernels.pack(dtype, layout, part, args.rows, packed);
+    at::parallel_for(0, tiles_of(layout.n), grain, [&](int64_t begin, int64_t end) {
+      run_range(kernels, dtype, args, weight, begin, end);
+    });
   }
 }
 
-// Many rows: tiles of the weight are multiplied out, and linear does the rest.
-void run_tiles(const at::Tensor& x, int64_t rows, const QuantizedWeight& weight, const at::Tensor& bias,
-               at::Tensor& out) {
+// Rows [begin, end) in tiles of the weight, multiplied out.
+void unpack_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
+                  int64_t begin, int64_t end, char* out) {
+  const int64_t stride = kTile * weight.k * (dtype == DType::f32 ? 4 : 2);
+  for (int64_t tile = begin; tile < end; ++tile, out += stride) kernels.unpack(dtype, weight, tile, out);
+}
+void unpack_range(const QuantizedLinearKernels& kernels, DType dtype, const SavedWeight& weight,
+                  int64_t begin, int64_t end, char* out) {
+  ArrangedTile arranged(weight);
+  const int64_t stride = kTile * weight.layout.k * (dtype == DType::f32 ? 4 : 2);
+  for (int64_t tile = begin; tile < end; ++tile, out += stride) {
+    kernels.unpack(dtype, arranged.arranged(tile), 0, out);
+  }
+}
+
+// Some tiles of the weight at a time are multiplied out, and torch's product does the rest.
+template <typename Weight>
+void run_multiplied_out(const at::Tensor& x, int64_t rows, const Weight& weight, const at::Tensor& bias,
+                        at::Tensor& out) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
-  const at::Tensor matrix = x.reshape({rows, weight.k});
-  at::Tensor result = out.view({rows, weight.n});
-  const int64_t tile_rows = kTileBytes / (weight.k * x.element_size()) / kBlock * kBlock;
-  const int64_t most = std::min(weight.n, std::max<int64_t>(kBlock, tile_rows));
-  const at::Tensor memory = empty_cpu({most, weight.k}, x.scalar_type());
-  for (int64_t begin = 0; begin < weight.n; begin += most) {
-    const int64_t count = std::min(most, weight.n - begin);
-    char* tile = static_cast<char*>(memory.mutable_data_ptr());
-    at::parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / weight.k), [&](int64_t from, int64_t to) {
-      char* at = tile + from * weight.k * x.element_size();
-      kernels.unpack(dtype, weight, begin + from, begin + to, at);
+  const QuantizedTiles& layout = layout_of(weight);
+  const at::Tensor matrix = x.reshape({rows, layout.k});
+  at::Tensor result = out.view({rows, layout.n});
+  const int64_t tile = kTile * layout.k * x.element_size(), tiles = tiles_of(layout.n);
+  const int64_t most = std::min(tiles, std::max<int64_t>(1, kMultipliedBytes / tile));
+  const at::Tensor memory = empty_cpu({most * kTile, layout.k}, x.scalar_type());
+  for (int64_t begin = 0; begin < tiles; begin += most) {
+    const int64_t count = std::min(most, tiles - begin);
+    char* to = static_cast<char*>(memory.mutable_data_ptr());
+    at::parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / tile), [&](int64_t from, int64_t end) {
+      unpack_range(kernels, dtype, weight, begin + from, begin + end, to + from * tile);
     });
+    const int64_t first = begin * kTile, outputs = std::min(count * kTile, layout.n - first);
     std::optional<at::Tensor> part;
-    if (bias.defined()) part = bias.narrow(0, begin, count);
-    result.narrow(1, begin, count).copy_(linear_cpu(matrix, memory.narrow(0, 0, count), part));
+    if (bias.defined()) part = bias.narrow(0, first, outputs);
+    result.narrow(1, first, outputs).copy_(linear_cpu(matrix, memory.narrow(0, 0, outputs), part));
   }
 }
 
-at::Tensor product(const at::Tensor& x, const QuantizedWeight& weight,
-                   const std::optional<at::Tensor>& bias) {
+// Whether torch's product of this dtype has units that the loops here do not use: matrix units, or an instruction for
+// f16. Without them the loops are about as fast for any number of rows.
+#ifdef LB_X86_ISAS
+bool cpu_has_bf16_matrices() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && ((edx >> 22) & 1u);
+}
+
+bool has_units_of_its_own(at::ScalarType dtype) {
+  static const bool has_matrices = cpu_has_bf16_matrices(), is_old = detect_isa() < Isa::avx2;
+  return is_old ||
+         (dtype == at::kBFloat16 ? has_matrices : dtype == at::kHalf && linear_max_rows(dtype) <= 32);
+}
+#else
+bool has_units_of_its_own(at::ScalarType) { return true; }
+#endif
+
+template <typename Weight>
+at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optional<at::Tensor>& bias) {
+  const QuantizedTiles& layout = layout_of(weight);
   c10::DimVector sizes(x.sizes());
-  sizes.back() = weight.n;
+  sizes.back() = 1;
+  const int64_t rows = c10::multiply_integers(sizes);
+  sizes.back() = layout.n;
   at::Tensor out = empty_cpu(sizes, x.scalar_type());
   if (out.numel() == 0) return out;
-  if (weight.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
+  if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
-  const int64_t rows = rows_of_x(x);
-  rows > kQuantizedRows ? run_tiles(x, rows, weight, bias_vector, out)
-                        : run_packed(x, rows, weight, bias_vector, out);
+  rows > kQuantizedRows&& has_units_of_its_own(x.scalar_type())
+      ? run_multiplied_out(x, rows, weight, bias_vector, out)
+      : run_integers(x, rows, weight, bias_vector, out);
   return out;
 }
 
@@ -107,10 +240,12 @@ at::Tensor linear_w8_cpu(const at::Tensor& x, const at::Tensor& weight, const at
   check_linear_w8(x, weight, scales, bias);
   const auto data = weight.expect_contiguous();
   const auto scale_data = scales.expect_contiguous();
-  return product(x,
-                 {data->const_data_ptr(), scale_data->const_data_ptr(), nullptr, weight.size(0),
-                  weight.size(1), 1, 8, dtype_of(scales)},
-                 bias);
+  const SavedWeight saved = {
+      {nullptr, nullptr, nullptr, weight.size(0), weight.size(1), 1, 8, dtype_of(scales)},
+      static_cast<const char*>(data->const_data_ptr()),
+      static_cast<const char*>(scale_data->const_data_ptr()),
+      nullptr};
+  return product(x, saved, bias);
 }
 
 at::Tensor linear_w4_cpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
@@ -120,11 +255,31 @@ at::Tensor linear_w4_cpu(const at::Tensor& x, const at::Tensor& weight, const at
   const auto data = weight.expect_contiguous();
   const auto scale_data = scales.expect_contiguous();
   const at::Tensor zeros = zero_points.has_value() ? zero_points->contiguous() : at::Tensor();
-  return product(x,
-                 {data->const_data_ptr(), scale_data->const_data_ptr(),
-                  zeros.defined() ? zeros.const_data_ptr<uint8_t>() : nullptr, weight.size(0),
-                  weight.size(1) * 2, scales.size(1), 4, dtype_of(scales)},
-                 bias);
+  const uint8_t* zero_data = zeros.defined() ? zeros.const_data_ptr<uint8_t>() : nullptr;
+  const SavedWeight saved = {
+      {nullptr, nullptr, zero_data, weight.size(0), weight.size(1) * 2, scales.size(1), 4, dtype_of(scales)},
+      static_cast<const char*>(data->const_data_ptr()),
+      static_cast<const char*>(scale_data->const_data_ptr()),
+      zero_data};
+  return product(x, saved, bias);
+}
+
+at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                            const std::optional<at::Tensor>& zero_points,
+                            const std::optional<at::Tensor>& bias, int64_t out_features) {
+  check_linear_tiles(x, tiles, scales, zero_points, bias, out_features);
+  const auto data = tiles.expect_contiguous();
+  const auto scale_data = scales.expect_contiguous();
+  const at::Tensor zeros = zero_points.has_value() ? zero_points->contiguous() : at::Tensor();
+  const QuantizedTiles weight = {data->const_data_ptr(),
+                                 scale_data->const_data_ptr(),
+                                 zeros.defined() ? zeros.const_data_ptr<uint8_t>() : nullptr,
+                                 out_features,
+                                 x.size(-1),
+                                 scales.size(1),
+                                 tiles.scalar_type() == at::kChar ? 8 : 4,
+                                 dtype_of(scales)};
+  return product(x, weight, bias);
 }
 
 }  // namespace
@@ -133,4 +288,5 @@ at::Tensor linear_w4_cpu(const at::Tensor& x, const at::Tensor& weight, const at
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
   m.impl("linear_w8", &liteboost::linear_w8_cpu);
   m.impl("linear_w4", &liteboost::linear_w4_cpu);
+  m.impl("linear_tiles", &liteboost::linear_tiles_cpu);
 }

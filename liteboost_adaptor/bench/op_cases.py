@@ -42,7 +42,7 @@ from .op_case import (
     case,
     exact_of,
 )
-from .quantized_cases import linear_w4, linear_w8, linear_w8a8
+from .quantized_cases import linear_tiles, linear_w4, linear_w8, linear_w8a8
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -471,6 +471,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "linear_w8": linear_w8,
     "linear_w8a8": linear_w8a8,
     "linear_w4": linear_w4,
+    "linear_tiles": linear_tiles,
     "attention": _attention,
     "attention_part": attention_part,
     "paged_attention": _paged_attention,

@@ -1,4 +1,4 @@
-"""`linear_w8`, `linear_w8a8` and `linear_w4` beside torch's linear with the same weights multiplied out."""
+"""Layers of integers, saved and in tiles, beside torch's linear with the same weights multiplied out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.quantized_linear import dequantize_w4, dequantize_w8
+from ..ops.quantized_linear import dequantize_w4, dequantize_w8, scales_to_tiles, to_tiles
 from .op_case import HIDDEN, LAYER_WEIGHTS, WEIGHT_BYTES, Case, exact_of
 
 #: Columns that share a scale, of w4.
@@ -44,8 +44,29 @@ def linear_w4(rows: int, dtype: torch.dtype) -> Iterator[Case]:
         yield _of("linear_w4", label, rows, dtype, layer, dequantize_w4(*layer, dtype=dtype))
 
 
+def linear_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Both, in tiles."""
+    for label, (n, k) in _shapes(rows):
+        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        scales = torch.rand(n) * k**-0.5 / 127
+        plain = dequantize_w8(weight, scales, dtype=dtype)
+        tiles = to_tiles(weight), scales_to_tiles(scales)
+        yield _of("linear_tiles", f"8 bits, {label}", rows, dtype, tiles, plain, None, None, n)
+        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+        scales = (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
+        plain = dequantize_w4(weight, scales, dtype=dtype)
+        tiles = to_tiles(weight), scales_to_tiles(scales)
+        yield _of("linear_tiles", f"4 bits, {label}", rows, dtype, tiles, plain, None, None, n)
+
+
 def _of(
-    name: str, label: str, rows: int, dtype: torch.dtype, layer: tuple[Tensor, Tensor], plain: Tensor
+    name: str,
+    label: str,
+    rows: int,
+    dtype: torch.dtype,
+    layer: tuple[Tensor, Tensor],
+    plain: Tensor,
+    *rest: int | None,
 ) -> Case:
     n, k = plain.shape
     x, op = torch.randn(1, rows, k).to(dtype), getattr(torch.ops.liteboost, name)
@@ -56,7 +77,7 @@ def _of(
         name,
         f"{label}: [{rows}, {k}] x [{n}, {k}]",
         dtype,
-        lambda: op(x, *next(turn)[1:]),
+        lambda: op(x, *next(turn)[1:], *rest),
         lambda: F.linear(x, next(turn)[0]),
-        lambda: exact_of(name, x, layer[0], layer[1]),
+        lambda: exact_of(name, x, *layer, *rest),
     )

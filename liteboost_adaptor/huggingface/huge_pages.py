@@ -3,6 +3,9 @@
 Loaded weights are mapped from their file, in pages that the processor looks up one by one. They are copied,
 one after the other, to memory of their own for which the kernel is asked for pages of 2 MiB. Parameters stay
 the objects they were, each with a storage of its own; `undo` leaves them where they are.
+
+Layers of integers (`QuantizedLinear`) have buffers that are smaller than such a page: they are moved
+together, one behind the other.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ LEVEL = 2
 PAGE = 2 << 20
 #: Bytes of the smallest weight that is moved.
 LEAST = PAGE
+#: Bytes of memory that buffers are put into together, and what each of them starts at a multiple of.
+TOGETHER, ALIGNMENT = 64 << 20, 64
 #: What must be free when all is moved; the pages of the file can be given up, but not at once.
 SPARE = 1 << 30
 _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -46,9 +51,11 @@ def consider(model: torch.nn.Module, settings: Settings) -> None:
     """Move the weights of a bound ``model`` to huge pages, where that helps and there is room."""
     forget(model)
     weights = [] if _turned_off(settings) else list(_movable(model))
+    integers = [] if _turned_off(settings) else list(_integers(model))
     missing = [weight for weight in weights if weight.data_ptr() not in _held]
-    wanted = sum(weight.nbytes for weight in missing)
-    if not weights or not _kernel_has_them():
+    missing_integers = [buffer for buffer in integers if buffer.data_ptr() not in _held]
+    wanted = sum(tensor.nbytes for tensor in missing + missing_integers)
+    if not (weights or sum(buffer.nbytes for buffer in integers) >= LEAST) or not _kernel_has_them():
         return
     if wanted and wanted + SPARE > available_bytes():
         reason = f"{wanted >> 20} MiB of weights stay where they are: memory is short"
@@ -58,25 +65,77 @@ def consider(model: torch.nn.Module, settings: Settings) -> None:
         with torch.inference_mode(False), torch.no_grad():
             former, weight.data = weight.data, moved(weight.data)
             _let_go(former)
-    total = sum(weight.nbytes for weight in weights)
+    _move_together(missing_integers)
+    total = sum(tensor.nbytes for tensor in weights + integers)
     _note(
         model,
-        Outcome(RULE, APPLIED, type(model).__qualname__, f"{len(weights)} weights, {total >> 20} MiB"),
+        Outcome(
+            RULE,
+            APPLIED,
+            type(model).__qualname__,
+            f"{len(weights) + len(integers)} weights, {total >> 20} MiB",
+        ),
     )
 
 
 def moved(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of ``tensor`` on huge pages, as far as the kernel has some."""
+    return _copied(tensor, *_mapped(tensor.nbytes))
+
+
+def _move_together(tensors: list[torch.Tensor]) -> None:
+    """Copy each to the place behind the one before it."""
+    sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+    memory, offset, end = None, 0, 0
+    for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        if offset + size > end:
+            _trim()
+            together = _fitting(sizes[i:])
+            memory, offset = _mapped(together)
+            end = offset + together
+        with torch.inference_mode(False), torch.no_grad():
+            tensor.data = _copied(tensor, memory, offset)
+        offset += size
+    if tensors:
+        _trim()
+
+
+def _fitting(sizes: list[int]) -> int:
+    """Bytes of the first of ``sizes`` and as many behind it as belong together."""
+    total = sizes[0]
+    for size in sizes[1:]:
+        if total + size > TOGETHER:
+            break
+        total += size
+    return total
+
+
+def _mapped(nbytes: int) -> tuple[_Memory, int]:
+    """New memory, and where in it ``nbytes`` begin that are on huge pages, but for the rest of the last."""
     # More addresses than are used: the first huge page starts at the first multiple of its size.
-    memory = _Memory(-1, tensor.nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    offset = -first % PAGE
+    memory = _Memory(-1, nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    offset = -_address(memory) % PAGE
     # Whole pages only: the rest of the last one would be memory nobody needs.
-    if tensor.nbytes >= PAGE:
-        memory.madvise(mmap.MADV_HUGEPAGE, offset, tensor.nbytes // PAGE * PAGE)
+    if nbytes >= PAGE:
+        memory.madvise(mmap.MADV_HUGEPAGE, offset, nbytes // PAGE * PAGE)
+    return memory, offset
+
+
+def _address(memory: _Memory) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _copied(tensor: torch.Tensor, memory: _Memory, offset: int) -> torch.Tensor:
     made = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-    _held[first + offset] = memory
+    _held[_address(memory) + offset] = memory
     return made.view(tensor.shape).copy_(tensor)
+
+
+def _trim() -> None:
+    """Give back what the allocator keeps of freed memory between other memory, where it is glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def _let_go(mapped: torch.Tensor) -> None:
@@ -86,6 +145,8 @@ def _let_go(mapped: torch.Tensor) -> None:
     """
     size = mmap.PAGESIZE
     first, end = -(-mapped.data_ptr() // size), (mapped.data_ptr() + mapped.nbytes) // size
+    if end <= first:
+        return
     try:
         with _PAGES.open("rb", buffering=0) as pages:
             pages.seek(8 * first)
@@ -131,8 +192,17 @@ def _movable(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
                 yield weight
 
 
-def _is_alone(weight: torch.nn.Parameter) -> bool:
-    if weight.device.type != "cpu" or weight.layout is not torch.strided or weight.nbytes < LEAST:
+def _integers(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The buffers of layers of integers, all of which are read whole, in the order of the layers."""
+    for module in model.modules():
+        if getattr(module, "keeps_integers", False):
+            for buffer in module._buffers.values():
+                if buffer is not None and buffer.nbytes and _is_alone(buffer, least=1):
+                    yield buffer
+
+
+def _is_alone(weight: torch.Tensor, least: int = 0) -> bool:
+    if weight.device.type != "cpu" or weight.layout is not torch.strided or weight.nbytes < (least or LEAST):
         return False
     if not weight.is_contiguous() or weight.is_inference() or weight.is_shared() or weight.is_pinned():
         return False

@@ -1,4 +1,14 @@
-"""Linear layers whose weights are integers of 8 or 4 bits, and how 4 bits are packed."""
+"""Linear layers whose weights are integers of 8 or 4 bits, how 4 bits are packed, and tiles of either.
+
+All ops here:
+    Return ``[..., out_features]``, dtype of ``x``, contiguous. Raise `ShapeError` where shapes do not fit
+    together, `DTypeError` for a dtype that is not listed, `DeviceError` for tensors on different devices.
+
+    Integers times ``x`` are summed in fp32 (in a group, where there are groups), times the scale, summed
+    over groups, plus the bias, all in fp32, and rounded once. For more than 32 rows the weight may be
+    rounded to the dtype of ``x`` first: where torch's product has units of its own for it, such as AMX. On
+    CPUs with AVX-512 BF16, bf16 values and partial sums below 2^-126 count as 0.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +32,8 @@ from .registry import define
 PACK = 32
 #: The number of the packing below. Another order of bits gets another number.
 PACKING = 1
+#: Outputs of a tile, and what in_features of 8 bits are rounded up to in it.
+TILE, STEP = 16, 8
 
 
 def pack_w4(integers: Tensor) -> Tensor:
@@ -46,6 +58,48 @@ def unpack_w4(packed: Tensor) -> Tensor:
     low, high = packed.reshape(rows, 2 * half // PACK, 8, 2).unbind(-1)
     parts = torch.stack([low & 15, low >> 4, high & 15, high >> 4], dim=2)
     return parts.reshape(rows, 2 * half)
+
+
+def to_tiles(tensor: Tensor) -> Tensor:
+    """What a layer saves, with what belongs to 16 outputs side by side, as `linear_tiles` takes it.
+
+    Args:
+        tensor: A weight ``[out_features, in_features]`` int8 or ``[out_features, in_features / 2]`` uint8 as
+            `pack_w4` packs it; see `scales_to_tiles` for what comes with it.
+
+    Returns:
+        ``[tiles, in_features rounded up to 8, 16]`` int8, or ``[tiles, in_features / 8, 64]`` uint8. The last
+        tile is filled up with zeros.
+    """
+    if tensor.dtype == torch.int8:
+        return _side_by_side(F.pad(tensor, (0, -tensor.shape[1] % STEP)))
+    return _side_by_side(tensor.contiguous().view(torch.int32)).view(torch.uint8)
+
+
+def from_tiles(tiles: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The weight that `to_tiles` arranged; ``inputs`` are its in_features, which 8 bits do not say."""
+    if tiles.dtype == torch.int8:
+        return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])[:outputs, :inputs].contiguous()
+    words = tiles.contiguous().view(torch.int32).transpose(1, 2)
+    return words.reshape(-1, tiles.shape[1])[:outputs].contiguous().view(torch.uint8)
+
+
+def scales_to_tiles(scales: Tensor) -> Tensor:
+    """Scales or zero points ``[out_features, groups]``, or ``[out_features]``, as ``[tiles, groups, 16]``."""
+    return _side_by_side(scales.reshape(len(scales), -1))
+
+
+def scales_from_tiles(tiles: Tensor, outputs: int) -> Tensor:
+    """The scales ``[out_features, groups]`` that `scales_to_tiles` arranged."""
+    return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])[:outputs].contiguous()
+
+
+def _side_by_side(rows: Tensor) -> Tensor:
+    count, width = rows.shape
+    if count % TILE:
+        rows = torch.cat([rows, rows.new_zeros(-count % TILE, width)])
+    # A copy also where the order is the same: somebody else may hold the rows.
+    return rows.reshape(-1, TILE, width).transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def dequantize_w8(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -74,19 +128,6 @@ def linear_w8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = N
         scales: ``[out_features]``, fp32/bf16/fp16, whatever ``x`` is.
         bias: ``[out_features]``, dtype of ``x``, or None.
 
-    Returns:
-        ``[..., out_features]``, dtype of ``x``, contiguous.
-
-    Raises:
-        ShapeError: The shapes do not fit together.
-        DTypeError: A dtype is not in the list above.
-        DeviceError: The tensors are on different devices.
-
-    Numerics:
-        Integers times ``x`` summed in fp32, times the scale, plus the bias in fp32, rounded once. For more
-        than 32 rows the weight is first rounded to the dtype of ``x``. On CPUs with AVX-512 BF16, bf16 values
-        and partial sums below 2^-126 count as 0.
-
     Source:
         Dettmers et al. 2022, arXiv:2208.07339 (per-channel absmax).
     """
@@ -110,19 +151,6 @@ def linear_w4(
         zero_points: Shape of ``scales``, uint8: the integers that stand for 0. None stands for 8.
         bias: ``[out_features]``, dtype of ``x``, or None.
 
-    Returns:
-        ``[..., out_features]``, dtype of ``x``, contiguous.
-
-    Raises:
-        ShapeError: The shapes do not fit together.
-        DTypeError: A dtype is not in the list above.
-        DeviceError: The tensors are on different devices.
-
-    Numerics:
-        Integers times ``x`` summed over a group, times its scale, summed over groups, plus the bias, all in
-        fp32, rounded once. For more than 32 rows the weight is first rounded to the dtype of ``x``. On CPUs
-        with AVX-512 BF16, bf16 values and partial sums below 2^-126 count as 0.
-
     Source:
         Frantar et al. 2022, arXiv:2210.17323 (groups); the packing is our own.
     """
@@ -143,10 +171,43 @@ def linear_w4(
             "the scales of this layer"
         )
     if zero_points is not None:
-        _check_type(op, "zero_points", zero_points, torch.uint8, "convert them")
-        check_same_device(op, "zero_points", zero_points, "x", x)
-        check_same_shape(op, "zero_points", zero_points, "scales", scales)
+        _check_zero_points(op, zero_points, x, scales)
     return _product(x, dequantize_w4(weight, scales, zero_points, _wide(x)), bias)
+
+
+def linear_tiles(
+    x: Tensor,
+    tiles: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+) -> Tensor:
+    """`linear_w8` or `linear_w4` with the weight in tiles, which a CPU reads at the speed of its memory.
+
+    Args:
+        x: ``[..., in_features]``, fp32/bf16/fp16 (here also fp64). Any strides.
+        tiles: int8 ``[tiles, in_features rounded up to 8, 16]`` or uint8 ``[tiles, in_features / 8, 64]``, of
+            `to_tiles`.
+        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, of `scales_to_tiles`: one group, or groups of 32
+            columns or a multiple of it.
+        zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
+        bias: ``[out_features]``, dtype of ``x``, or None.
+        out_features: How many of the outputs of all tiles there are.
+
+    Source:
+        The arrangement is our own; the integers are those of `linear_w8` and `linear_w4`.
+    """
+    op = "linear_tiles"
+    _check_tiles(op, x, tiles, scales, zero_points, out_features)
+    _check_tensors(op, x, "tiles", tiles, scales, bias, out_features)
+    inputs = x.shape[-1]
+    weight, factors = from_tiles(tiles, out_features, inputs), scales_from_tiles(scales, out_features)
+    zeros = None if zero_points is None else scales_from_tiles(zero_points, out_features)
+    if tiles.dtype == torch.uint8:
+        return _product(x, dequantize_w4(weight, factors, zeros, _wide(x)), bias)
+    spread = factors.repeat_interleave(inputs // factors.shape[1], dim=1)
+    return _product(x, weight.to(_wide(x)) * spread.to(_wide(x)), bias)
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -180,21 +241,85 @@ def _check_matrix(op: str, x: Tensor, weight: Tensor, dtype: torch.dtype, shape:
 
 
 def _check_layer(op: str, x: Tensor, weight: Tensor, width: int, scales: Tensor, bias: Tensor | None) -> None:
-    check_dtype(op, "x", x)
-    check_dtype(op, "scales", scales)
-    check_same_device(op, "weight", weight, "x", x)
-    check_same_device(op, "scales", scales, "x", x)
     if x.shape[-1] != width:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features] with in_features = {width} as weight "
             f"{shape_text(weight.shape)} has, got {shape_text(x.shape)}; pass the weight of this layer, "
             "packed for this op"
         )
+    _check_tensors(op, x, "weight", weight, scales, bias, weight.shape[0])
+
+
+def _check_zero_points(op: str, zero_points: Tensor, x: Tensor, scales: Tensor) -> None:
+    _check_type(op, "zero_points", zero_points, torch.uint8, "convert them")
+    check_same_device(op, "zero_points", zero_points, "x", x)
+    check_same_shape(op, "zero_points", zero_points, "scales", scales)
+
+
+def _check_tensors(
+    op: str, x: Tensor, name: str, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: int
+) -> None:
+    check_dtype(op, "x", x)
+    check_dtype(op, "scales", scales)
+    check_same_device(op, name, weight, "x", x)
+    check_same_device(op, "scales", scales, "x", x)
     if bias is None:
         return
     check_same_dtype(op, "bias", bias, "x", x)
     check_same_device(op, "bias", bias, "x", x)
-    check_vector(op, "bias", bias, weight.shape[0], "out_features")
+    check_vector(op, "bias", bias, outputs, "out_features")
+
+
+def _check_tiles(
+    op: str, x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None, outputs: int
+) -> None:
+    advice = "arrange the weight with QuantizedLinear.arrange"
+    if x.dim() < 1:
+        raise ShapeError(
+            f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
+        )
+    if tiles.dtype not in (torch.int8, torch.uint8):
+        raise DTypeError(
+            f"liteboost::{op}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {advice}"
+        )
+    is_w8 = tiles.dtype == torch.int8
+    line, unit = (TILE, STEP) if is_w8 else (STEP * TILE // 2, PACK // STEP)
+    if tiles.dim() != 3 or tiles.shape[2] != line or tiles.shape[1] % unit:
+        form = (
+            "in_features rounded up to 8, 16]"
+            if is_w8
+            else "in_features / 8, 64] with in_features a multiple of 32"
+        )
+        raise ShapeError(
+            f"liteboost::{op}: tiles must have shape [tiles, {form}, got {shape_text(tiles.shape)}; {advice}"
+        )
+    if outputs < 0 or -(-outputs // TILE) != tiles.shape[0]:
+        raise ShapeError(
+            f"liteboost::{op}: out_features must be those of {tiles.shape[0]} tiles of 16, got {outputs}; "
+            "pass those of this layer"
+        )
+    inputs = x.shape[-1]
+    if (-(-inputs // STEP) * STEP if is_w8 else inputs) != tiles.shape[1] * (1 if is_w8 else STEP):
+        raise ShapeError(
+            f"liteboost::{op}: x must have shape [..., in_features] with the in_features of tiles "
+            f"{shape_text(tiles.shape)}, got {shape_text(x.shape)}; pass the tiles of this layer"
+        )
+    groups = scales.shape[1] if scales.dim() == 3 else 0
+    if (
+        not groups
+        or (scales.shape[0], scales.shape[2]) != (tiles.shape[0], TILE)
+        or (groups > 1 and inputs % (groups * PACK))
+    ):
+        raise ShapeError(
+            f"liteboost::{op}: scales must have shape [tiles, groups, 16], one group or groups of {PACK} "
+            f"columns or a multiple of it, for tiles {shape_text(tiles.shape)}, got "
+            f"{shape_text(scales.shape)}; pass the scales of this layer"
+        )
+    if zero_points is None:
+        return
+    if is_w8:
+        raise ShapeError(f"liteboost::{op}: zero_points are for tiles of 4 bits, got int8; leave them out")
+    _check_zero_points(op, zero_points, x, scales)
 
 
 define("linear_w8(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None) -> Tensor", linear_w8)
@@ -202,4 +327,9 @@ define(
     "linear_w4(Tensor x, Tensor weight, Tensor scales, Tensor? zero_points=None, Tensor? bias=None) "
     "-> Tensor",
     linear_w4,
+)
+define(
+    "linear_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
+    "SymInt out_features) -> Tensor",
+    linear_tiles,
 )

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from .. import native
 from ..ops.int8_linear import quantize_rows
-from ..ops.quantized_linear import dequantize_w4, dequantize_w8
+from ..ops.quantized_linear import (
+    dequantize_w4,
+    dequantize_w8,
+    from_tiles,
+    scales_from_tiles,
+    scales_to_tiles,
+    to_tiles,
+)
 from .rounding import Quantized, quantize
 from .schemes import Scheme
 
@@ -22,12 +29,18 @@ class QuantizedLinear(torch.nn.Module):
     """``x @ weight^T + bias`` with a weight of 8 or 4 bits.
 
     Buffers: ``weight``, ``scales`` and, where the scheme has them, ``zero_points``, as `linear_w8`,
-    `linear_w4` and `linear_w8a8` take them; ``columns`` where the weight's columns are not those of ``x`` in
-    order: the column of ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their
-    dtype when the module is cast.
+    `linear_w4` and `linear_w8a8` take them, or after `arrange` in tiles, as `linear_tiles` does: what is
+    saved is the former either way. ``columns`` where the weight's columns are not those of ``x`` in order:
+    the column of ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their dtype
+    when the module is cast.
     Where gradients are wanted, the weight is multiplied out and torch's linear runs: they reach ``x`` (past
     its rounding, where the scheme rounds it) and ``bias``, not the weight.
+
+    Attributes:
+        keeps_integers: That buffers are weights, for whoever moves weights.
     """
+
+    keeps_integers = True
 
     def __init__(
         self,
@@ -73,6 +86,37 @@ class QuantizedLinear(torch.nn.Module):
             for name, tensor in quantized.tensors().items():
                 setattr(self, name, tensor)
 
+    @property
+    def is_arranged(self) -> bool:
+        """Whether the buffers are in tiles."""
+        return self.weight.dim() == 3
+
+    def arrange(self) -> None:
+        """Lay the buffers out in tiles, which a CPU reads at the speed of its memory.
+
+        Nothing happens where they are already, lie elsewhere than in a CPU's memory, or meet rounded
+        activations.
+        """
+        if self.is_arranged or self.weight.device.type != "cpu" or self.scheme.rounds_activations:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self.weight = to_tiles(self.weight)
+            self.scales = scales_to_tiles(self.scales)
+            if self.zero_points is not None:
+                self.zero_points = scales_to_tiles(self.zero_points)
+
+    def saved(self) -> Quantized:
+        """The tensors as they are saved; copies, if the layer is arranged."""
+        if not self.is_arranged:
+            return Quantized(self.weight, self.scales, self.zero_points)
+        scales = scales_from_tiles(self.scales, self.out_features)
+        zeros = self.zero_points
+        return Quantized(
+            from_tiles(self.weight, self.out_features, self.in_features),
+            scales[:, 0] if self.scheme.bits == 8 else scales,
+            None if zeros is None else scales_from_tiles(zeros, self.out_features),
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -88,6 +132,10 @@ class QuantizedLinear(torch.nn.Module):
             x = x.index_select(-1, self.columns)
         if self.scheme.rounds_activations:
             return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
+        if self.is_arranged:
+            return torch.ops.liteboost.linear_tiles(
+                x, self.weight, self.scales, self.zero_points, bias, self.out_features
+            )
         if self.scheme.bits == 8:
             return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
         return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
@@ -104,12 +152,13 @@ class QuantizedLinear(torch.nn.Module):
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight that the layer multiplies by."""
+        kept = self.saved()
         if self.scheme.bits == 8:
-            return dequantize_w8(self.weight, self.scales, dtype)
+            return dequantize_w8(kept.weight, kept.scales, dtype)
         if self.columns is None:
-            return dequantize_w4(self.weight, self.scales, self.zero_points, dtype)
+            return dequantize_w4(kept.weight, kept.scales, kept.zero_points, dtype)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        picked = dequantize_w4(self.weight, self.scales, self.zero_points, wide)
+        picked = dequantize_w4(kept.weight, kept.scales, kept.zero_points, wide)
         whole = picked.new_zeros(self.out_features, self.in_features)
         return whole.index_add_(1, self.columns, picked).to(dtype)
 
@@ -127,4 +176,19 @@ class QuantizedLinear(torch.nn.Module):
         super()._apply(fn, recurse)
         if self.scales.dtype != scales.dtype:
             self.scales = scales.to(self.scales.device)
+        if self.is_arranged and self.weight.device.type != "cpu":
+            self.fill(self.saved())  # tiles are for CPUs
         return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_arranged:
+            destination.update({prefix + name: each for name, each in self.saved().tensors().items()})
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        was_arranged = self.is_arranged
+        if was_arranged:
+            self.fill(self.saved())
+        super()._load_from_state_dict(*args, **kwargs)
+        if was_arranged:
+            self.arrange()

@@ -91,6 +91,16 @@ def note(model: torch.nn.Module, made: list[Choice]) -> None:
             report.add(Outcome(RULE, REFUSED, choice.name, f"stays as it is: {choice.reason}"))
 
 
+def arrange(model: torch.nn.Module) -> None:
+    """Lay out the weights of the quantised layers of ``model`` as its CPU reads them fastest.
+
+    Layers whose weights accelerate brings in for each call are elsewhere now, and come as they are saved.
+    """
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.arrange()
+
+
 def untie(model: torch.nn.Module, choice: Choice) -> None:
     """Let a head that is quantised have a weight of its own."""
     weight = f"{choice.name}.weight"
@@ -134,6 +144,7 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
         if choice.tied:
             untie(model, choice)
         model.set_submodule(choice.name, QuantizedLinear.of(choice.layer, choice.scheme, choice.name))
+    arrange(model)
     LiteBoostQuantizer(config, pre_quantized=False).claim(model)
     note(model, made)
     return model

@@ -18,7 +18,7 @@ from . import digests
 from .config import LiteBoostConfig
 from .digests import DIGESTS
 from .layers import QuantizedLinear
-from .model import Choice, choices, note, untie
+from .model import Choice, arrange, choices, note, untie
 from .rounding import quantize
 
 
@@ -81,6 +81,7 @@ class LiteBoostQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _check_loaded(model)
+        arrange(model)
         note(model, self._choices)
         self._choices = []
         return model
@@ -161,7 +162,7 @@ def _check_loaded(model: torch.nn.Module) -> None:
     """Raise unless every quantised layer holds what its scheme says."""
     faults = []
     for name, layer in model.named_modules():
-        if not isinstance(layer, QuantizedLinear):
+        if not isinstance(layer, QuantizedLinear) or layer.is_arranged:
             continue
         for part, (shape, dtype) in layer.scheme.shapes(layer.out_features, layer.in_features).items():
             tensor = getattr(layer, part)

@@ -1,4 +1,4 @@
-"""`linear_w8` and `linear_w4` against float64, at every instruction set, layout and number of rows."""
+"""`linear_w8`, `linear_w4`, `linear_tiles` against float64, at every instruction set, layout, row count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from liteboost_adaptor.ops import ops
-from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8, pack_w4, unpack_w4
+from liteboost_adaptor.ops.quantized_linear import (
+    dequantize_w4,
+    dequantize_w8,
+    from_tiles,
+    pack_w4,
+    scales_from_tiles,
+    scales_to_tiles,
+    to_tiles,
+    unpack_w4,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 W4_FORMS = [(32, False), (32, True), (64, False), (128, True)]
@@ -36,11 +45,26 @@ def run(x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | No
     return getattr(torch.ops.liteboost, name)(x, **layer, bias=bias)
 
 
+def arranged(layer: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
+    """``layer`` as `linear_tiles` takes it: tiles, scales, zero points."""
+    zeros = layer.get("zero_points")
+    tiles = to_tiles(layer["weight"]), scales_to_tiles(layer["scales"])
+    return [*tiles, None if zeros is None else scales_to_tiles(zeros)]
+
+
+def run_tiles(
+    x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.ops.liteboost.linear_tiles(x, *arranged(layer), bias, len(layer["weight"]))
+
+
 def check(
     x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None, given: object = None
 ) -> torch.Tensor:
     """Each element of ``given``, or of the op's result, within the roundings that the op's order has."""
     result = run(x, layer, bias) if given is None else given
+    if given is None:
+        assert torch.equal(run_tiles(x, layer, bias), result)
     dequantize = dequantize_w8 if layer["weight"].dtype == torch.int8 else dequantize_w4
     weight = dequantize(**layer, dtype=torch.float64)
     exact = F.linear(x.double(), weight, None if bias is None else bias.double())
@@ -71,6 +95,42 @@ def test_packing_is_the_one_that_is_documented() -> None:
     for i in range(8):
         for j in range(4):
             assert words[i] >> 4 * j & 15 == integers[1, 32 + 8 * j + i]
+
+
+@pytest.mark.parametrize("n", [1, 16, 37])
+def test_tiles_are_those_that_are_documented_and_come_back(n: int) -> None:
+    integers = torch.randint(0, 16, (n, 96), dtype=torch.uint8)
+    packed, bytes_ = pack_w4(integers), torch.randint(-128, 128, (n, 43), dtype=torch.int8)
+    nibbles, columns = to_tiles(packed), to_tiles(bytes_)
+    assert nibbles.shape == (-(-n // 16), 12, 64) and columns.shape == (-(-n // 16), 48, 16)
+    row, column = n - 1, 42
+    assert columns[row // 16, column, row % 16] == bytes_[row, column] and not columns[:, 43:].any()
+    # The third pack's second four bytes are words 2 and 3: columns 64 + 8 * j + 2 and 3.
+    four = nibbles[row // 16, 9, 4 * (row % 16) : 4 * (row % 16) + 4].tolist()
+    for j in range(4):
+        assert four[j // 2] >> 4 * (j % 2) & 15 == integers[row, 64 + 8 * j + 2]
+        assert four[2 + j // 2] >> 4 * (j % 2) & 15 == integers[row, 64 + 8 * j + 3]
+    assert torch.equal(from_tiles(nibbles, n, 96), packed) and torch.equal(from_tiles(columns, n, 43), bytes_)
+    scales = torch.randn(n, 3)
+    assert scales_to_tiles(scales).shape == (-(-n // 16), 3, 16)
+    assert torch.equal(scales_from_tiles(scales_to_tiles(scales), n), scales)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 20, 40])
+def test_tiles_of_8_bits_with_groups(isa: str, dtype: torch.dtype, rows: int) -> None:
+    layer, scales = w8(21, 192), torch.rand(21, 3) * 0.01 + 0.001
+    x, bias = inputs(rows, 21, 192, dtype)
+    result = torch.ops.liteboost.linear_tiles(
+        x, to_tiles(layer["weight"]), scales_to_tiles(scales), None, bias, 21
+    )
+    weight = layer["weight"].double() * scales.double().repeat_interleave(64, dim=1)
+    exact = F.linear(x.double(), weight, bias.double())
+    products = F.linear(x.double().abs(), weight.abs(), bias.double().abs())
+    bound = 1.01 * UNIT[dtype] * exact.abs() + 8 * 2.0**-24 * products
+    if rows > 32:
+        bound = bound + UNIT[dtype] * products
+    assert ((result.double() - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -173,6 +233,7 @@ def test_the_number_of_threads_changes_no_bit(native_only: None, dtype: torch.dt
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
                 results.append(run(x, layer, bias))
+                assert torch.equal(run_tiles(x, layer, bias), results[-1])
         finally:
             torch.set_num_threads(threads)
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
@@ -198,6 +259,9 @@ def test_opcheck(dtype: torch.dtype, rows: int) -> None:
         for zeros in (None, torch.full((24, 2), 7, dtype=torch.uint8)):
             args = (x.reshape(-1, 1, 64), *w4(24, 64, 32, False).values(), zeros, given)
             torch.library.opcheck(torch.ops.liteboost.linear_w4.default, args)
+        for layer in (w8(24, 64), w4(24, 64, 32, True)):
+            args = (x, *arranged(layer), given, 24)
+            torch.library.opcheck(torch.ops.liteboost.linear_tiles.default, args)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -205,6 +269,7 @@ def test_references(dtype: torch.dtype) -> None:
     x, bias = inputs(5, 9, 96, dtype)
     for name, layer in (("linear_w8", w8(9, 96)), ("linear_w4", w4(9, 96, 32, True))):
         check(x, layer, bias, ops()[name].reference(x, **layer, bias=bias))
+        check(x, layer, bias, ops()["linear_tiles"].reference(x, *arranged(layer), bias, 9))
 
 
 def test_compiles_whole() -> None:
@@ -218,7 +283,53 @@ def test_compiles_whole() -> None:
 
 X, W8, S8 = torch.zeros(2, 64), torch.zeros(4, 64, dtype=torch.int8), torch.ones(4)
 W4, S4, Z4 = torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.uint8)
+T8, TS = torch.zeros(1, 64, 16, dtype=torch.int8), torch.ones(1, 1, 16)
+T4 = torch.zeros(1, 8, 64, dtype=torch.uint8)
 BAD = {
+    "tiles dtype": (
+        "linear_tiles",
+        (X, T8.int(), TS, None, None, 4),
+        TypeError,
+        r"tiles must be int8 or uint8",
+    ),
+    "tiles w8": (
+        "linear_tiles",
+        (X, T8[..., :8], TS, None, None, 4),
+        ValueError,
+        r"tiles must have shape .*16\]",
+    ),
+    "tiles w4": (
+        "linear_tiles",
+        (X, T4[:, :6], TS, None, None, 4),
+        ValueError,
+        r"tiles must have .*of 32, got",
+    ),
+    "tiles outputs": ("linear_tiles", (X, T8, TS, None, None, 17), ValueError, r"out_features must .*got 17"),
+    "tiles x": (
+        "linear_tiles",
+        (X[:, 8:], T4, TS, None, None, 4),
+        ValueError,
+        r"x must have .*got \[2, 56\]",
+    ),
+    "tiles scales": ("linear_tiles", (X, T4, TS[0], None, None, 4), ValueError, r"scales must have shape"),
+    "tiles groups": (
+        "linear_tiles",
+        (X, T8, torch.ones(1, 4, 16), None, None, 4),
+        ValueError,
+        r"scales must have shape .*got \[1, 4, 16\]",
+    ),
+    "tiles zeros": (
+        "linear_tiles",
+        (X, T8, TS, torch.zeros(1, 1, 16, dtype=torch.uint8), None, 4),
+        ValueError,
+        r"zero_points are for tiles of 4 bits",
+    ),
+    "tiles bias": (
+        "linear_tiles",
+        (X, T8, TS, None, torch.zeros(5), 4),
+        ValueError,
+        r"bias must have shape .*= \[4\], got \[5\]",
+    ),
     "scalar": ("linear_w8", (torch.tensor(1.0), W8, S8), ValueError, r"x must have .*got a scalar"),
     "x size": ("linear_w8", (X[:, 1:], W8, S8), ValueError, r"x must have .*in_features = 64.*got \[2, 63\]"),
     "x dtype": ("linear_w8", (X.int(), W8, S8), TypeError, r"x must be float32, bfloat16 or float16, got"),
@@ -269,5 +380,7 @@ def test_no_backward_is_an_error_in_grad_mode_only(rows: int) -> None:
     for layer in (w8(4, 64), w4(4, 64, 32, False)):
         with pytest.raises(RuntimeError, match=r"has no backward, but (an argument|x) requires grad"):
             run(x, layer)
+        with pytest.raises(RuntimeError, match=r"has no backward, but (an argument|x) requires grad"):
+            run_tiles(x, layer)
         with torch.no_grad():
             assert not run(x, layer).requires_grad

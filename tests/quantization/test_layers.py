@@ -71,6 +71,45 @@ def test_copies_pickles_and_state_dicts(scheme: Scheme, no_grad: None) -> None:
     assert torch.equal(other(x), expected)
 
 
+@pytest.mark.parametrize("scheme", [each for each in SCHEMES if not each.rounds_activations], ids=str)
+def test_arranged_it_is_the_same_to_the_bit_and_saved_the_same(scheme: Scheme, no_grad: None) -> None:
+    layer = made(scheme)
+    twin = copy.deepcopy(layer)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    x = torch.randn(3, 128)
+    expected, whole = layer(x), layer.dequantized()
+    layer.arrange()
+    layer.arrange()
+    assert layer.is_arranged and layer.weight.shape[0] == 3
+    assert torch.equal(layer(x), expected) and torch.equal(layer.dequantized(), whole)
+    state = layer.state_dict()
+    assert state.keys() == before.keys() and list(state) == list(before)
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    for assign in (False, True):
+        changed = {name: tensor.clone() for name, tensor in before.items()}
+        changed["scales"] *= 2
+        layer.load_state_dict(changed, assign=assign)
+        twin.load_state_dict(changed)
+        assert layer.is_arranged and torch.equal(layer(x), twin(x))
+    assert not layer.to("meta").is_arranged  # tiles are for CPUs
+    assert {name: tensor.shape for name, tensor in layer.state_dict().items()} == {
+        name: tensor.shape for name, tensor in before.items()
+    }
+
+
+@pytest.mark.parametrize("scheme", [each for each in SCHEMES if not each.rounds_activations], ids=str)
+def test_arranged_gradients_reach_the_input(scheme: Scheme) -> None:
+    layer = made(scheme)
+    found = []
+    for _ in range(2):
+        x = torch.ones(3, 128, requires_grad=True)
+        layer(x).square().sum().backward()
+        found.append(x.grad)
+        layer.arrange()
+    assert torch.equal(found[0], found[1])
+
+
 def test_autocast_decides_the_dtype(no_grad: None) -> None:
     layer = made(Scheme("w4a16"))
     with torch.autocast("cpu", torch.bfloat16):

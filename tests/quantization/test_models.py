@@ -106,6 +106,23 @@ def test_the_tied_head_is_quantised_and_the_embedding_is_not() -> None:
     assert kept.lm_head.weight is kept.model.embed_tokens.weight
 
 
+def test_layers_are_arranged_for_this_cpu_and_lie_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    from liteboost_adaptor.huggingface import huge_pages
+
+    monkeypatch.setattr(huge_pages, "LEAST", 1 << 20)  # the model is smaller than a page
+    model = quantized("w4a16")
+    found = [layer for layer in layers(model).values()]
+    assert all(layer.is_arranged for layer in found)
+    if huge_pages._kernel_has_them():
+        buffers = [buffer for layer in found for buffer in layer.buffers()]
+        places = [buffer.data_ptr() for buffer in buffers]
+        assert all(place in huge_pages._held and place % 64 == 0 for place in places)
+        ends = [place + buffer.nbytes for place, buffer in zip(places, buffers, strict=True)]
+        assert all(0 <= place - end < 64 for place, end in zip(places[1:], ends[:-1], strict=True))
+    again = copy.deepcopy(model)
+    assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8"])
 def test_a_step_of_a_quantised_model_is_recorded_as_a_program(name: str) -> None:
     model = quantized(name, torch.bfloat16)

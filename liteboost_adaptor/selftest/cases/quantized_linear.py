@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ...ops.quantized_linear import pack_w4
+from ...ops.quantized_linear import pack_w4, scales_to_tiles, to_tiles
 from ..case import Case, Kind, makes_cases
 
 #: (rows, in_features, out_features)
@@ -39,3 +39,20 @@ def linear_w4(kind: Kind) -> Iterator[Case]:
         yield Case(label, arguments)
         zeros = kind.integers(16, outputs, groups).to(torch.uint8)
         yield Case(f"{label}, zero points", {**arguments, "zero_points": zeros, "bias": kind.normal(outputs)})
+
+
+@makes_cases("linear_tiles")
+def linear_tiles(kind: Kind) -> Iterator[Case]:
+    for cases in (linear_w8(kind), linear_w4(kind)):
+        for case in cases:
+            given = case.arguments
+            zeros = given.get("zero_points")
+            arguments = {
+                "x": given["x"],
+                "tiles": to_tiles(given["weight"]),
+                "scales": scales_to_tiles(given["scales"]),
+                "zero_points": None if zeros is None else scales_to_tiles(zeros),
+                "bias": given.get("bias"),
+                "out_features": len(given["weight"]),
+            }
+            yield Case(case.label, arguments)

@@ -1,4 +1,4 @@
-"""linear_w8, linear_w4."""
+"""linear_w8, linear_w4, and both in tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from torch import Tensor
 
-from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8
+from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8, scales_to_tiles, to_tiles
 
 OUTPUTS = st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 70, 129]))
 ROWS = st.sampled_from([None, None, 1, 4, 5, 16, 17, 32, 33])
@@ -39,6 +39,26 @@ def _case(name: str, arguments: dict[str, Tensor | None], weight: Tensor, spread
         assert_within(results[0], want, bound)
 
     return Case(arguments, check)
+
+
+def _in_tiles(case: Case) -> Case:
+    """The same layer, for `linear_tiles`: the bounds are those of the op that takes it as it is saved."""
+    given = case.arguments
+    zeros = given.get("zero_points")
+    arguments = {
+        "x": given["x"],
+        "tiles": to_tiles(given["weight"]),
+        "scales": scales_to_tiles(given["scales"]),
+        "zero_points": None if zeros is None else scales_to_tiles(zeros),
+        "bias": given["bias"],
+        "out_features": len(given["weight"]),
+    }
+    return Case(arguments, case.check)
+
+
+@fuzzes("linear_tiles")
+def linear_tiles(draw: DrawFn) -> Case:
+    return _in_tiles(draw(st.sampled_from([linear_w8, linear_w4]))(draw))
 
 
 @fuzzes("linear_w8")
