@@ -247,7 +247,7 @@ def _tensors(
     for file in opened:
         for name in file.entries:
             part = found.parts.get(name)
-            if part and part.is_expert and not part.ranges(group.rank, group.size):
+            if part and part.is_left_out(group.rank, group.size):
                 continue
             ranges = part.ranges(group.rank, group.size) if part else None
             tensors[name] = Slice(file, name, part.dim if part else 0, ranges)

@@ -100,6 +100,8 @@ def tensors_of(
         source = found.parts.get(f"{prefix}.weight" if prefix in of and part != "bias" else name)
         if source is None:
             made[name] = tensor
+        elif source.is_left_out(rank, plan.world_size):
+            continue
         elif prefix in of and part != "bias":
             scheme = layers[of[prefix]].scheme
             size = _group_size(scheme, source.cut, plan.world_size)

@@ -42,6 +42,10 @@ class Source:
         )
         return tuple((first, last) for first, last in found if first < last)
 
+    def is_left_out(self, rank: int, world_size: int) -> bool:
+        """Whether it is an expert of other ranks."""
+        return self.is_expert and not self.ranges(rank, world_size)
+
 
 class CutLast:
     """Stands behind a converter's operations where the whole of its tensors was read."""

@@ -73,3 +73,15 @@ def test_families_of_integers_on_two_ranks(tmp_path: Path, scheme: str) -> None:
         for folder in folders:
             logits, expected = (torch.tensor(each[folder]["logits"]) for each in (found, alone))
             assert (logits - expected).norm() <= 1e-5 * expected.norm(), folder
+
+
+@pytest.mark.full
+def test_whole_experts_beside_layers_of_integers(tmp_path: Path) -> None:
+    tiny_models.build("mixtral").save_pretrained(tmp_path / "plain")
+    offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w8a16"))
+    folders = [str(tmp_path / "new")]
+    (alone,) = ranks.run(1, "parallel.jobs_quantized:load", folders, 4, WORLD_SIZE="1", LITEBOOST_TP="1")
+    for found in ranks.run(2, "parallel.jobs_quantized:load", folders, 4, LITEBOOST_EP="1"):
+        part, one = found[folders[0]], alone[folders[0]]
+        logits, expected = torch.tensor(part["logits"]), torch.tensor(one["logits"])
+        assert part["divided"] and (logits - expected).norm() <= 1e-5 * expected.norm()
