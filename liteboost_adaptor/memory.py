@@ -1,7 +1,8 @@
-"""How much memory there is."""
+"""How much memory there is, and giving back what was freed."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -22,3 +23,9 @@ def available_bytes() -> int:
         # Cached file pages count as used but are given up on demand.
         free.append(limit - used + int(statistics.get("inactive_file", 0)))
     return min(free)
+
+
+def give_back() -> None:
+    """Give the system back what the allocator keeps of memory that was freed, where it is glibc's."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
-import inspect
-import sys
-import textwrap
 from collections.abc import Iterator
 
 import torch
 from torch import nn
+
+from ..huggingface.class_code import methods as _methods
 
 #: Functions and methods that compute each channel by itself.
 _BY_CHANNEL = {
@@ -26,43 +24,6 @@ _HARMLESS_READS = ("dtype", "device")
 
 #: Arguments of experts: tokens, and of each the experts and their weights.
 ROUTED = ("hidden_states", "top_k_index", "top_k_weights")
-#: Of models in general: they know no child by its name.
-_GENERAL = (
-    *("torch", "builtins"),
-    *("transformers.modeling_utils", "transformers.generation", "transformers.utils"),
-)
-
-
-@functools.cache
-def _methods(cls: type) -> dict[str, ast.FunctionDef]:
-    """Functions of a class and its bases, but for general ones; empty where there is no source."""
-    found: dict[str, ast.FunctionDef] = {}
-    for base in cls.__mro__:
-        if f"{base.__module__}.".startswith(tuple(f"{name}." for name in _GENERAL)):
-            continue
-        definition = _classes(base.__module__).get(base.__qualname__) or _definition(base)
-        for node in definition.body if definition is not None else ():
-            if isinstance(node, ast.FunctionDef):
-                found.setdefault(node.name, node)
-    return found
-
-
-@functools.cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes at the top of a module, from one reading of its file."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (KeyError, OSError, TypeError, SyntaxError):
-        return {}
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _definition(cls: type) -> ast.ClassDef | None:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    return tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else None
 
 
 def path_of(node: ast.AST) -> str:

@@ -11,6 +11,7 @@ from ..errors import QuantizationError
 from ..report import APPLIED, REFUSED, Outcome, report
 from .config import LiteBoostConfig
 from .layers import QuantizedLinear
+from .readers import read_weights
 from .registration import RULE
 from .schemes import Scheme
 from .stored import Stored
@@ -48,6 +49,7 @@ def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     tied = getattr(model, "all_tied_weights_keys", {})
     sources = set(tied.values())
+    read = read_weights(model)
     for name, layer in model.named_modules():
         if type(layer) is not torch.nn.Linear and not _is_bound_linear(layer):
             continue
@@ -61,6 +63,8 @@ def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]
             reason = scheme.unsuited(layer.out_features, layer.in_features)
             if weight in sources or (weight in tied and layer is not head):
                 reason = "its weight is another module's, too"
+            if name in read:
+                reason = "the model's code reads its weight, beside calling it"
         yield Choice(name, layer, None if reason else scheme, reason, tied.get(weight, ""))
 
 

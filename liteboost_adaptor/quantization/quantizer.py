@@ -12,6 +12,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
+from .. import memory
 from ..checkpoint.files import Slice
 from ..errors import QuantizationError
 from . import digests
@@ -84,6 +85,7 @@ class LiteBoostQuantizer(HfQuantizer):
         arrange(model)
         note(model, self._choices)
         self._choices = []
+        memory.give_back()  # what rounding and converting needed
         return model
 
     def claim(self, model: torch.nn.Module) -> None:
