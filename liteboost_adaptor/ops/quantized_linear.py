@@ -73,25 +73,37 @@ def to_tiles(tensor: Tensor) -> Tensor:
     """
     if tensor.dtype == torch.int8:
         return _side_by_side(F.pad(tensor, (0, -tensor.shape[1] % STEP)))
-    return _side_by_side(tensor.contiguous().view(torch.int32)).view(torch.uint8)
+    return _side_by_side(_as_words(tensor)).view(torch.uint8)
 
 
 def from_tiles(tiles: Tensor, outputs: int, inputs: int) -> Tensor:
     """The weight that `to_tiles` arranged; ``inputs`` are its in_features, which 8 bits do not say."""
     if tiles.dtype == torch.int8:
-        return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])[:outputs, :inputs].contiguous()
-    words = tiles.contiguous().view(torch.int32).transpose(1, 2)
-    return words.reshape(-1, tiles.shape[1])[:outputs].contiguous().view(torch.uint8)
+        return _rows_of(tiles)[:outputs, :inputs].contiguous()
+    return _rows_of(_as_words(tiles))[:outputs].contiguous().view(torch.uint8)
 
 
 def scales_to_tiles(scales: Tensor) -> Tensor:
     """Scales or zero points ``[out_features, groups]``, or ``[out_features]``, as ``[tiles, groups, 16]``."""
-    return _side_by_side(scales.reshape(len(scales), -1))
+    return _side_by_side(scales if scales.dim() == 2 else scales[:, None])
 
 
 def scales_from_tiles(tiles: Tensor, outputs: int) -> Tensor:
     """The scales ``[out_features, groups]`` that `scales_to_tiles` arranged."""
-    return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])[:outputs].contiguous()
+    return _rows_of(tiles)[:outputs].contiguous()
+
+
+def _as_words(tensor: Tensor) -> Tensor:
+    """Four bytes as one integer; what starts elsewhere than at a multiple of four is copied."""
+    starts = tensor.storage_offset(), *tensor.stride()[:-1]
+    if not tensor.is_contiguous() or any(start % 4 for start in starts):
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.view(torch.int32)
+
+
+def _rows_of(tiles: Tensor) -> Tensor:
+    count, width, _ = tiles.shape
+    return tiles.transpose(1, 2).reshape(count * TILE, width)
 
 
 def _side_by_side(rows: Tensor) -> Tensor:
@@ -99,7 +111,8 @@ def _side_by_side(rows: Tensor) -> Tensor:
     if count % TILE:
         rows = torch.cat([rows, rows.new_zeros(-count % TILE, width)])
     # A copy also where the order is the same: somebody else may hold the rows.
-    return rows.reshape(-1, TILE, width).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    tiles = rows.reshape(-(-count // TILE), TILE, width).transpose(1, 2)
+    return tiles.clone(memory_format=torch.contiguous_format)
 
 
 def dequantize_w8(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
