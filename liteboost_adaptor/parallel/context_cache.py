@@ -27,6 +27,7 @@ class Held:
         seen: Tokens in the cache, on all ranks together.
         positions: Of the tokens this rank holds.
         kept: Which of the tokens that come now it keeps.
+        has_windows_only: Whether all layers would have dropped tokens behind a window.
         returns_own: Whether a layer gives the new tokens back and not all that it holds.
     """
 
@@ -35,6 +36,7 @@ class Held:
         self.positions = torch.empty(0, dtype=torch.int64)
         self.kept = slice(None)
         self.returns_own = False
+        self.has_windows_only = False
 
     def take(self, count: int, rank: int, size: int) -> None:
         """Say which of the next ``count`` tokens, which every rank computes, this one keeps."""
@@ -116,6 +118,7 @@ def share_out(cache: Any, layers: int) -> Held:
             "cannot be shared. Begin with an empty cache."
         )
     held, made = Held(), _layer_class()
+    held.has_windows_only = kinds == {_KNOWN[1]}
     cache.layers = [made(held) for _ in cache.layers or range(layers)]
     cache.layer_class_to_replicate = None
     setattr(cache, HELD, held)

@@ -45,8 +45,8 @@ class _Refusing:
 class SharedPrompt(_Refusing, sequence_masks.SharesMasks):
     """Attention while each rank has some tokens of a prompt."""
 
-    def __init__(self, tokens: Tokens, padding: Tensor | None) -> None:
-        self.tokens, self.padding = tokens, padding
+    def __init__(self, tokens: Tokens, padding: Tensor | None, wants_window: bool) -> None:
+        self.tokens, self.padding, self.wants_window = tokens, padding, wants_window
 
     def attend(self, call: Call) -> Tensor:
         self.check(call)
@@ -134,7 +134,7 @@ class Sharer:
             held.take_part(*tokens.own, length)
             context_cache.believe(cache, tokens.own[0])
             padding = _padding(kwargs.get("attention_mask"))
-            self._forward = _Forward(SharedPrompt(tokens, padding), tokens, kwargs)
+            self._forward = _Forward(SharedPrompt(tokens, padding, held.has_windows_only), tokens, kwargs)
             kwargs = {each: _cut(each, value, tokens) for each, value in kwargs.items()}
         self._forward.context.__enter__()
         return (), kwargs

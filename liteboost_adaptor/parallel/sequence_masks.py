@@ -24,11 +24,13 @@ class SharesMasks:
 
     Attributes:
         tokens: Who holds which.
+        wants_window: Whether only a mask with a window says what the cache would have dropped.
         padding: The mask of all tokens that the model was given, ``[batch, tokens]`` bool; None: all count.
     """
 
     tokens: Tokens
     padding: Tensor | None
+    wants_window: bool
 
 
 def install() -> None:
@@ -70,7 +72,8 @@ def of_shared(shared: SharesMasks, original: Callable[..., Any], kwargs: dict[st
 
     local = kwargs.get("local_size")
     is_causal = kwargs.get("mask_function", causal_mask_function) is causal_mask_function
-    if not (is_causal or local) or kwargs.get("use_vmap") or not kwargs.get("allow_is_causal_skip", True):
+    is_known = bool(local) or (is_causal and not shared.wants_window)
+    if not is_known or kwargs.get("use_vmap") or not kwargs.get("allow_is_causal_skip", True):
         raise ParallelError(
             f"the model hides keys in a way of its own, and processes cannot share its prompts. {_OFF}"
         )
