@@ -112,7 +112,7 @@ class QuantizedLinear(torch.nn.Module):
         scales = scales_from_tiles(self.scales, self.out_features)
         zeros = self.zero_points
         return Quantized(
-            from_tiles(self.weight, self.out_features, self.in_features),
+            from_tiles(self.weight, self.out_features, self.width),
             scales[:, 0] if self.scheme.bits == 8 else scales,
             None if zeros is None else scales_from_tiles(zeros, self.out_features),
         )

@@ -79,7 +79,7 @@ FORMS = {
     "int-quantized groups": compressed("int-quantized", 8, 32, False),
     "int-quantized 4 bits": compressed("int-quantized", 4, 32, True),
 }
-FEW = ("gptq asymmetric", "gptq desc_act", "awq", "pack-quantized asymmetric", "int-quantized")
+FEW = ("gptq desc_act", "gptq 8 bits", "awq", "pack-quantized asymmetric", "int-quantized")
 
 
 def write(folder: Path, form: str, cls: type = LlamaForCausalLM) -> dict[str, torch.Tensor]:
