@@ -141,6 +141,15 @@ def linear_w8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = N
         scales: ``[out_features]``, fp32/bf16/fp16, whatever ``x`` is.
         bias: ``[out_features]``, dtype of ``x``, or None.
 
+    Returns:
+        ``[..., out_features]``, dtype of ``x``, contiguous.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: As the module says.
+
+    Numerics:
+        As the module says, of all ops here.
+
     Source:
         Dettmers et al. 2022, arXiv:2208.07339 (per-channel absmax).
     """
@@ -163,6 +172,15 @@ def linear_w4(
             a multiple of it.
         zero_points: Shape of ``scales``, uint8: the integers that stand for 0. None stands for 8.
         bias: ``[out_features]``, dtype of ``x``, or None.
+
+    Returns:
+        ``[..., out_features]``, dtype of ``x``, contiguous.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: As the module says.
+
+    Numerics:
+        As the module says, of all ops here.
 
     Source:
         Frantar et al. 2022, arXiv:2210.17323 (groups); the packing is our own.
@@ -207,6 +225,15 @@ def linear_tiles(
         zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
         bias: ``[out_features]``, dtype of ``x``, or None.
         out_features: How many of the outputs of all tiles there are.
+
+    Returns:
+        ``[..., out_features]``, dtype of ``x``, contiguous.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: As the module says.
+
+    Numerics:
+        As the module says, of all ops here.
 
     Source:
         The arrangement is our own; the integers are those of `linear_w8` and `linear_w4`.
