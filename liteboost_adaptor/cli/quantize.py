@@ -33,6 +33,12 @@ def quantize(
     keep: Annotated[
         str, typer.Option(help="layers that stay as they are, separated by commas, such as lm_head")
     ] = "",
+    calibrate: Annotated[
+        str, typer.Option(metavar="TEXT", help="file with a text that the model reads before it is quantised")
+    ] = "",
+    method: Annotated[
+        str, typer.Option(help="with a text: awq or gptq; smoothquant, of w8a8. By default the first of them")
+    ] = "",
 ) -> None:
     """Quantise a checkpoint; interrupted and called again, it goes on where it was."""
     if not source.is_dir():
@@ -41,7 +47,9 @@ def quantize(
     from ..quantization.offline import quantize_folder
 
     names = [name.strip() for name in keep.split(",") if name.strip()] or None
-    config = LiteBoostConfig(scheme, group_size, not asymmetric, head, names)
+    config = LiteBoostConfig(
+        scheme, group_size, not asymmetric, head, names, calibrate or None, method or None
+    )
     with progress_bar() as advance:
         done = quantize_folder(source, target, config, advance)
     _show(done, target)
@@ -63,6 +71,6 @@ def _show(done: Done, target: Path) -> None:
         rest = len(done.errors) - _SHOWN
         console.print(f"{rest} more layers with smaller errors: {target}/quantization.json")
     for name, reason in done.kept:
-        console.print(f"{name} stays as it is: {reason}")
+        console.print(f"{name}: {reason}")
     before, after = (f"{size / 1e6:,.1f} MB" for size in (done.bytes_before, done.bytes_after))
     console.print(f"{len(done.errors)} layers quantised, {before} to {after}: {target}")

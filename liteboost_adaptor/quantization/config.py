@@ -14,6 +14,10 @@ from .schemes import Scheme
 from .stored import Stored
 
 QUANT_METHOD = "liteboost"
+#: What says how a model is quantised, and is of no use once it is.
+_ONCE = ("calibrate", "method")
+#: What calibration may do, by scheme; the first is the default.
+METHODS = {"w8a16": ("awq", "gptq"), "w4a16": ("awq", "gptq"), "w8a8": ("smoothquant",)}
 _FIELDS = ("scheme", "group_size", "symmetric", "head", "modules_to_not_convert", "layers", "packing")
 
 
@@ -27,6 +31,11 @@ class LiteBoostConfig(QuantizationConfigMixin):
         head: Bits of the output layer: 8, or 16 for as it is. Where its weight is tied to the embedding, 8
             unties them: the embedding stays as it is, and the head is kept beside it with half of its bytes.
         modules_to_not_convert: Names of layers that stay as they are, as in transformers' quantizers.
+        calibrate: A file with a text that the model reads first, with its own tokenizer: scales are moved
+            from norms to the layers behind them by what is seen. The model is then loaded whole before it is
+            quantised.
+        method: ``"awq"``: scales are searched for; ``"gptq"``: besides, each column's rounding error is made
+            up for by the next ones; ``"smoothquant"``, of w8a8: activations and weights meet half way.
         layers: How each layer is kept, by its name, where they were read from another format: the others stay
             as they are, and the arguments above say nothing. A checkpoint says it.
         packing: How 4 bits are packed; a checkpoint says it.
@@ -42,6 +51,8 @@ class LiteBoostConfig(QuantizationConfigMixin):
         symmetric: bool = True,
         head: int = 8,
         modules_to_not_convert: list[str] | None = None,
+        calibrate: str | None = None,
+        method: str | None = None,
         layers: dict[str, dict[str, Any]] | None = None,
         packing: int = PACKING,
         quant_method: str = QUANT_METHOD,
@@ -60,8 +71,9 @@ class LiteBoostConfig(QuantizationConfigMixin):
             raise QuantizationError(f"packing must be {PACKING}, got {packing!r}")
         if unknown:
             raise QuantizationError(
-                f"quantization_config has no {', '.join(sorted(unknown))}; known: {', '.join(_FIELDS)}. A "
-                "checkpoint with them was written by a newer liteboost_adaptor."
+                f"quantization_config has no {', '.join(sorted(unknown))}; known: "
+                f"{', '.join(_FIELDS + _ONCE)}. A checkpoint with others was written by a newer "
+                "liteboost_adaptor."
             )
         if head not in HEADS:
             raise QuantizationError(f"head must be one of {', '.join(map(str, HEADS))}, got {head!r}")
@@ -71,6 +83,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
         ):
             raise QuantizationError(f"modules_to_not_convert must be a list of names, got {names!r}")
         self.of_layers()  # checked
+        self.calibrate, self.method = calibrate, _method(scheme, calibrate, method)
         if layers is not None and not (isinstance(layers, dict) and layers):
             raise QuantizationError(f"layers must name layers, got {layers!r}")
         self.stored()  # checked
@@ -92,6 +105,21 @@ class LiteBoostConfig(QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _FIELDS if name != "layers" or self.layers}
         return {"quant_method": self.quant_method, **values}
+
+
+def _method(scheme: str, calibrate: str | None, method: str | None) -> str | None:
+    """The method asked for, or that of the scheme."""
+    if calibrate is None:
+        if method is not None:
+            raise QuantizationError(f"method {method!r} needs a text: name a file with calibrate")
+        return None
+    if not isinstance(calibrate, str):
+        raise QuantizationError(f"calibrate must be the name of a file with a text, got {calibrate!r}")
+    if method is not None and method not in METHODS[scheme]:
+        raise QuantizationError(
+            f"method must be one of {', '.join(METHODS[scheme])} for {scheme}, got {method!r}"
+        )
+    return method or METHODS[scheme][0]
 
 
 def of_settings(quant: Quant) -> LiteBoostConfig:

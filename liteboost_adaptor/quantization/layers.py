@@ -63,14 +63,14 @@ class QuantizedLinear(torch.nn.Module):
         self.register_parameter("bias", made)
 
     @classmethod
-    def of(cls, layer: torch.nn.Linear, scheme: Scheme, name: str = "the weight") -> QuantizedLinear:
-        """``layer`` quantised; its bias is the same parameter.
+    def of(cls, layer: torch.nn.Linear, scheme: Scheme, rounded: Quantized | None = None) -> QuantizedLinear:
+        """``layer`` quantised, to ``rounded`` where it is given; its bias is the same parameter.
 
         Raises:
             QuantizationError: As of `rounding.quantize`.
         """
         made = cls(layer.in_features, layer.out_features, False, scheme, device="meta")
-        made.fill(quantize(layer.weight.detach(), scheme, name))
+        made.fill(rounded or quantize(layer.weight.detach(), scheme))
         made.bias = layer.bias
         made.train(layer.training)
         return made

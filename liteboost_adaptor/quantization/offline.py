@@ -16,13 +16,12 @@ from torch import Tensor
 from ..checkpoint.folders import INDEX, SINGLE, config_of, copy_others, on_meta, write_json
 from ..checkpoint.writing import Writer
 from ..errors import QuantizationError
-from ..ops.quantized_linear import dequantize_w4, dequantize_w8
 from . import digests
+from .calibration import Calibration, blocks_of, calibrate
 from .config import LiteBoostConfig
 from .digests import DIGESTS
 from .model import Choice, choices, untie
-from .rounding import quantize
-from .schemes import Scheme
+from .rounding import Quantized
 
 #: What was done, in the folder that is written: begun before its first file, complete with its last.
 RECORD = "quantization.json"
@@ -46,7 +45,7 @@ class Done:
 
     Attributes:
         errors: Of every quantised layer, the worst first.
-        kept: (layer, reason) of those that do not suit the scheme.
+        kept: (layer or norm, what is otherwise than asked for and why).
         bytes_before, bytes_after: Of all tensors.
     """
 
@@ -71,6 +70,7 @@ def quantize_folder(
     files = _files(source)
     model = _unquantized_on_meta(source)
     made = list(choices(model, config))
+    calibration = _calibrated(source, config, progress)
     wanted = {f"{choice.name}.weight": choice for choice in made if choice.scheme is not None}
     heads = {choice.tied: choice for choice in wanted.values() if choice.tied}
     _check_names(files, wanted, source)
@@ -78,13 +78,26 @@ def quantize_folder(
     total, at = sum(len(names) for names in files.values()), 0
     for file, names in files.items():
         if not _is_done(target, record, file):
-            tensors, entry = _quantized(source / file, names, wanted, heads, progress, (at, total))
+            tensors, entry = _quantized(
+                source / file, names, wanted, heads, calibration, progress, (at, total)
+            )
             _write(target / file, tensors)
             record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(tensors)}
             write_json(target / RECORD, record)
         at += len(names)
         progress(file, at, total)
-    return _finish(source, target, config, model, made, record)
+    return _finish(source, target, config, model, made, calibration, record)
+
+
+def _calibrated(source: Path, config: LiteBoostConfig, progress: Progress) -> Calibration:
+    """What the whole model has found in the text, if there is one."""
+    if not config.calibrate:
+        return Calibration()
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
+    blocks = blocks_of(model, config.calibrate)
+    return calibrate(model, blocks, config.method, list(choices(model, config)), progress)
 
 
 def _files(source: Path) -> dict[str, list[str]]:
@@ -127,6 +140,8 @@ def _begin(
     """The record of what is done already, or a new one."""
     sizes = {file: (source / file).stat().st_size for file in files}
     begun = {"source": sizes, "config": config.to_dict()}
+    if config.calibrate:
+        begun["calibration"] = {"method": config.method, "text": _digest(Path(config.calibrate))}
     path = target / RECORD
     if path.is_file():
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -153,6 +168,7 @@ def _quantized(
     names: list[str],
     wanted: dict[str, Choice],
     heads: dict[str, Choice],
+    calibration: Calibration,
     progress: Progress,
     done: tuple[int, int],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -169,21 +185,20 @@ def _quantized(
             if name in tied:  # also stored under its own name; its source is what counts
                 continue
             if name not in wanted:
-                tensors[name] = tensor
+                tensors[name] = calibration.parameters.get(name, tensor)
             for choice in here:
                 assert choice.scheme is not None
-                parts = quantize(tensor, choice.scheme, name).tensors()
-                tensors |= {f"{choice.name}.{part}": value for part, value in parts.items()}
-                error = _error(tensor, parts, choice.scheme)
+                rounded = calibration.quantize(choice, tensor)
+                tensors |= {f"{choice.name}.{part}": value for part, value in rounded.tensors().items()}
+                error = _error(calibration.scaled(choice.name, tensor), rounded)
                 errors.append({"name": choice.name, "scheme": choice.scheme.name, "error": error})
     return tensors, {"errors": errors, "bytes_before": before}
 
 
-def _error(weight: Tensor, parts: dict[str, Tensor], scheme: Scheme) -> float:
-    dequantize = dequantize_w8 if scheme.bits == 8 else dequantize_w4
+def _error(weight: Tensor, rounded: Quantized) -> float:
     exact = weight.float()
     norm = exact.norm().item()
-    return (dequantize(**parts).sub_(exact)).norm().item() / norm if norm else 0.0
+    return (rounded.dequantized().sub_(exact)).norm().item() / norm if norm else 0.0
 
 
 def _finish(
@@ -192,6 +207,7 @@ def _finish(
     config: LiteBoostConfig,
     model: torch.nn.Module,
     made: list[Choice],
+    calibration: Calibration,
     record: dict[str, Any],
 ) -> Done:
     entries = record["files"]
@@ -213,7 +229,8 @@ def _finish(
     errors = [LayerError(**error) for entry in entries.values() for error in entry["errors"]]
     return Done(
         sorted(errors, key=lambda each: -each.error),
-        [(choice.name, choice.reason) for choice in made if choice.reason],
+        [(choice.name, f"stays as it is: {choice.reason}") for choice in made if choice.reason]
+        + calibration.kept,
         sum(entry["bytes_before"] for entry in entries.values()),
         _tensor_bytes(target, entries),
     )

@@ -19,7 +19,7 @@ from . import digests
 from .config import LiteBoostConfig
 from .digests import DIGESTS
 from .layers import QuantizedLinear
-from .model import Choice, arrange, choices, note, untie
+from .model import Choice, arrange, choices, convert, note, untie
 from .rounding import quantize
 
 
@@ -35,6 +35,10 @@ class LiteBoostQuantizer(HfQuantizer):
         #: The head that is quantised from the parameter it was tied to, by that parameter's name.
         self._heads: dict[str, str] = {}
 
+    @property
+    def _calibrates(self) -> bool:
+        return self.quantization_config.calibrate is not None and not self.pre_quantized
+
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         placed = set(device_map.values()) if isinstance(device_map, dict) else {device_map}
         if not self.pre_quantized and "disk" in placed:
@@ -44,6 +48,8 @@ class LiteBoostQuantizer(HfQuantizer):
             )
 
     def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        if self._calibrates:
+            return model  # it reads the text in floating point
         self._choices = list(choices(model, self.quantization_config))
         for choice in self._choices:
             if choice.scheme is None:
@@ -81,8 +87,12 @@ class LiteBoostQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
-        _check_loaded(model)
-        arrange(model)
+        if self._calibrates:
+            self._choices = list(choices(model, self.quantization_config))
+            convert(model, self.quantization_config, self._choices)
+        else:
+            _check_loaded(model)
+            arrange(model)
         note(model, self._choices)
         self._choices = []
         memory.give_back()  # what rounding and converting needed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import QuantizationError
-from ..ops.quantized_linear import pack_w4
+from ..ops.quantized_linear import dequantize_w4, dequantize_w8, pack_w4
 from .schemes import Scheme
 
 #: Elements worked on at a time: what rounding needs beside the weight stays small.
@@ -40,6 +40,12 @@ class Quantized:
         """By the names of the layer's buffers."""
         found = {"weight": self.weight, "scales": self.scales}
         return found if self.zero_points is None else {**found, "zero_points": self.zero_points}
+
+    def dequantized(self) -> Tensor:
+        """The weight ``[out, in]`` that is left of what was rounded, in fp32."""
+        if self.weight.dtype == torch.int8:
+            return dequantize_w8(self.weight, self.scales)
+        return dequantize_w4(self.weight, self.scales, self.zero_points)
 
 
 def quantize(weight: Tensor, scheme: Scheme, name: str = "the weight") -> Quantized:
@@ -75,21 +81,34 @@ def _quantize(weight: Tensor, scheme: Scheme, name: str) -> Quantized:
             f"{name} holds values that are infinite or not a number: no scale is right for them. Repair the "
             "checkpoint, or leave the layer out with modules_to_not_convert."
         )
+    groups = weight[:, None, :] if scheme.bits == 8 else weight.reshape(len(weight), -1, scheme.group_size)
+    scales, zeros = fit(groups, scheme)
+    return pack(round_to(groups, scales, zeros, scheme).reshape(weight.shape), scales, zeros, scheme)
+
+
+def fit(groups: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of least squared error, fp32 ``[out, groups]``: ``[out, groups, columns]``."""
     if scheme.bits == 8:
-        scales = _best(weight[:, None, :], W8_ENDS, _symmetric(-127, 127), torch.float32)[0]
-        integers = _divided(weight, scales).round_().clamp_(-127, 127)
-        return Quantized(integers.to(torch.int8), scales[:, 0])
-    groups = weight.reshape(len(weight), -1, scheme.group_size)
+        return _best(groups, W8_ENDS, _symmetric(-127, 127), scheme.scale_dtype)
     if scheme.symmetric:
-        scales = _best(groups, W4_ENDS, _symmetric(-8, 7), scheme.scale_dtype)[0]
-        integers = _divided(groups, scales[..., None]).round_().clamp_(-8, 7).add_(8)
-        zeros = None
-    else:
-        scales, zeros = _best(groups, W4_SHARES, _asymmetric, scheme.scale_dtype)
-        shifted = _divided(groups, scales[..., None]).round_().add_(zeros[..., None])
-        integers, zeros = shifted.clamp_(0, 15), zeros.to(torch.uint8)
-    packed = pack_w4(integers.to(torch.uint8).reshape(weight.shape))
-    return Quantized(packed, scales.to(scheme.scale_dtype), zeros)
+        return _best(groups, W4_ENDS, _symmetric(-8, 7), scheme.scale_dtype)
+    return _best(groups, W4_SHARES, _asymmetric, scheme.scale_dtype)
+
+
+def round_to(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
+    """Integers, in fp32, of which ``(integer - zero) * scale`` is nearest to ``[out, groups, columns]``."""
+    low, high = (-127, 127) if scheme.bits == 8 else (-8, 7) if scheme.symmetric else (0, 15)
+    return _divided(groups, scales[..., None]).round_().add_(zeros[..., None]).clamp_(low, high)
+
+
+def pack(integers: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Quantized:
+    """Integers ``[out, in]`` as `round_to` gives them, as a layer keeps them."""
+    if scheme.bits == 8:
+        return Quantized(integers.to(torch.int8), scales[:, 0])
+    packed = pack_w4((integers + 8 if scheme.symmetric else integers).to(torch.uint8))
+    return Quantized(
+        packed, scales.to(scheme.scale_dtype), None if scheme.symmetric else zeros.to(torch.uint8)
+    )
 
 
 #: (groups, candidate) -> (integers without their zero point, first scales, zero points)

@@ -1,0 +1,188 @@
+"""Scales that a text chooses: what they leave as it is, and what they are good for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import numbers, tiny_models
+
+import liteboost_adaptor
+from liteboost_adaptor import cli
+from liteboost_adaptor.bench.perplexity import evaluate, tokenize
+from liteboost_adaptor.errors import QuantizationError
+from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, Scheme, gptq, quantize_model
+from liteboost_adaptor.quantization.calibration import calibrate
+from liteboost_adaptor.quantization.model import choices
+from liteboost_adaptor.quantization.rounding import quantize
+from liteboost_adaptor.quantization.scaling import output_error
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"
+IDS = torch.arange(5, 37)[None]
+
+
+def load(folder: Path = FOLDER, **arguments: object) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **arguments).eval()
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.fixture(scope="module")
+def calibration_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The end of the held-out text, which the tests below do not evaluate on."""
+    return written(tmp_path_factory, 20_000)
+
+
+@pytest.fixture(scope="module")
+def short_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory, 3_000)
+
+
+def written(factory: pytest.TempPathFactory, characters: int) -> str:
+    path = factory.mktemp("text") / "text.txt"
+    path.write_text((FOLDER / "heldout.txt").read_text(encoding="utf-8")[-characters:], encoding="utf-8")
+    return str(path)
+
+
+def planted() -> torch.nn.Module:
+    """One in a hundred weights of norms times 50, the weights behind them over 50: the same function."""
+    model, generator = load(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for norm, readers in (
+                (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+                (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+            ):
+                width = norm.weight.numel()
+                channels = torch.randperm(width, generator=generator)[: max(1, width // 100)]
+                norm.weight[channels] *= 50
+                for reader in readers:
+                    reader.weight[:, channels] /= 50
+    return model
+
+
+@torch.no_grad()
+def test_outliers_that_change_nothing_are_made_up_for(short_text: str) -> None:
+    expected = load()(input_ids=IDS).logits.double()
+    assert relative(planted()(input_ids=IDS).logits, expected) < 1e-5
+    for scheme in ("w8a8", "w4a16"):
+        plain = quantize_model(planted(), LiteBoostConfig(scheme))
+        fitted = quantize_model(planted(), LiteBoostConfig(scheme, calibrate=short_text))
+        found = relative(fitted(input_ids=IDS).logits, expected)
+        assert found < 0.7 * relative(plain(input_ids=IDS).logits, expected)
+
+
+#: What calibration may cost in perplexity with outliers planted, where plain rounding costs more.
+FORMS = [("w8a8", "smoothquant"), ("w4a16", "awq"), ("w4a16", "gptq")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("scheme", "method"), FORMS)
+def test_perplexity_with_outliers(scheme: str, method: str, calibration_text: str) -> None:
+    blocks = tokenize(FOLDER, FOLDER / "heldout.txt")[:110]
+    plain = evaluate(planted(), blocks, 8).perplexity
+    rounded = evaluate(quantize_model(planted(), LiteBoostConfig(scheme)), blocks, 8).perplexity / plain
+    config = LiteBoostConfig(scheme, calibrate=calibration_text, method=method)
+    fitted = evaluate(quantize_model(planted(), config), blocks, 8).perplexity / plain
+    assert fitted <= 1.01 and fitted - 1 < 0.7 * (rounded - 1)
+
+
+SAMPLE = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "gpt_neox",
+    "qwen3_moe",
+    "cohere",
+    "gpt2",
+)
+
+
+@pytest.mark.parametrize("family", SAMPLE)
+@torch.no_grad()
+def test_moving_scales_changes_no_function(family: str) -> None:
+    model = tiny_models.build(family)
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (2, 24))
+    liteboost_adaptor.undo(model)
+    expected = model(input_ids=ids).logits
+    config = LiteBoostConfig("w8a8", calibrate="text")
+    made = list(choices(model, config))
+    found = calibrate(model, ids, config.method, made)
+    behind_norms = {"llama", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "qwen3_moe", "cohere"}
+    assert bool(found.columns) == (family in behind_norms)
+    for name, columns in found.columns.items():
+        model.get_submodule(name).weight.mul_(columns)
+    for name, value in found.parameters.items():
+        assert not torch.equal(model.get_parameter(name), value)
+        model.get_parameter(name).copy_(value)
+    assert numbers.relative(model(input_ids=ids).logits, expected) <= 2e-5
+
+
+@torch.no_grad()
+def test_a_norm_that_something_else_reads_is_left_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_models.build("llama")
+    layer = model.model.layers[0]
+    forward = layer.mlp.forward
+    layer.mlp.forward = lambda x: forward(x) + x.sigmoid()  # reads what the norm gives, beside its layers
+    ids = torch.randint(0, model.config.vocab_size, (1, 16))
+    config = LiteBoostConfig("w8a8", calibrate="text")
+    found = calibrate(model, ids, config.method, list(choices(model, config)))
+    (kept,) = [entry for entry in found.kept if entry[0] == "model.layers.0.post_attention_layernorm"]
+    assert "its output is read by sigmoid, too" in kept[1]
+    assert "model.layers.0.mlp.up_proj" not in found.columns
+    assert "model.layers.0.self_attn.q_proj" in found.columns
+    monkeypatch.setattr("liteboost_adaptor.quantization.model.blocks_of", lambda *_: ids)
+    quantize_model(model, config)
+    rows = [row for row in liteboost_adaptor.status().rules if row.id == "quantization"]
+    assert any(kept[0] in row.where and kept[1] in row.reason for row in rows)
+
+
+@pytest.mark.parametrize(
+    "scheme", [Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False), Scheme("w8a16")], ids=str
+)
+def test_gptq_makes_up_for_errors_of_rounding(scheme: Scheme) -> None:
+    rows = torch.randn(400, 16) @ torch.randn(16, 192) + 0.1 * torch.randn(400, 192)
+    weight, gram = torch.randn(40, 192), rows.t() @ rows
+    plain, fitted = quantize(weight, scheme), gptq.quantize(weight, scheme, gram)
+    assert {name: (t.shape, t.dtype) for name, t in fitted.tensors().items()} == scheme.shapes(40, 192)
+    error = output_error(fitted.dequantized() - weight, gram)
+    assert error < 0.5 * output_error(plain.dequantized() - weight, gram)
+
+
+def test_while_loading_after_loading_and_offline_are_the_same(short_text: str, tmp_path: Path) -> None:
+    config = LiteBoostConfig("w8a8", calibrate=short_text)
+    loaded = load(quantization_config=config)
+    after = quantize_model(load(), LiteBoostConfig("w8a8", calibrate=short_text)).state_dict()
+    assert loaded.state_dict().keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in loaded.state_dict().items())
+    assert isinstance(loaded.lm_head, QuantizedLinear) and "calibrate" not in config.to_dict()
+    arguments = ["quantize", str(FOLDER), str(tmp_path / "made"), "--scheme", "w8a8"]
+    assert cli.main([*arguments, "--calibrate", short_text]) == 0
+    offline, plain = load(tmp_path / "made"), load()
+    norm = "model.layers.0.input_layernorm.weight"
+    assert not torch.equal(offline.state_dict()[norm], plain.state_dict()[norm])
+    assert relative(offline(input_ids=IDS).logits, plain(input_ids=IDS).logits.double()) < 0.05
+
+
+def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
+    for arguments, said in (
+        ({"method": "awq"}, "needs a text"),
+        ({"calibrate": "x", "method": "smoothquant"}, "method must be one of awq, gptq for w4a16"),
+        ({"calibrate": 3}, "must be the name of a file"),
+    ):
+        with pytest.raises(QuantizationError, match=said):
+            LiteBoostConfig("w4a16", **arguments)
+    with pytest.raises(QuantizationError, match="must be a file with a text"):
+        load(quantization_config=LiteBoostConfig("w4a16", calibrate=str(tmp_path / "none.txt")))
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(QuantizationError, match="at least 256 tokens"):
+        load(quantization_config=LiteBoostConfig("w4a16", calibrate=str(tmp_path / "short.txt")))
