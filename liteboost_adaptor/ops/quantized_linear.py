@@ -115,6 +115,21 @@ def _side_by_side(rows: Tensor) -> Tensor:
     return tiles.clone(memory_format=torch.contiguous_format)
 
 
+def from_int4(words: Tensor) -> Tensor:
+    """What an NPU's layer of 4 bits is saved as.
+
+    Args:
+        words: ``[out_features, in_features / 8]``, int32: eight columns, the first in the lowest bits, in
+            two's complement, as CANN packs them (aclnnConvertWeightToINT4Pack).
+
+    Returns:
+        ``[out_features, in_features / 2]``, uint8, as of `pack_w4`, whose 8 is 0 here.
+    """
+    pairs = words.contiguous().view(torch.uint8)
+    integers = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(1)
+    return pack_w4(integers ^ 8)
+
+
 def dequantize_w8(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The weight that `linear_w8` multiplies by, in ``dtype``; products in fp32, or fp64 for that dtype."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32

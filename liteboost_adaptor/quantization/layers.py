@@ -14,6 +14,7 @@ from ..ops.int8_linear import quantize_rows
 from ..ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
+    from_int4,
     from_tiles,
     scales_from_tiles,
     scales_to_tiles,
@@ -29,14 +30,15 @@ class QuantizedLinear(torch.nn.Module):
     """``x @ weight^T + bias`` with a weight of 8 or 4 bits.
 
     Buffers: ``weight``, ``scales`` and, where the scheme has them, ``zero_points``, as `linear_w8`,
-    `linear_w4` and `linear_w8a8` take them, or after `arrange` in tiles, as `linear_tiles` does: what is
-    saved is the former either way. ``columns`` where the weight's columns are not those of ``x`` in order:
-    the column of ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their dtype
-    when the module is cast.
+    `linear_w4` and `linear_w8a8` take them, or after `arrange` as the device reads them: what is saved is the
+    former either way. ``columns`` where the weight's columns are not those of ``x`` in order: the column of
+    ``x`` that each is multiplied by. ``bias`` is a parameter or None. Scales keep their dtype when the module
+    is cast.
     Where gradients are wanted, the weight is multiplied out and torch's linear runs: they reach ``x`` (past
     its rounding, where the scheme rounds it) and ``bias``, not the weight.
 
     Attributes:
+        dtype: Of what the layer is given, as far as is known.
         keeps_integers: That buffers are weights, for whoever moves weights.
     """
 
@@ -54,11 +56,14 @@ class QuantizedLinear(torch.nn.Module):
         super().__init__()
         native.load()  # the ops
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        self.dtype = dtype
         for name, (shape, kind) in scheme.shapes(out_features, in_features).items():
             self.register_buffer(name, torch.empty(shape, dtype=kind, device=device))
         for name in ("zero_points", "columns"):
             if name not in self._buffers:
                 self.register_buffer(name, None)
+        # In an NPU's memory, where `scales` of 8 bits have the dtype of what they are multiplied by.
+        self.register_buffer("exact_scales", None, persistent=False)
         made = torch.nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
         self.register_parameter("bias", made)
 
@@ -69,7 +74,7 @@ class QuantizedLinear(torch.nn.Module):
         Raises:
             QuantizationError: As of `rounding.quantize`.
         """
-        made = cls(layer.in_features, layer.out_features, False, scheme, device="meta")
+        made = cls(layer.in_features, layer.out_features, False, scheme, layer.weight.dtype, device="meta")
         made.fill(rounded or quantize(layer.weight.detach(), scheme))
         made.bias = layer.bias
         made.train(layer.training)
@@ -88,33 +93,68 @@ class QuantizedLinear(torch.nn.Module):
 
     @property
     def is_arranged(self) -> bool:
-        """Whether the buffers are in tiles."""
-        return self.weight.dim() == 3
+        """Whether the buffers lie as one kind of device reads them, not as they are saved."""
+        return self.weight.dim() == 3 or self.is_arranged_for_npu
+
+    @property
+    def is_arranged_for_npu(self) -> bool:
+        """Whether 4 bits lie as CANN packs them, or scales of 8 have the dtype that its operator takes."""
+        return self.weight.dtype == torch.int32 or self.exact_scales is not None
 
     def arrange(self) -> None:
-        """Lay the buffers out in tiles, which a CPU reads at the speed of its memory.
+        """Lay the buffers out as the device reads them: in tiles for a CPU, as CANN packs them for an NPU.
 
-        Nothing happens where they are already, lie elsewhere than in a CPU's memory, or meet rounded
-        activations.
+        Nothing happens where they are already, on other devices, and where they meet rounded activations.
         """
-        if self.is_arranged or self.weight.device.type != "cpu" or self.scheme.rounds_activations:
+        if self.is_arranged or self.scheme.rounds_activations:
             return
         with torch.inference_mode(False), torch.no_grad():
-            self.weight = to_tiles(self.weight)
-            self.scales = scales_to_tiles(self.scales)
-            if self.zero_points is not None:
-                self.zero_points = scales_to_tiles(self.zero_points)
+            if self.weight.device.type == "cpu":
+                self._arrange_in_tiles()
+            elif self.weight.device.type == "npu" and hasattr(torch.ops.liteboost, "_npu_int4"):
+                self._arrange_for_npu()
+
+    def _arrange_in_tiles(self) -> None:
+        self.weight = to_tiles(self.weight)
+        self.scales = scales_to_tiles(self.scales)
+        if self.zero_points is not None:
+            self.zero_points = scales_to_tiles(self.zero_points)
+
+    def _arrange_for_npu(self) -> None:
+        if self.scheme.bits == 8:
+            if self.dtype in (torch.bfloat16, torch.float16) and self.scales.dtype != self.dtype:
+                self.exact_scales, self.scales = self.scales, self.scales.to(self.dtype)
+            return
+        self.weight = torch.ops.liteboost._npu_int4(self.weight)
+        self.scales = self.scales.t().contiguous()
+        if self.zero_points is not None:  # what is added to integers of -8 to 7; exact
+            self.zero_points = (8 - self.zero_points.to(self.scales.dtype)).t().contiguous()
 
     def saved(self) -> Quantized:
         """The tensors as they are saved; copies, if the layer is arranged."""
         if not self.is_arranged:
             return Quantized(self.weight, self.scales, self.zero_points)
+        return self._saved_of_npu() if self.is_arranged_for_npu else self._saved_of_tiles()
+
+    def _saved_of_tiles(self) -> Quantized:
         scales = scales_from_tiles(self.scales, self.out_features)
         zeros = self.zero_points
         return Quantized(
             from_tiles(self.weight, self.out_features, self.width),
             scales[:, 0] if self.scheme.bits == 8 else scales,
             None if zeros is None else scales_from_tiles(zeros, self.out_features),
+        )
+
+    def _saved_of_npu(self) -> Quantized:
+        if self.scheme.bits == 8:
+            exact = self.exact_scales
+            is_unchanged = torch.equal(exact.to(self.scales.dtype), self.scales)
+            return Quantized(self.weight, exact if is_unchanged else self.scales.to(exact.dtype))
+        zeros = self.zero_points
+        return Quantized(
+            from_int4(self.weight.cpu()).to(self.weight.device),
+            self.scales.t().contiguous(),
+            None if zeros is None else (8 - zeros).t().contiguous().to(torch.uint8),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,10 +172,12 @@ class QuantizedLinear(torch.nn.Module):
             x = x.index_select(-1, self.columns)
         if self.scheme.rounds_activations:
             return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
-        if self.is_arranged:
+        if self.weight.dim() == 3:
             return torch.ops.liteboost.linear_tiles(
                 x, self.weight, self.scales, self.zero_points, bias, self.out_features
             )
+        if self.weight.dtype == torch.int32:
+            return torch.ops.liteboost._npu_linear_int4(x, self.weight, self.scales, self.zero_points, bias)
         if self.scheme.bits == 8:
             return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
         return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
@@ -172,13 +214,24 @@ class QuantizedLinear(torch.nn.Module):
         return f"{kept}{grouped}, bias={self.bias is not None}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        device = self.weight.device
+        if self.is_arranged_for_npu:
+            self._lay_back()
         scales = self.scales
         super()._apply(fn, recurse)
         if self.scales.dtype != scales.dtype:
+            self.dtype = self.scales.dtype
             self.scales = scales.to(self.scales.device)
-        if self.is_arranged and self.weight.device.type != "cpu":
-            self.fill(self.saved())  # tiles are for CPUs
+        if self.is_arranged and self.weight.device != device:
+            self._lay_back()
+        if self.weight.device.type == "npu":
+            self.arrange()
         return self
+
+    def _lay_back(self) -> None:
+        """As it is saved."""
+        kept, self.exact_scales = self.saved(), None
+        self.fill(kept)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -188,7 +241,7 @@ class QuantizedLinear(torch.nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         was_arranged = self.is_arranged
         if was_arranged:
-            self.fill(self.saved())
+            self._lay_back()
         super()._load_from_state_dict(*args, **kwargs)
         if was_arranged:
             self.arrange()

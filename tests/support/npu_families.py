@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
+from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 
 from . import coverage, families, families_matrix, numbers, tiny_models
 from .families_matrix import Run, hangs_on_no_close_choice, logits_with, paddings
@@ -76,18 +78,66 @@ def examine(family: str) -> Outcome:
     for kind in KINDS:
         outcome.unserved += [f"{kind}: {name} x {n}" for name, n in measured.unserved.get(kind, {}).items()]
     outcome.launches = {op: n for op, reason, n in native_npu.calls() if not reason}
-    distances = [_distances(family, seed) for seed in SEEDS]
-    *ours, own, wanted, kept, positions = map(sum, zip(*distances, strict=True))
-    outcome.ours, outcome.own = (max(ours) / wanted) ** 0.5, (own / wanted) ** 0.5
+    outcome.ours, outcome.own, outcome.kept = _relative([_distances(family, seed) for seed in SEEDS])
     # Of the measured calls and of those of the runs compared: a recorded step may call what no code calls.
     outcome.unserved += [f"{op}: {reason} x {n}" for op, reason, n in native_npu.calls() if reason]
-    outcome.kept = kept / positions
     return outcome
 
 
+def examine_quantised(family: str, scheme: str) -> Outcome:
+    """Measure a family whose weights are integers, at level 2, beside its weights multiplied out."""
+    outcome = Outcome(family)
+    assert native_npu.load().loaded
+    torch.ops.liteboost._npu_forget_counts()
+    distances: list[tuple[float, ...]] = []
+    for seed in SEEDS:  # one will do, where enough positions can be compared
+        distances.append(_quantised(family, scheme, seed))
+        outcome.ours, outcome.own, outcome.kept = _relative(distances)
+        if outcome.kept >= LEAST_KEPT:
+            break
+    for op, reason, n in native_npu.calls():
+        if op in ("linear_w8", "linear_w4") and reason:
+            outcome.unserved.append(f"{op}: {reason} x {n}")
+        elif not reason:
+            outcome.launches[op] = n
+    return outcome
+
+
+def _quantised(family: str, scheme: str, seed: int) -> tuple[float, ...]:
+    """As `_distances`, of one level."""
+    liteboost_adaptor.apply(level=0)
+    model = families.cast(build(family, seed), torch.bfloat16)
+    plain, padded = _inputs(model, seed, "cpu")
+    with liteboost_adaptor.patched(model, level=0):
+        quantize_model(model, LiteBoostConfig(scheme))
+        exact_model, own_model = (
+            copy.deepcopy(model).dequantize(dtype=d) for d in (torch.float32, model.dtype)
+        )
+        exact = Run(families.cast(exact_model, torch.float32), plain, padded, None)
+        own = Run(own_model, plain, padded, exact.tokens)
+    kept = hangs_on_no_close_choice(exact, own, LENGTH) & own.logits.isfinite().all(-1)
+    with liteboost_adaptor.patched(model.to("npu"), level=2):
+        found = logits_with(model, *_inputs(model, seed, "npu"), exact.tokens.to("npu")).cpu()
+    return _squares([found, own.logits], exact, kept)
+
+
+def _squares(runs: list[torch.Tensor], exact: Run, kept: torch.Tensor) -> tuple[float, ...]:
+    """Squared distances of runs, the square of what they are held against, positions compared and all."""
+    wanted = exact.logits[kept].double()
+    far = [float((logits[kept].double() - wanted).norm() ** 2) for logits in runs]
+    return *far, float(wanted.norm() ** 2), int(kept.sum()), kept.numel()
+
+
+def _relative(distances: list[tuple[float, ...]]) -> tuple[float, float, float]:
+    """Over all of `_squares`: relative distances, ours of the farthest, and the share compared."""
+    *ours, own, wanted, kept, positions = map(sum, zip(*distances, strict=True))
+    if not kept:
+        return float("inf"), 0.0, 0.0
+    return (max(ours) / wanted) ** 0.5, (own / wanted) ** 0.5, kept / positions
+
+
 def _distances(family: str, seed: int) -> tuple[float, ...]:
-    """Squared distances from fp32 of ours at each level and of the original, the square of fp32, positions
-    compared and all."""
+    """`_squares` of ours at each level and of the original, held against fp32."""
     # What transformers gets wrong wherever torch_npu is (additive biases) is no measure of ours.
     liteboost_adaptor.apply(level=0)
     model = families.cast(build(family, seed), torch.bfloat16)
@@ -102,9 +152,7 @@ def _distances(family: str, seed: int) -> tuple[float, ...]:
         with liteboost_adaptor.patched(model, level=level):
             logits = logits_with(model, *_inputs(model, seed, "npu"), exact.tokens.to("npu"))
         found.append(logits.cpu())
-    wanted = exact.logits[kept].double()
-    far = [float((each[kept].double() - wanted).norm() ** 2) for each in (*found, own.logits)]
-    return *far, float(wanted.norm() ** 2), int(kept.sum()), kept.numel()
+    return _squares([*found, own.logits], exact, kept)
 
 
 def _inputs(model: torch.nn.Module, seed: int, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
