@@ -28,8 +28,8 @@
 //
 // linear_w8 and linear_w4 arrange each tile on the way, and compute the same bits.
 //
-// Rounding: integers times x summed in fp32 (in a group), times the scale in fp32, summed over groups in fp32, then
-// bias, then one rounding to x.dtype. Where torch's product of this dtype has units of its own (see
+// Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
+// in fp32, then bias, then one rounding to x.dtype. Where torch's product of this dtype has units of its own (see
 // quantized_linear_cpu.cpp), more than kQuantizedRows rows are multiplied by it with weights rounded to x.dtype. The
 // number of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as
 // zero.

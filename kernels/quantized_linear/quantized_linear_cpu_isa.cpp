@@ -25,7 +25,8 @@ constexpr int kChunk = 8;
 #endif
 // Vectors of a tile.
 constexpr int kVectors = static_cast<int>(kTile) / kLanes;
-constexpr int64_t kAhead = 4096;  // bytes that are fetched ahead: arithmetic takes as long as memory
+constexpr int64_t kSummedSteps = 16;  // steps summed by themselves: long sums round more
+constexpr int64_t kAhead = 4096;      // bytes that are fetched ahead: arithmetic takes as long as memory
 
 int64_t whole_steps(int64_t k) { return (k + kStep - 1) / kStep; }
 int64_t groups_with_sums(const QuantizedTiles& weight) { return weight.zero_points ? weight.groups : 0; }
@@ -164,28 +165,30 @@ LB_INLINE void tile_sums(const Meeting& m, int lane, VF (&sums)[X]) {
   const auto* x = static_cast<const typename S::Element*>(m.x);
   const T* scales = static_cast<const T*>(m.scales) + lane;
   LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = VF{};
-  for (int64_t group = 0; group < m.groups; ++group) {
+  const int64_t blocks = (m.steps + kSummedSteps - 1) / kSummedSteps;
+  for (int64_t block = 0; block < m.groups * blocks; ++block) {
+    const int64_t group = block / blocks, begin = block % blocks * kSummedSteps;
+    const int64_t end = m.steps - begin < kSummedSteps ? m.steps : begin + kSummedSteps;
     VF d[C][X];
     LB_UNROLL for (int c = 0; c < C; ++c) { LB_UNROLL for (int r = 0; r < X; ++r) d[c][r] = VF{}; }
-    __builtin_prefetch(reinterpret_cast<const char*>(scales) + kAhead / 8);
-    for (int64_t step = 0; step < m.steps; ++step) {
+    __builtin_prefetch(reinterpret_cast<const char*>(scales + group * kTile) + kAhead / 8);
+    for (int64_t step = begin; step < end; ++step) {
       for (int64_t line = 0; line < S::kBytes; line += 64) __builtin_prefetch(data + kAhead + line);
       add_parts<S, X, C, 0>(d, S::read(data, lane), x);
       data += S::kBytes;
       x += kStep * X;
     }
-    const VF scale = load(scales);
+    const VF scale = load(scales + group * kTile);
     LB_UNROLL for (int r = 0; r < X; ++r) {
       LB_UNROLL for (int width = C / 2; width > 0; width /= 2) {
         LB_UNROLL for (int c = 0; c < width; ++c) d[c][r] += d[c + width][r];
       }
-      if (m.zero_points) {
+      if (m.zero_points && begin == 0) {
         const VF offset = splat(8.0f) - from_uint8(m.zero_points + group * kTile + lane);
         d[0][r] = fma(offset, splat(m.x_sums[group * X + r]), d[0][r]);
       }
       sums[r] = fma(d[0][r], scale, sums[r]);
     }
-    scales += kTile;
   }
 }
 
