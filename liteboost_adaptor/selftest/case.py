@@ -22,11 +22,13 @@ class Case:
         label: What distinguishes it from the op's other cases: sizes, strides.
         arguments: By the names of the schema; tensors on the CPU.
         in_nz: Names of those that lie in FRACTAL_NZ when the op runs on an NPU.
+        rounds_to: What the op rounds to on the way, where its results have more digits.
     """
 
     label: str
     arguments: dict[str, Any]
     in_nz: tuple[str, ...] = ()
+    rounds_to: torch.dtype | None = None
 
 
 @dataclass

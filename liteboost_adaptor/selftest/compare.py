@@ -169,7 +169,7 @@ def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Fi
     except Exception as fault:  # noqa: BLE001  (whatever an operator raises speaks against it, and is kept)
         words = " ".join(str(fault).split()) or type(fault).__name__
         return Figure(case.label, math.inf, 0.0, f"{type(fault).__name__}: {words}")
-    return replace(_worst(case.label, found, own, exact), fallback=fallback())
+    return replace(_worst(case, found, own, exact), fallback=fallback())
 
 
 def _results(op: str, function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
@@ -177,13 +177,14 @@ def _results(op: str, function: Callable[..., Any], arguments: dict[str, Any]) -
     return ops()[op].outputs(function(**arguments), arguments)
 
 
-def _worst(label: str, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:
+def _worst(case: Case, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:
+    label = case.label
     worst = Figure(label, 0.0, math.inf)
     for number, (result, plain, true) in enumerate(zip(found, own, exact, strict=True)):
         if result.shape != true.shape or result.dtype != plain.dtype:
             what = f"result {number} is {_described(result)} instead of {_described(plain)}"
             return Figure(label, math.inf, 0.0, what)
-        allowed = max(ALLOWED[plain.dtype], OWN_FACTOR * _error(plain, true))
+        allowed = max(ALLOWED[case.rounds_to or plain.dtype], OWN_FACTOR * _error(plain, true))
         figure = Figure(label, _error(result, true), allowed)
         if worst.allowed == math.inf or figure.error * worst.allowed > worst.error * figure.allowed:
             worst = figure

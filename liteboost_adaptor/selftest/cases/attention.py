@@ -69,6 +69,7 @@ def attention_part(kind: Kind) -> Iterator[Case]:
                 "is_causal": kind.layout == "causal",
                 "softcap": 2.0 if kind.layout == "mask" else 0.0,
             },
+            rounds_to=kind.dtype,  # probabilities, before the product with the values
         )
 
 
