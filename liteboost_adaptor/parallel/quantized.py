@@ -17,8 +17,8 @@ from ..checkpoint.files import Made, Slice
 from ..config import QUANT_GROUPS as GROUP_SIZES
 from ..ops.quantized_linear import pack_w4, unpack_w4
 from ..quantization.layers import QuantizedLinear
+from ..quantization.names import QUANT_METHOD
 from ..quantization.naming import owners
-from ..quantization.registration import METHOD
 from ..quantization.schemes import Scheme
 from . import sources
 from .plan import Cut, Plan
@@ -49,7 +49,7 @@ def as_linear(model: nn.Module) -> Iterator[None]:
 
 def why_not_read(quantizer: Any) -> str:
     """Why what ``quantizer`` loads is not read in parts, or an empty string."""
-    if quantizer.quantization_config.quant_method != METHOD:
+    if quantizer.quantization_config.quant_method != QUANT_METHOD:
         return "its weights are quantised by another library"
     if not quantizer.pre_quantized:
         return "its weights are quantised as they are read; quantise the checkpoint first"

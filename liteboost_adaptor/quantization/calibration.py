@@ -6,19 +6,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import QuantizationError
 from . import gptq
+from .choices import Choice
 from .dataflow import Reader, original_code, trace
 from .rounding import Quantized, quantize
 from .scaling import Moved, Statistics, search, smooth, without
-
-if TYPE_CHECKING:
-    from .model import Choice
 
 #: Tokens of a block, and how many blocks of the text are read.
 BLOCK, BLOCKS = 256, 64

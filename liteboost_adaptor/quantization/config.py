@@ -10,10 +10,10 @@ from ..config import QUANT_HEADS as HEADS
 from ..config import Quant
 from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
+from .names import QUANT_METHOD
 from .schemes import Scheme
 from .stored import Stored
 
-QUANT_METHOD = "liteboost"
 #: What says how a model is quantised, and is of no use once it is.
 _ONCE = ("calibrate", "method")
 #: What calibration may do, by scheme; the first is the default.

@@ -19,10 +19,10 @@ from ..report import APPLIED, REFUSED, Outcome, report
 from . import formats
 from .config import LiteBoostConfig
 from .formats import Format, StoredLayer
+from .names import RULE
 from .naming import owners
 from .quantizer import LiteBoostQuantizer
 from .reading import is_safetensors, tensors_of
-from .registration import RULE
 from .stored import Form
 
 METHODS = ("gptq", "awq", "compressed-tensors")

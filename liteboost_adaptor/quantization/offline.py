@@ -18,9 +18,9 @@ from ..checkpoint.writing import Writer
 from ..errors import QuantizationError
 from . import digests
 from .calibration import Calibration, blocks_of, calibrate
+from .choices import Choice, choices, untie
 from .config import LiteBoostConfig
 from .digests import DIGESTS
-from .model import Choice, choices, untie
 from .rounding import Quantized
 
 #: What was done, in the folder that is written: begun before its first file, complete with its last.

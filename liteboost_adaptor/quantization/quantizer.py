@@ -16,10 +16,11 @@ from .. import memory
 from ..checkpoint.files import Slice
 from ..errors import QuantizationError
 from . import digests
+from .choices import Choice, choices, note, untie
 from .config import LiteBoostConfig
+from .conversion import arrange, convert
 from .digests import DIGESTS
 from .layers import QuantizedLinear
-from .model import Choice, arrange, choices, convert, note, untie
 from .rounding import quantize
 
 

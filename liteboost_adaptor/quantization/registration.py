@@ -11,9 +11,8 @@ from typing import Any
 
 from .. import config
 from ..report import REFUSED, Outcome, report
+from .names import QUANT_METHOD, RULE
 
-RULE = "quantization"
-METHOD = "liteboost"
 _AUTO = "transformers.quantizers.auto"
 _MODELING = "transformers.modeling_utils"
 
@@ -51,7 +50,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
         "AUTO_QUANTIZER_MAPPING": LiteBoostQuantizer,
     }
     for name, entry in entries.items():
-        hooks.set_item(getattr(auto, name), METHOD, entry, f"{_AUTO}.{name}[{METHOD!r}]")
+        hooks.set_item(getattr(auto, name), QUANT_METHOD, entry, f"{_AUTO}.{name}[{QUANT_METHOD!r}]")
     reading.install(hooks)
     if not any(fnmatch.fnmatchcase(foreign.CHECKPOINTS, glob) for glob in settings.disable):
         for method in foreign.METHODS:

@@ -14,7 +14,7 @@ from liteboost_adaptor.bench.perplexity import evaluate, tokenize
 from liteboost_adaptor.errors import QuantizationError
 from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, Scheme, gptq, quantize_model
 from liteboost_adaptor.quantization.calibration import calibrate
-from liteboost_adaptor.quantization.model import choices
+from liteboost_adaptor.quantization.choices import choices
 from liteboost_adaptor.quantization.rounding import quantize
 from liteboost_adaptor.quantization.scaling import output_error
 
@@ -140,7 +140,7 @@ def test_a_norm_that_something_else_reads_is_left_and_listed(monkeypatch: pytest
     assert "its output is read by sigmoid, too" in kept[1]
     assert "model.layers.0.mlp.up_proj" not in found.columns
     assert "model.layers.0.self_attn.q_proj" in found.columns
-    monkeypatch.setattr("liteboost_adaptor.quantization.model.blocks_of", lambda *_: ids)
+    monkeypatch.setattr("liteboost_adaptor.quantization.conversion.blocks_of", lambda *_: ids)
     quantize_model(model, config)
     rows = [row for row in liteboost_adaptor.status().rules if row.id == "quantization"]
     assert any(kept[0] in row.where and kept[1] in row.reason for row in rows)

@@ -1,0 +1,52 @@
+"""Layers of a loaded model become quantised ones."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import QuantizationError
+from ..report import REFUSED, Outcome, report
+from .calibration import Calibration, blocks_of, calibrate
+from .choices import Choice, untie
+from .config import LiteBoostConfig
+from .layers import QuantizedLinear
+from .names import RULE
+
+
+def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice]) -> None:
+    """Put quantised layers in the place of those that are ``made`` so, by a text where ``config`` has one.
+
+    Raises:
+        QuantizationError: There is none, or a weight cannot be rounded.
+    """
+    if not any(choice.scheme for choice in made):
+        raise QuantizationError(
+            f"{type(model).__name__} has no linear layer that {config.scheme} takes: "
+            + ("; ".join(sorted({c.reason for c in made if c.reason})) or "it has none at all")
+        )
+    calibration = Calibration()
+    if config.calibrate:
+        calibration = calibrate(model, blocks_of(model, config.calibrate), config.method, made)
+    for choice in made:
+        if choice.scheme is None:
+            continue
+        if choice.tied:
+            untie(model, choice)
+        rounded = calibration.quantize(choice, choice.layer.weight.detach())
+        model.set_submodule(choice.name, QuantizedLinear.of(choice.layer, choice.scheme, rounded))
+    with torch.no_grad():
+        for name, value in calibration.parameters.items():
+            model.get_parameter(name).copy_(value)
+    for name, reason in calibration.kept:
+        report.add(Outcome(RULE, REFUSED, name, reason))
+    arrange(model)
+
+
+def arrange(model: torch.nn.Module) -> None:
+    """Lay out the weights of the quantised layers of ``model`` as its device reads them.
+
+    Layers whose weights accelerate brings in for each call are elsewhere now, and come as they are saved.
+    """
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.arrange()

@@ -1,0 +1,8 @@
+"""What quantisation is called, in the files of models and in the status."""
+
+from __future__ import annotations
+
+#: ``quant_method`` in the configuration of a model that we have quantised.
+QUANT_METHOD = "liteboost"
+#: The row of the status.
+RULE = "quantization"
