@@ -47,7 +47,10 @@ void test_shape(int rows, int n, int k, bool with_bias) {
   const auto check_all = [&](const char* name) {
     for (int row = 0; row < rows; ++row) {
       float largest = 0;
-      for (int j = 0; j < k; ++j) largest = std::fmax(largest, std::fabs(static_cast<float>(x[row * k + j])));
+      for (int j = 0; j < k; ++j) {  // not fmax: GCC 12 for aarch64 fails on it (internal error)
+        const float magnitude = std::fabs(static_cast<float>(x[row * k + j]));
+        if (magnitude > largest) largest = magnitude;
+      }
       const float factor = 127.0f / largest;
       for (int i = 0; i < n; ++i) {
         int64_t sum = 0;
