@@ -1,9 +1,7 @@
-#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -11,6 +9,7 @@
 #include "common/tensors.h"
 #include "experts/experts.h"
 #include "experts/experts_checks.h"
+#include "experts/experts_cpu.h"
 #include "linear/linear.h"
 #include "linear/linear_cpu.h"
 
@@ -37,40 +36,6 @@ int64_t columns_max_rows(at::ScalarType dtype) {
   const int64_t most = linear_max_rows(dtype);
   const bool has_instruction = dtype != at::kFloat && most <= kLinearRows;
   return has_instruction ? std::min<int64_t>(most, 12) : most;
-}
-
-// The slots in the order of their experts: those of expert e are order[first[e]] to order[first[e + 1] - 1].
-struct Groups {
-  std::vector<int64_t> first, order;
-};
-
-Groups group(const at::Tensor& index, int64_t experts) {
-  const auto contiguous = index.expect_contiguous();
-  const int64_t* ids = contiguous->const_data_ptr<int64_t>();
-  const int64_t count = index.numel();
-  Groups groups{std::vector<int64_t>(experts + 2), std::vector<int64_t>(count)};
-  for (int64_t i = 0; i < count; ++i) {
-    TORCH_CHECK_INDEX(ids[i] >= 0 && ids[i] <= experts, "liteboost::experts_linear: index must be 0 .. ",
-                      experts, " for ", experts, " experts (", experts, " for none), got ", ids[i],
-                      "; check the router");
-    if (ids[i] < experts) ++groups.first[ids[i] + 2];
-  }
-  for (int64_t e = 2; e < experts + 2; ++e) groups.first[e] += groups.first[e - 1];
-  int64_t none = groups.first[experts + 1];
-  for (int64_t i = 0; i < count; ++i) {
-    groups.order[ids[i] < experts ? groups.first[ids[i] + 1]++ : none++] = i;
-  }
-  return groups;
-}
-
-// f(i) for each i of [0, count), each thread taking the next when it is done: the parts differ in cost.
-template <typename F>
-void parallel_queue(int64_t count, int64_t threads, const F& f) {
-  threads = std::min(threads, count);
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::max<int64_t>(threads, 1), 1, [&](int64_t, int64_t) {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
-  });
 }
 
 // Rows of x for one expert, among those of one portion.
@@ -306,7 +271,7 @@ at::Tensor experts_linear_cpu(const at::Tensor& x, const at::Tensor& weight,
   if (x.size(-1) == 0) {
     return experts_linear_cpu(one_zero_column(x), one_zero_column(weight), bias, index);
   }
-  const Groups groups = group(index, weight.size(0));
+  const Groups groups = group("experts_linear", index, weight.size(0));
   at::Tensor out = empty_cpu({index.size(0), index.size(1), weight.size(1)}, x.scalar_type());
   if (out.numel() == 0) return out;
   const auto rows = x.expect_contiguous();
@@ -343,6 +308,26 @@ at::Tensor experts_combine_cpu(const at::Tensor& y, const at::Tensor& scores) {
 }
 
 }  // namespace
+
+Groups group(const char* op, const at::Tensor& index, int64_t experts) {
+  const auto contiguous = index.expect_contiguous();
+  const int64_t* ids = contiguous->const_data_ptr<int64_t>();
+  const int64_t count = index.numel();
+  Groups groups{std::vector<int64_t>(experts + 2), std::vector<int64_t>(count)};
+  for (int64_t i = 0; i < count; ++i) {
+    TORCH_CHECK_INDEX(ids[i] >= 0 && ids[i] <= experts, "liteboost::", op, ": index must be 0 .. ", experts,
+                      " for ", experts, " experts (", experts, " for none), got ", ids[i],
+                      "; check the router");
+    if (ids[i] < experts) ++groups.first[ids[i] + 2];
+  }
+  for (int64_t e = 2; e < experts + 2; ++e) groups.first[e] += groups.first[e - 1];
+  int64_t none = groups.first[experts + 1];
+  for (int64_t i = 0; i < count; ++i) {
+    groups.order[ids[i] < experts ? groups.first[ids[i] + 1]++ : none++] = i;
+  }
+  return groups;
+}
+
 }  // namespace liteboost
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {

@@ -10,6 +10,7 @@
 #include "linear/linear_cpu.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_linear_checks.h"
+#include "quantized_linear/quantized_linear_cpu.h"
 
 #ifdef LB_X86_ISAS
 #include <cpuid.h>
@@ -229,9 +230,8 @@ at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optiona
   if (out.numel() == 0) return out;
   if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
-  rows > kQuantizedRows&& has_units_of_its_own(x.scalar_type())
-      ? run_multiplied_out(x, rows, weight, bias_vector, out)
-      : run_integers(x, rows, weight, bias_vector, out);
+  is_multiplied_out(x.scalar_type(), rows) ? run_multiplied_out(x, rows, weight, bias_vector, out)
+                                           : run_integers(x, rows, weight, bias_vector, out);
   return out;
 }
 
@@ -264,6 +264,12 @@ at::Tensor linear_w4_cpu(const at::Tensor& x, const at::Tensor& weight, const at
   return product(x, saved, bias);
 }
 
+}  // namespace
+
+bool is_multiplied_out(at::ScalarType dtype, int64_t rows) {
+  return rows > kQuantizedRows && has_units_of_its_own(dtype);
+}
+
 at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                             const std::optional<at::Tensor>& zero_points,
                             const std::optional<at::Tensor>& bias, int64_t out_features) {
@@ -282,7 +288,6 @@ at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const 
   return product(x, weight, bias);
 }
 
-}  // namespace
 }  // namespace liteboost
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {

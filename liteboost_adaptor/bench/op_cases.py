@@ -42,7 +42,7 @@ from .op_case import (
     case,
     exact_of,
 )
-from .quantized_cases import linear_tiles, linear_w4, linear_w8, linear_w8a8
+from .quantized_cases import experts_tiles, linear_tiles, linear_w4, linear_w8, linear_w8a8
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -479,6 +479,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "kv_append": _kv_append,
     "experts_linear": _experts,
     "experts_combine": _combine,
+    "experts_tiles": experts_tiles,
     "recurrent_gated_delta_rule": _recurrent_delta_rule,
     "chunk_gated_delta_rule": _chunk_delta_rule,
     "causal_conv1d": _causal_conv1d,

@@ -10,7 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.quantized_linear import dequantize_w4, dequantize_w8, scales_to_tiles, to_tiles
-from .op_case import HIDDEN, LAYER_WEIGHTS, WEIGHT_BYTES, Case, exact_of
+from .op_case import (
+    EXPERT_HIDDEN,
+    EXPERT_INTERMEDIATE,
+    EXPERTS,
+    EXPERTS_A_TOKEN,
+    HIDDEN,
+    LAYER_WEIGHTS,
+    WEIGHT_BYTES,
+    Case,
+    exact_of,
+)
 
 #: Columns that share a scale, of w4.
 GROUP = 32
@@ -57,6 +67,35 @@ def linear_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
         plain = dequantize_w4(weight, scales, dtype=dtype)
         tiles = to_tiles(weight), scales_to_tiles(scales)
         yield _of("linear_tiles", f"4 bits, {label}", rows, dtype, tiles, plain, None, None, n)
+
+
+def experts_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Gate and up of some of many experts, in tiles, beside `experts_linear` with the same multiplied out."""
+    n, k, ops = 2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN, torch.ops.liteboost
+    x, index = torch.randn(rows, k).to(dtype), torch.rand(rows, EXPERTS).topk(EXPERTS_A_TOKEN).indices
+    used, local = index.unique(return_inverse=True)
+    for bits in (8, 4):
+        # The same for all experts: so many random numbers would take longer than the timing.
+        if bits == 8:
+            weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+            scales = torch.rand(n) * k**-0.5 / 127
+            plain = dequantize_w8(weight, scales, dtype=dtype)
+        else:
+            weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+            scales = (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
+            plain = dequantize_w4(weight, scales, dtype=dtype)
+        one = to_tiles(weight), scales_to_tiles(scales)
+        layer = [tensor.repeat(EXPERTS, 1, 1) for tensor in one]
+        few = [tensor.repeat(len(used), 1, 1) for tensor in one]
+        wide = plain.repeat(EXPERTS, 1, 1)
+        yield Case(
+            "experts_tiles",
+            f"{bits} bits, {EXPERTS_A_TOKEN} of {EXPERTS} experts: [{rows}, {k}] x [{n}, {k}]",
+            dtype,
+            lambda layer=layer: ops.experts_tiles(x, *layer, None, None, index, n),
+            lambda wide=wide: ops.experts_linear(x, wide, None, index),
+            lambda few=few: exact_of("experts_tiles", x, *few, None, None, local, n),
+        )
 
 
 def _of(

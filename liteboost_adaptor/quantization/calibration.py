@@ -51,6 +51,8 @@ class Calibration:
     def quantize(self, choice: Choice, weight: Tensor) -> Quantized:
         """The weight of a layer, rounded. Raises as `rounding.quantize` does."""
         assert choice.scheme is not None
+        if choice.experts is not None:
+            return choice.experts.quantize(weight, choice.scheme, choice.name)
         weight = self.scaled(choice.name, weight)
         gram = self.grams.get(choice.name)
         if gram is None:
@@ -104,7 +106,8 @@ def calibrate(
             "a model that is divided over processes cannot be calibrated: quantise the checkpoint first "
             "(python -m liteboost_adaptor quantize --calibrate), and load that"
         )
-    chosen = {choice.name: choice for choice in made if choice.scheme is not None}
+    # Experts are rounded to nearest: which tokens each has is the router's.
+    chosen = {choice.name: choice for choice in made if choice.scheme is not None and choice.experts is None}
     layers = {name: choice.layer for name, choice in chosen.items()}
     with original_code(model):
         flow = trace(model, blocks[:1, :_TRACED], layers)

@@ -4,39 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import QuantizationError
+from ..replacements.experts import weights_of
 from ..report import APPLIED, REFUSED, Outcome, report
 from .config import LiteBoostConfig
+from .experts import Experts, QuantizedExperts
+from .layers import QuantizedLinear
 from .names import RULE
 from .readers import read_weights
 from .schemes import Scheme
 from .stored import Stored
+from .weights import QuantizedWeight
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A linear layer of a model.
+    """A linear layer of a model, or a parameter with the weights of a layer's experts.
 
     Attributes:
-        name: As `torch.nn.Module.get_submodule` takes it.
-        layer: The layer.
+        name: As `torch.nn.Module.get_submodule` takes it once it is quantised.
+        layer: The layer; of experts, the module that has the parameter.
         scheme: What it is quantised to, or None.
         reason: Why it stays as it is, if nobody asked for that.
         tied: The name of the parameter that its weight is, where it is another module's, too.
+        experts: What the parameter of experts is; of a linear layer None.
     """
 
     name: str
-    layer: torch.nn.Linear
+    layer: torch.nn.Module
     scheme: Scheme | None
     reason: str = ""
     tied: str = ""
+    experts: Experts | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The name of the weight before it is quantised."""
+        return f"{self.name}.weight" if self.experts is None else self.name
+
+    def made(self, device: Any = None) -> QuantizedWeight:
+        """What stands in its place, not filled yet; a linear layer without a bias."""
+        layer, scheme = self.layer, self.scheme
+        assert scheme is not None
+        if self.experts is not None:
+            dtype = getattr(layer, self.name.rpartition(".")[2]).dtype
+            made: QuantizedWeight = QuantizedExperts(self.experts, scheme, dtype, device)
+        else:
+            made = QuantizedLinear(
+                layer.in_features, layer.out_features, False, scheme, layer.weight.dtype, device
+            )
+        return made.train(layer.training)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The parameter as `Quantized.dequantized` gives it back."""
+        return weight if self.experts is None else self.experts.matrix(weight)
 
 
 def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]:
-    """Every ``nn.Linear`` of ``model``, and what becomes of it."""
+    """Every ``nn.Linear`` of ``model``, every parameter of experts, and what becomes of it."""
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     stored = config.stored()
@@ -50,7 +80,8 @@ def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]
     sources = set(tied.values())
     read = read_weights(model)
     for name, layer in model.named_modules():
-        if type(layer) is not torch.nn.Linear and not _is_bound_linear(layer):
+        if not _is_linear(layer):
+            yield from _of_experts(name, layer, config, kept)
             continue
         if not should_convert_module(name, kept):
             yield Choice(name, layer, None)
@@ -80,9 +111,30 @@ def _of_stored(model: torch.nn.Module, stored: dict[str, Stored]) -> Iterator[Ch
         yield Choice(name, layer, scheme, tied=tied.get(f"{name}.weight", ""))
 
 
-def _is_bound_linear(layer: torch.nn.Module) -> bool:
+def _of_experts(
+    name: str, module: torch.nn.Module, config: LiteBoostConfig, kept: list[str]
+) -> Iterator[Choice]:
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    known = weights_of(module)
+    for local, parameter in module.named_parameters(recurse=False):
+        full = f"{name}.{local}"
+        if local not in known or parameter.dim() != 3:
+            if parameter.dim() == 3 and "expert" in type(module).__qualname__.lower():
+                yield Choice(full, module, None, "experts of a form that is not read as integers")
+            continue
+        experts = Experts.of(parameter, known[local])
+        scheme, reason = config.of_experts(), experts.unsuited(config.of_experts())
+        if not (should_convert_module(name, kept) and should_convert_module(full, kept)):
+            scheme, reason = None, ""
+        yield Choice(full, module, None if reason else scheme, reason, experts=experts)
+
+
+def _is_linear(layer: torch.nn.Module) -> bool:
     # A bound layer is of a subclass of the same name, see engine.swap.
-    return isinstance(layer, torch.nn.Linear) and type(layer).__qualname__ == torch.nn.Linear.__qualname__
+    return type(layer) is torch.nn.Linear or (
+        isinstance(layer, torch.nn.Linear) and type(layer).__qualname__ == torch.nn.Linear.__qualname__
+    )
 
 
 def note(model: torch.nn.Module, made: list[Choice]) -> None:

@@ -102,6 +102,10 @@ class LiteBoostConfig(QuantizationConfigMixin):
         """The scheme of the output layer, or None where it stays."""
         return Scheme("w8a16") if self.head == 8 else None
 
+    def of_experts(self) -> Scheme:
+        """The scheme of experts that are one parameter, whose activations stay as they are."""
+        return Scheme("w8a16") if self.scheme == "w8a8" else self.of_layers()
+
     def to_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _FIELDS if name != "layers" or self.layers}
         return {"quant_method": self.quant_method, **values}

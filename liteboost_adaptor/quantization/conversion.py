@@ -9,8 +9,9 @@ from ..report import REFUSED, Outcome, report
 from .calibration import Calibration, blocks_of, calibrate
 from .choices import Choice, untie
 from .config import LiteBoostConfig
-from .layers import QuantizedLinear
 from .names import RULE
+from .rounding import Quantized
+from .weights import QuantizedWeight
 
 
 def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice]) -> None:
@@ -21,7 +22,7 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice])
     """
     if not any(choice.scheme for choice in made):
         raise QuantizationError(
-            f"{type(model).__name__} has no linear layer that {config.scheme} takes: "
+            f"{type(model).__name__} has no layer that {config.scheme} takes: "
             + ("; ".join(sorted({c.reason for c in made if c.reason})) or "it has none at all")
         )
     calibration = Calibration()
@@ -32,8 +33,7 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice])
             continue
         if choice.tied:
             untie(model, choice)
-        rounded = calibration.quantize(choice, choice.layer.weight.detach())
-        model.set_submodule(choice.name, QuantizedLinear.of(choice.layer, choice.scheme, rounded))
+        put(model, choice, calibration.quantize(choice, model.get_parameter(choice.parameter).detach()))
     with torch.no_grad():
         for name, value in calibration.parameters.items():
             model.get_parameter(name).copy_(value)
@@ -42,11 +42,27 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice])
     arrange(model)
 
 
+def put(model: torch.nn.Module, choice: Choice, rounded: Quantized | None = None) -> QuantizedWeight:
+    """Put what stands for ``choice`` in its place, on the meta device where it is not ``rounded`` yet."""
+    made = choice.made("meta")
+    if rounded is not None:
+        made.fill(rounded)
+    if choice.experts is None:
+        bias = choice.layer.bias
+        made.register_parameter("bias", bias)
+        model.set_submodule(choice.name, made)
+    else:
+        local = choice.name.rpartition(".")[2]
+        delattr(choice.layer, local)
+        choice.layer.add_module(local, made)
+    return made
+
+
 def arrange(model: torch.nn.Module) -> None:
     """Lay out the weights of the quantised layers of ``model`` as its device reads them.
 
     Layers whose weights accelerate brings in for each call are elsewhere now, and come as they are saved.
     """
     for layer in model.modules():
-        if isinstance(layer, QuantizedLinear):
+        if isinstance(layer, QuantizedWeight):
             layer.arrange()

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .experts import QuantizedExperts
+
 
 def owners(model: torch.nn.Module, names: Iterable[str], weight_mapping: Iterable[Any]) -> dict[str, str]:
     """Layer of the checkpoint -> linear layer of ``model``; empty where it becomes part of something else.
@@ -31,3 +33,23 @@ def owners(model: torch.nn.Module, names: Iterable[str], weight_mapping: Iterabl
         is_linear = pattern is None and isinstance(modules.get(owner), torch.nn.Linear)
         found[name] = owner if is_linear else ""
     return found
+
+
+def without_experts(model: torch.nn.Module) -> list[Any]:
+    """How `save_pretrained` renames what ``model`` holds, without what would take quantised experts apart."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightConverter
+
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is None:  # as transformers does where it has not loaded the model
+        mapping = get_model_conversion_mapping(model, add_legacy=False)
+        conversions = [each for each in mapping if not isinstance(each, PrefixChange)]
+    names = [f"{name}.weight" for name, each in model.named_modules() if isinstance(each, QuantizedExperts)]
+
+    def takes_apart(conversion: Any) -> bool:
+        if not isinstance(conversion, WeightConverter):
+            return False
+        reverse = conversion.reverse_transform()
+        return any(reverse.rename_source_key(name)[1] is not None for name in names)
+
+    return [conversion for conversion in conversions if not takes_apart(conversion)]

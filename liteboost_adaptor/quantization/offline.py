@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..checkpoint.files import Slice
 from ..checkpoint.folders import INDEX, SINGLE, config_of, copy_others, on_meta, write_json
 from ..checkpoint.writing import Writer
 from ..errors import QuantizationError
@@ -21,7 +22,9 @@ from .calibration import Calibration, blocks_of, calibrate
 from .choices import Choice, choices, untie
 from .config import LiteBoostConfig
 from .digests import DIGESTS
-from .rounding import Quantized
+from .origins import Origin, origins_of
+from .reading import tensors_of
+from .rounding import CHUNK, Quantized
 
 #: What was done, in the folder that is written: begun before its first file, complete with its last.
 RECORD = "quantization.json"
@@ -71,18 +74,19 @@ def quantize_folder(
     model = _unquantized_on_meta(source)
     made = list(choices(model, config))
     calibration = _calibrated(source, config, progress)
-    wanted = {f"{choice.name}.weight": choice for choice in made if choice.scheme is not None}
+    wanted = {choice.parameter: choice for choice in made if choice.scheme is not None}
     heads = {choice.tied: choice for choice in wanted.values() if choice.tied}
-    _check_names(files, wanted, source)
+    tensors = tensors_of([str(source / file) for file in files])
+    origins = origins_of(model, tensors)
+    _check_names(origins, wanted, source)
+    rounding = _Rounding(model, tensors, origins, wanted, heads, calibration, progress)
     record = _begin(source, target, config, files)
     total, at = sum(len(names) for names in files.values()), 0
     for file, names in files.items():
         if not _is_done(target, record, file):
-            tensors, entry = _quantized(
-                source / file, names, wanted, heads, calibration, progress, (at, total)
-            )
-            _write(target / file, tensors)
-            record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(tensors)}
+            made_here, entry = rounding.file(names, (at, total))
+            _write(target / file, made_here)
+            record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(made_here)}
             write_json(target / RECORD, record)
         at += len(names)
         progress(file, at, total)
@@ -123,9 +127,8 @@ def _unquantized_on_meta(source: Path) -> torch.nn.Module:
     return on_meta(source)
 
 
-def _check_names(files: dict[str, list[str]], wanted: dict[str, Choice], source: Path) -> None:
-    there = {name for names in files.values() for name in names}
-    missing = [choice.tied or name for name, choice in wanted.items() if (choice.tied or name) not in there]
+def _check_names(origins: dict[str, Origin], wanted: dict[str, Choice], source: Path) -> None:
+    missing = [choice.tied or name for name, choice in wanted.items() if (choice.tied or name) not in origins]
     if missing or not wanted:
         what = f"has no tensor {missing[0]}" if missing else "has no layer for this scheme"
         raise QuantizationError(
@@ -163,42 +166,60 @@ def _is_done(target: Path, record: dict[str, Any], file: str) -> bool:
     return entry is not None and (target / file).is_file() and _digest(target / file) == entry["sha256"]
 
 
-def _quantized(
-    path: Path,
-    names: list[str],
-    wanted: dict[str, Choice],
-    heads: dict[str, Choice],
-    calibration: Calibration,
-    progress: Progress,
-    done: tuple[int, int],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of one file as they are written, and what the record says of them."""
-    tensors: dict[str, Tensor] = {}
-    errors, before = [], 0
-    tied = {f"{choice.name}.weight" for choice in heads.values()}
-    with safe_open(path, framework="pt") as file:
+@dataclass(frozen=True)
+class _Rounding:
+    """Rounds what files hold; ``wanted`` and ``heads`` are choices by the names of the model's parameters."""
+
+    model: torch.nn.Module
+    tensors: Mapping[str, Slice]
+    origins: dict[str, Origin]
+    wanted: dict[str, Choice]
+    heads: dict[str, Choice]
+    calibration: Calibration
+    progress: Progress
+
+    def file(self, names: list[str], done: tuple[int, int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors of one file as they are written, and what the record says of them.
+
+        What is made of several tensors is written in the file of the first.
+        """
+        made: dict[str, Tensor] = {}
+        errors, before = [], 0
+        tied = {choice.parameter for choice in self.heads.values()}
+        target_of = {name: target for target, origin in self.origins.items() for name, _ in origin.tensors}
         for count, name in enumerate(sorted(names)):
-            progress(name, done[0] + count, done[1])
-            tensor = file.get_tensor(name)
-            before += tensor.nbytes
-            here = [choice for choice in (wanted.get(name), heads.get(name)) if choice is not None]
-            if name in tied:  # also stored under its own name; its source is what counts
+            self.progress(name, done[0] + count, done[1])
+            before += self.tensors[name].file.entries[name].nbytes
+            target = target_of[name]
+            if target in tied:  # also stored under its own name; its source is what counts
                 continue
-            if name not in wanted:
-                tensors[name] = calibration.parameters.get(name, tensor)
+            here = [choice for choice in (self.wanted.get(target), self.heads.get(target)) if choice]
+            if target not in self.wanted:
+                made[name] = self.calibration.parameters.get(target, self.tensors[name][...])
+            if not here or name != self.origins[target].first:
+                continue
+            weight = self.origins[target].read(self.tensors, self.model)
             for choice in here:
                 assert choice.scheme is not None
-                rounded = calibration.quantize(choice, tensor)
-                tensors |= {f"{choice.name}.{part}": value for part, value in rounded.tensors().items()}
-                error = _error(calibration.scaled(choice.name, tensor), rounded)
-                errors.append({"name": choice.name, "scheme": choice.scheme.name, "error": error})
-    return tensors, {"errors": errors, "bytes_before": before}
+                rounded = self.calibration.quantize(choice, weight)
+                made |= {f"{choice.name}.{part}": value for part, value in rounded.tensors().items()}
+                exact = choice.matrix(self.calibration.scaled(choice.name, weight))
+                errors.append(
+                    {"name": choice.name, "scheme": choice.scheme.name, "error": _error(exact, rounded)}
+                )
+        return made, {"errors": errors, "bytes_before": before}
 
 
 def _error(weight: Tensor, rounded: Quantized) -> float:
-    exact = weight.float()
-    norm = exact.norm().item()
-    return (rounded.dequantized().sub_(exact)).norm().item() / norm if norm else 0.0
+    """Over parts of the rows: of all experts in fp32 there would be little room."""
+    step = max(1, CHUNK // max(1, weight.shape[1]))
+    norm = error = 0.0
+    for first in range(0, len(weight), step):
+        exact = weight[first : first + step].float()
+        norm += exact.square().sum(dtype=torch.float64).item()
+        exact -= rounded.rows(first, first + step).dequantized()
+        error += exact.square().sum(dtype=torch.float64).item()
+    return (error / norm) ** 0.5 if norm else 0.0
 
 
 def _finish(

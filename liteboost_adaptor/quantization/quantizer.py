@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,17 +15,19 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 from .. import memory
 from ..checkpoint.files import Slice
 from ..errors import QuantizationError
-from . import digests
+from . import digests, naming
 from .choices import Choice, choices, note, untie
 from .config import LiteBoostConfig
-from .conversion import arrange, convert
+from .conversion import arrange, convert, put
 from .digests import DIGESTS
+from .experts import QuantizedExperts
 from .layers import QuantizedLinear
 from .rounding import quantize
+from .weights import QuantizedWeight
 
 
 class LiteBoostQuantizer(HfQuantizer):
-    """Puts `QuantizedLinear` in the place of linear layers, and their weights into it as they are loaded."""
+    """Puts quantised layers in the place of others, and their weights into them as they are loaded."""
 
     requires_calibration = False
     quantization_config: LiteBoostConfig
@@ -35,6 +37,10 @@ class LiteBoostQuantizer(HfQuantizer):
         self._choices: list[Choice] = []
         #: The head that is quantised from the parameter it was tied to, by that parameter's name.
         self._heads: dict[str, str] = {}
+        #: Experts that are quantised while they are loaded, by the names of their parameters.
+        self._experts: dict[str, Choice] = {}
+        #: How transformers takes apart what holds experts, for when they are parameters again.
+        self._conversions: Any = None
 
     @property
     def _calibrates(self) -> bool:
@@ -55,28 +61,21 @@ class LiteBoostQuantizer(HfQuantizer):
         for choice in self._choices:
             if choice.scheme is None:
                 continue
-            layer = choice.layer
-            with torch.device("meta"):
-                made = QuantizedLinear(
-                    layer.in_features,
-                    layer.out_features,
-                    layer.bias is not None,
-                    choice.scheme,
-                    layer.weight.dtype,
-                )
-            made.train(layer.training)
-            model.set_submodule(choice.name, made)
+            if choice.experts is not None and not self.pre_quantized:
+                self._experts[choice.name] = choice  # the loader looks for the parameter
+                continue
+            put(model, choice)
             if choice.tied:
                 self._heads[choice.tied] = f"{choice.name}.weight"
                 untie(model, choice)
         return model
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
-        if param_name in self._heads:
+        if param_name in self._heads or param_name in self._experts:
             return True
         module, name = get_module_from_name(model, param_name)
         # Of a checkpoint that is quantised, all parts: what does not fit then comes to `_check_loaded`.
-        return isinstance(module, QuantizedLinear) and (
+        return isinstance(module, QuantizedWeight) and (
             name == "weight" or (self.pre_quantized and name != "bias")
         )
 
@@ -92,8 +91,9 @@ class LiteBoostQuantizer(HfQuantizer):
             self._choices = list(choices(model, self.quantization_config))
             convert(model, self.quantization_config, self._choices)
         else:
-            _check_loaded(model)
+            _check_loaded(model, self._experts)
             arrange(model)
+        self._keep_experts_whole(model)
         note(model, self._choices)
         self._choices = []
         memory.give_back()  # what rounding and converting needed
@@ -106,6 +106,13 @@ class LiteBoostQuantizer(HfQuantizer):
         model.is_quantized = True
         model.quantization_method = self.quantization_config.quant_method
         model.config.quantization_config = self.quantization_config
+        self._keep_experts_whole(model)
+
+    def _keep_experts_whole(self, model: torch.nn.Module) -> None:
+        """Have `save_pretrained` write experts as they are kept, not one by one as checkpoints have them."""
+        self._conversions = getattr(model, "_weight_conversions", None)
+        if any(isinstance(module, QuantizedExperts) for module in model.modules()):
+            model._weight_conversions = naming.without_experts(model)
 
     def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[Any, dict[str, str]]:
         if getattr(model, "_hf_peft_config_loaded", False):
@@ -125,14 +132,21 @@ class LiteBoostQuantizer(HfQuantizer):
         return True
 
     def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        wanted = dtype or torch.float32
         for name, layer in list(model.named_modules()):
             if isinstance(layer, QuantizedLinear):
                 with torch.device("meta"):
                     made = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-                made.weight = torch.nn.Parameter(layer.dequantized(dtype or torch.float32))
+                made.weight = torch.nn.Parameter(layer.dequantized(wanted))
                 made.bias = layer.bias
                 made.train(layer.training)
                 model.set_submodule(name, made)
+            elif isinstance(layer, QuantizedExperts):
+                owner, _, local = name.rpartition(".")
+                delattr(model.get_submodule(owner), local)
+                parameter = torch.nn.Parameter(layer.form.parameter(layer.dequantized(wanted)))
+                model.get_submodule(owner).register_parameter(local, parameter)
+        model._weight_conversions = self._conversions
         return model
 
 
@@ -143,13 +157,23 @@ class _Quantize(ConversionOps):
         self._quantizer = quantizer
 
     def convert(
-        self, input_dict: dict[str, Any], *, model: torch.nn.Module, full_layer_name: str, **kwargs: Any
+        self,
+        input_dict: dict[str, Any],
+        *,
+        model: torch.nn.Module,
+        full_layer_name: str,
+        missing_keys: set[str] | None = None,
+        **kwargs: Any,
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for given, value in input_dict.items():
             # A rename hands one tensor over, in a list; what converters give has its target's name already.
             name = full_layer_name if len(input_dict) == 1 else given
             weight = value[0] if isinstance(value, list) else value
+            if name in self._quantizer._experts:
+                self._put_experts(model, self._quantizer._experts.pop(name), weight)
+                (missing_keys or set()).discard(name)
+                continue
             module, attribute = get_module_from_name(model, name)
             if isinstance(module, QuantizedLinear) and attribute == "weight":
                 found |= self._quantized(model, name, weight)
@@ -159,23 +183,33 @@ class _Quantize(ConversionOps):
                 found |= self._quantized(model, self._quantizer._heads[name], weight)
         return found
 
+    def _put_experts(self, model: torch.nn.Module, choice: Choice, weight: Tensor) -> None:
+        _check_shape(choice.name, weight, model.get_parameter(choice.name).shape)
+        assert choice.experts is not None and choice.scheme is not None
+        made = put(model, choice, choice.experts.quantize(weight, choice.scheme, choice.name))
+        for tensor in made.buffers():
+            tensor._is_hf_initialized = True
+
     def _quantized(self, model: torch.nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
         layer, _ = get_module_from_name(model, name)
         prefix = name.removesuffix("weight")
-        if tuple(weight.shape) != (layer.out_features, layer.in_features):
-            raise QuantizationError(
-                f"{name} of the checkpoint has shape {list(weight.shape)}, and the model's layer "
-                f"{[layer.out_features, layer.in_features]}"
-            )
+        _check_shape(name, weight, (layer.out_features, layer.in_features))
         tensors = quantize(weight, layer.scheme, name).tensors()
         return {prefix + part: tensor for part, tensor in tensors.items()}
 
 
-def _check_loaded(model: torch.nn.Module) -> None:
-    """Raise unless every quantised layer holds what its scheme says."""
-    faults = []
+def _check_shape(name: str, weight: Tensor, wanted: Sequence[int]) -> None:
+    if tuple(weight.shape) != tuple(wanted):
+        raise QuantizationError(
+            f"{name} of the checkpoint has shape {list(weight.shape)}, and the model's layer {list(wanted)}"
+        )
+
+
+def _check_loaded(model: torch.nn.Module, awaited: Iterable[str]) -> None:
+    """Raise unless every quantised layer holds what its scheme says, and none is still ``awaited``."""
+    faults = [f"{name} is missing" for name in awaited]
     for name, layer in model.named_modules():
-        if not isinstance(layer, QuantizedLinear) or layer.is_arranged:
+        if not isinstance(layer, QuantizedWeight) or layer.is_arranged:
             continue
         for part, (shape, dtype) in layer.scheme.shapes(layer.out_features, layer.in_features).items():
             tensor = getattr(layer, part)

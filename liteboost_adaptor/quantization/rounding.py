@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from ..errors import QuantizationError
-from ..ops.quantized_linear import dequantize_w4, dequantize_w8, pack_w4
+from ..ops.quantized_linear import (
+    dequantize_w4,
+    dequantize_w8,
+    from_tiles,
+    pack_w4,
+    scales_from_tiles,
+)
 from .schemes import Scheme
 
 #: Elements worked on at a time: what rounding needs beside the weight stays small.
@@ -47,6 +53,28 @@ class Quantized:
             return dequantize_w8(self.weight, self.scales)
         return dequantize_w4(self.weight, self.scales, self.zero_points)
 
+    def rows(self, first: int, last: int) -> Quantized:
+        """Some of the outputs."""
+        return Quantized(**{name: tensor[first:last] for name, tensor in self.tensors().items()})
+
+    def from_tiles(self, outputs: int, inputs: int) -> Quantized:
+        """As it is saved, of what is in tiles (`ops.quantized_linear.to_tiles`)."""
+        scales, zeros = scales_from_tiles(self.scales, outputs), self.zero_points
+        return Quantized(
+            from_tiles(self.weight, outputs, inputs),
+            scales[:, 0] if self.weight.dtype == torch.int8 else scales,
+            None if zeros is None else scales_from_tiles(zeros, outputs),
+        )
+
+
+def joined(parts: list[Quantized]) -> Quantized:
+    """Weights one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Quantized(
+        **{name: torch.cat([part.tensors()[name] for part in parts]) for name in parts[0].tensors()}
+    )
+
 
 def quantize(weight: Tensor, scheme: Scheme, name: str = "the weight") -> Quantized:
     """Round ``weight`` ``[out, in]`` to the integers of ``scheme``.
@@ -62,11 +90,7 @@ def quantize(weight: Tensor, scheme: Scheme, name: str = "the weight") -> Quanti
     reason = scheme.unsuited(*weight.shape)
     if reason:
         raise QuantizationError(f"{name} {list(weight.shape)} cannot be quantised to {scheme.name}: {reason}")
-    parts = [_quantize(chunk, scheme, name) for chunk in _chunks(weight)]
-    if len(parts) == 1:
-        return parts[0]
-    zeros = None if parts[0].zero_points is None else torch.cat([part.zero_points for part in parts])
-    return Quantized(torch.cat([p.weight for p in parts]), torch.cat([p.scales for p in parts]), zeros)
+    return joined([_quantize(chunk, scheme, name) for chunk in _chunks(weight)])
 
 
 def _chunks(weight: Tensor) -> Iterator[Tensor]:

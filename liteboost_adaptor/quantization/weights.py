@@ -13,8 +13,6 @@ from ..ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
     from_int4,
-    from_tiles,
-    scales_from_tiles,
     scales_to_tiles,
     to_tiles,
 )
@@ -111,16 +109,9 @@ class QuantizedWeight(torch.nn.Module):
         """The tensors as they are saved; copies, if the layer is arranged."""
         if not self.is_arranged:
             return Quantized(self.weight, self.scales, self.zero_points)
-        return self._saved_of_npu() if self.is_arranged_for_npu else self._saved_of_tiles()
-
-    def _saved_of_tiles(self) -> Quantized:
-        scales = scales_from_tiles(self.scales, self.out_features)
-        zeros = self.zero_points
-        return Quantized(
-            from_tiles(self.weight, self.out_features, self.width),
-            scales[:, 0] if self.scheme.bits == 8 else scales,
-            None if zeros is None else scales_from_tiles(zeros, self.out_features),
-        )
+        if self.is_arranged_for_npu:
+            return self._saved_of_npu()
+        return Quantized(self.weight, self.scales, self.zero_points).from_tiles(self.out_features, self.width)
 
     def _saved_of_npu(self) -> Quantized:
         if self.scheme.bits == 8:

@@ -202,7 +202,24 @@ def _run(
 def _product(module: torch.nn.Module, name: str, states: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     weight = getattr(module, name)
     bias = getattr(module, f"{name}_bias") if _flag(module, "has_bias") else None
+    if _is_quantized(weight):
+        return weight.product(states, bias, index)
     return ops.experts_linear(states, weight.mT if _flag(module, "is_transposed") else weight, bias, index)
+
+
+def _is_quantized(weight: object) -> bool:
+    """Whether integers stand in a weight's place (`quantization.experts.QuantizedExperts`)."""
+    return getattr(weight, "keeps_integers", False)
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, bool]:
+    """The parameters of experts of the registry's form that hold their weights, and whether transposed.
+
+    Empty for other modules. transformers' decorator notes on the module what its form is.
+    """
+    if not all(hasattr(module, flag) for flag in ("has_gate", "has_bias", "is_transposed")):
+        return {}
+    return dict.fromkeys((_up(module), "down_proj"), module.is_transposed)
 
 
 def _flag(module: torch.nn.Module, name: str) -> bool:
@@ -219,11 +236,14 @@ def _unserved(
 ) -> str:
     names = [_up(module), "down_proj"]
     names += [f"{name}_bias" for name in names] if _flag(module, "has_bias") else []
-    weights = [getattr(module, name, None) for name in names]
-    for name, weight in zip(names, weights, strict=True):
-        if not isinstance(weight, torch.Tensor):
+    given = [getattr(module, name, None) for name in names]
+    for name, each in zip(names, given, strict=True):
+        if not isinstance(each, torch.Tensor) and not _is_quantized(each):
             return f"{name} is no tensor"
-    reason = unserved(hidden_states, index, scores, *weights) or autocast(hidden_states)
+    # Integers have a dtype of their own; where they lie is asked of their buffers.
+    weights = [each for each in given if not _is_quantized(each)]
+    integers = [each.weight for each in given if _is_quantized(each)]
+    reason = unserved(hidden_states, index, scores, *weights, *integers) or autocast(hidden_states)
     if reason:
         return reason
     if any(weight.dtype != hidden_states.dtype for weight in weights):
@@ -232,6 +252,6 @@ def _unserved(
         return "routing of a dtype that is not served"
     if hidden_states.ndim != 2 or index.ndim != 2 or index.shape != scores.shape:
         return "a shape that is not served"
-    if any(weight.shape[0] != getattr(module, "num_experts", weight.shape[0]) for weight in weights):
+    if any(each.shape[0] != getattr(module, "num_experts", each.shape[0]) for each in given):
         return "weights of another number of experts"
     return ""

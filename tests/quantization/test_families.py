@@ -13,6 +13,7 @@ from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, qua
 
 SAMPLE = (
     *("llama", "qwen3", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss", "gpt_neox", "qwen3_moe"),
+    *("mixtral", "deepseek_v3"),
     "mamba2",  # its code reads the head's dtype
 )
 SCHEMES = ("w8a16", "w4a16")

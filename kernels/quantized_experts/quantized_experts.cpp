@@ -1,0 +1,31 @@
+#include "quantized_experts/quantized_experts.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "quantized_experts/quantized_experts_checks.h"
+
+namespace liteboost {
+namespace {
+
+at::Tensor experts_tiles_meta(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                              const std::optional<at::Tensor>& zero_points,
+                              const std::optional<at::Tensor>& bias, const at::Tensor& index,
+                              c10::SymInt out_features) {
+  check_experts_tiles(x, tiles, scales, zero_points, bias, index, out_features);
+  return at::empty_symint({index.sym_size(0), index.sym_size(1), out_features}, x.options());
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def(
+      "experts_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor index, "
+      "SymInt out_features) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("experts_tiles", &liteboost::experts_tiles_meta); }
+
+// No backward: the checks raise where one would be needed, and torch's own fallback costs microseconds.
+TORCH_LIBRARY_IMPL(liteboost, Autograd, m) { m.impl("experts_tiles", torch::CppFunction::makeFallthrough()); }

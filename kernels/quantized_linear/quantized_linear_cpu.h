@@ -1,0 +1,18 @@
+// What the CPU code of other families shares with that of integer weights.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace liteboost {
+
+// Whether so many rows of x are multiplied by torch's product, with the weight multiplied out in parts.
+bool is_multiplied_out(at::ScalarType dtype, int64_t rows);
+
+// The op on the CPU.
+at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                            const std::optional<at::Tensor>& zero_points,
+                            const std::optional<at::Tensor>& bias, int64_t out_features);
+
+}  // namespace liteboost

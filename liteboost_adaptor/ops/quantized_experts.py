@@ -1,0 +1,194 @@
+"""Mixture of experts whose weights are integers: products of tokens with the weights of their experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..errors import DTypeError, ShapeError
+from .checks import (
+    check_dtype,
+    check_same_device,
+    check_same_dtype,
+    check_same_shape,
+    dtype_name,
+    shape_text,
+)
+from .experts import ExpertIndexError
+from .quantized_linear import PACK, STEP, TILE, linear_tiles
+from .registry import define
+
+_OP = "experts_tiles"
+_ADVICE = "arrange the weights with QuantizedExperts.arrange"
+
+
+def experts_tiles(
+    x: Tensor,
+    tiles: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    index: Tensor,
+    out_features: int,
+) -> Tensor:
+    """`experts_linear` with weights of 8 or 4 bits: only the integers of the experts named are read.
+
+    ``out[t, s] = x[t, s] @ weight[e].T + bias[e]`` with ``e = index[t, s]``.
+
+    Args:
+        x: ``[tokens, in_features]``, the same row for all slots of a token, or ``[tokens, slots,
+            in_features]``; fp32/bf16/fp16 (here also fp64). Any strides.
+        tiles: The weights of all experts one below the other, as `quantized_linear.to_tiles` arranges them:
+            int8 ``[tiles, in_features rounded up to 8, 16]`` or uint8 ``[tiles, in_features / 8, 64]``.
+        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, as of `linear_tiles`.
+        zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
+        bias: ``[experts, out_features]``, dtype of ``x``, or None.
+        index: ``[tokens, slots]``, int64, from 0 to ``experts``. A slot with ``experts`` has no expert in
+            this process, and a row of zeros.
+        out_features: Of one expert; a multiple of 16, so that no tile is of two.
+
+    Returns:
+        ``[tokens, slots, out_features]``, dtype of ``x``, contiguous.
+
+    Raises:
+        ShapeError: The shapes do not fit together.
+        DTypeError: A dtype is not in the list above, ``bias`` has not that of ``x``, or ``index`` is not
+            int64.
+        DeviceError: The tensors are on different devices.
+        ExpertIndexError: ``index`` has a number below 0 or above ``experts``.
+
+    Numerics:
+        As of `linear_tiles`, with the rows of an expert for the rows of ``x``.
+
+    Source:
+        ``grouped_mm_experts_forward`` in transformers 5.23, ``integrations/moe.py``; the arrangement is our
+        own.
+    """
+    _check_tokens(x, index)
+    _check_tiles(x, tiles, out_features)
+    _check_scales(x, tiles, scales, zero_points)
+    a_expert = out_features // TILE
+    experts = tiles.shape[0] // a_expert
+    _check_bias(x, bias, experts, out_features)
+    out = x.new_empty(*index.shape, out_features)
+    if out.is_meta or isinstance(out, FakeTensor):
+        return out  # traced: there are no experts to read
+    out.zero_()
+    for expert in index.unique().tolist():
+        if not 0 <= expert <= experts:
+            raise ExpertIndexError(
+                f"liteboost::{_OP}: index must be 0 .. {experts} for {experts} experts ({experts} "
+                f"for none), got {expert}; check the router"
+            )
+        if expert == experts:
+            continue
+        token, slot = torch.where(index == expert)
+        own = slice(expert * a_expert, (expert + 1) * a_expert)
+        out[token, slot] = linear_tiles(
+            x[token] if x.dim() == 2 else x[token, slot],
+            tiles[own],
+            scales[own],
+            None if zero_points is None else zero_points[own],
+            None if bias is None else bias[expert],
+            out_features,
+        )
+    return out
+
+
+def _check_tokens(x: Tensor, index: Tensor) -> None:
+    if index.dim() != 2:
+        raise ShapeError(
+            f"liteboost::{_OP}: index must have shape [tokens, slots], got {shape_text(index.shape)}; "
+            "flatten batch and length"
+        )
+    if x.dim() not in (2, 3):
+        raise ShapeError(
+            f"liteboost::{_OP}: x must have shape [tokens, in_features] or [tokens, slots, in_features], got "
+            f"{shape_text(x.shape)}; flatten batch and length"
+        )
+    check_dtype(_OP, "x", x)
+    if index.dtype != torch.int64:
+        raise DTypeError(f"liteboost::{_OP}: index must be int64, got {dtype_name(index.dtype)}; convert it")
+    check_same_device(_OP, "index", index, "x", x)
+    for dim, name in enumerate(("tokens", "slots")[: x.dim() - 1]):
+        if x.shape[dim] != index.shape[dim]:
+            raise ShapeError(
+                f"liteboost::{_OP}: x must have {name} = {index.shape[dim]} {('first', 'second')[dim]}, as "
+                f"index {shape_text(index.shape)} has, got {shape_text(x.shape)}; pass the index of these "
+                "tokens"
+            )
+
+
+def _check_tiles(x: Tensor, tiles: Tensor, out_features: int) -> None:
+    is_w8 = tiles.dtype == torch.int8
+    if not is_w8 and tiles.dtype != torch.uint8:
+        raise DTypeError(
+            f"liteboost::{_OP}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {_ADVICE}"
+        )
+    check_same_device(_OP, "tiles", tiles, "x", x)
+    line, unit = (TILE, STEP) if is_w8 else (STEP * TILE // 2, PACK // STEP)
+    if tiles.dim() != 3 or tiles.shape[2] != line or not tiles.shape[1] or tiles.shape[1] % unit:
+        form = "in_features rounded up to 8, 16]"
+        if not is_w8:
+            form = "in_features / 8, 64] with in_features a multiple of 32"
+        raise ShapeError(
+            f"liteboost::{_OP}: tiles must have shape [tiles, {form}, got {shape_text(tiles.shape)}; "
+            f"{_ADVICE}"
+        )
+    if out_features <= 0 or out_features % TILE or tiles.shape[0] % (out_features // TILE):
+        raise ShapeError(
+            f"liteboost::{_OP}: out_features must be those of an expert, a multiple of 16, in "
+            f"{tiles.shape[0]} tiles of 16, got {out_features}; pass those of these experts"
+        )
+    inputs = x.shape[-1]
+    if (-(-inputs // STEP) * STEP if is_w8 else inputs) != tiles.shape[1] * (1 if is_w8 else STEP):
+        raise ShapeError(
+            f"liteboost::{_OP}: x must have in_features last, those of tiles {shape_text(tiles.shape)}, got "
+            f"{shape_text(x.shape)}; pass the tiles of these experts"
+        )
+
+
+def _check_scales(x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None) -> None:
+    check_dtype(_OP, "scales", scales)
+    check_same_device(_OP, "scales", scales, "x", x)
+    groups = scales.shape[1] if scales.dim() == 3 else 0
+    if (
+        not groups
+        or (scales.shape[0], scales.shape[2]) != (tiles.shape[0], TILE)
+        or (groups > 1 and x.shape[-1] % (groups * PACK))
+    ):
+        raise ShapeError(
+            f"liteboost::{_OP}: scales must have shape [tiles, groups, 16], one group or groups of {PACK} "
+            f"columns or a multiple of it, for tiles {shape_text(tiles.shape)}, got "
+            f"{shape_text(scales.shape)}; pass the scales of these experts"
+        )
+    if zero_points is None:
+        return
+    if tiles.dtype == torch.int8:
+        raise ShapeError(f"liteboost::{_OP}: zero_points are for tiles of 4 bits, got int8; leave them out")
+    if zero_points.dtype != torch.uint8:
+        raise DTypeError(
+            f"liteboost::{_OP}: zero_points must be uint8, got {dtype_name(zero_points.dtype)}; convert them"
+        )
+    check_same_device(_OP, "zero_points", zero_points, "x", x)
+    check_same_shape(_OP, "zero_points", zero_points, "scales", scales)
+
+
+def _check_bias(x: Tensor, bias: Tensor | None, experts: int, out_features: int) -> None:
+    if bias is None:
+        return
+    check_same_dtype(_OP, "bias", bias, "x", x)
+    check_same_device(_OP, "bias", bias, "x", x)
+    if bias.shape != (experts, out_features):
+        raise ShapeError(
+            f"liteboost::{_OP}: bias must have shape [experts, out_features] = [{experts}, {out_features}], "
+            f"got {shape_text(bias.shape)}; pass the biases of these experts"
+        )
+
+
+define(
+    "experts_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor index, "
+    "SymInt out_features) -> Tensor",
+    experts_tiles,
+)

@@ -1,0 +1,29 @@
+"""Cases of experts with integer weights: some without a token, slots without an expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ...ops.quantized_linear import pack_w4, scales_to_tiles, to_tiles
+from ..case import Case, Kind, makes_cases
+from .experts import SIZES
+
+
+@makes_cases("experts_tiles")
+def experts_tiles(kind: Kind) -> Iterator[Case]:
+    for tokens, slots, experts, inputs, outputs in SIZES:
+        rows, groups = experts * outputs, inputs // 32
+        arguments = {"x": kind.normal(tokens, inputs), "index": kind.integers(experts + 1, tokens, slots)}
+        arguments |= {"out_features": outputs, "bias": kind.normal(experts, outputs)}
+        label = f"{tokens} x {slots} of {experts}, [{outputs}, {inputs}]"
+        weight = (kind.integers(255, rows, inputs) - 127).to(torch.int8)
+        scales = (kind.normal(rows).abs() + 0.1) * inputs**-0.5 / 127
+        layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales), "zero_points": None}
+        yield Case(f"{label}, 8 bits", arguments | layer)
+        weight = pack_w4(kind.integers(16, rows, inputs).to(torch.uint8))
+        scales = (kind.normal(rows, groups).abs() + 0.1) * inputs**-0.5 / 8
+        zeros = kind.integers(16, rows, groups).to(torch.uint8)
+        layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales)}
+        yield Case(f"{label}, 4 bits", arguments | layer | {"zero_points": scales_to_tiles(zeros)})
