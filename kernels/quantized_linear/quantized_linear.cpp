@@ -45,6 +45,10 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def(
       "linear_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
       "SymInt out_features) -> Tensor");
+  // What programs run for layers with one input: linear_tiles of each, the same bits.
+  m.def(
+      "_tiles_at_once(Tensor x, Tensor[] tiles, Tensor[] scales, Tensor?[] zero_points, Tensor?[] biases, "
+      "int[] out_features) -> Tensor[]");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, Meta, m) {

@@ -26,6 +26,8 @@
 //   scales       [T, G, 16]        G is 1, or groups as above, for either number of bits
 //   zero_points  [T, G, 16]        for 4 bits
 //
+// _tiles_at_once is linear_tiles of each of several weights, whose tiles the threads share out as if they were one's.
+//
 // linear_w8 and linear_w4 arrange each tile on the way, and compute the same bits.
 //
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed

@@ -113,4 +113,19 @@ void check_linear_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::
   check_zero_points(op, *zero_points, x, scales);
 }
 
+void check_tiles_at_once(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
+                         const OptionalTensors& zero_points, const OptionalTensors& biases,
+                         at::IntArrayRef out_features) {
+  const size_t count = tiles.size();
+  LB_CHECK_VALUE(count > 0 && scales.size() == count && zero_points.size() == count &&
+                     biases.size() == count && out_features.size() == count,
+                 "_tiles_at_once", "all lists must have one element for each layer, at least one, got ",
+                 count, " tiles, ", scales.size(), " scales, ", zero_points.size(), " zero_points, ",
+                 biases.size(), " biases, ", out_features.size(),
+                 " out_features; pass None for what a layer lacks");
+  for (size_t i = 0; i < count; ++i) {
+    check_linear_tiles(x, tiles[i], scales[i], zero_points.get(i), biases.get(i), out_features[i]);
+  }
+}
+
 }  // namespace liteboost

@@ -4,13 +4,13 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_linear_checks.h"
 #include "quantized_linear/quantized_linear_cpu.h"
+#include "quantized_linear/saved_weight.h"
 
 #ifdef LB_X86_ISAS
 #include <cpuid.h>
@@ -27,73 +27,6 @@ constexpr int64_t kPackedBytes = 384 << 10;
 constexpr int64_t kLeastRows = 64;
 // How much of a weight is multiplied out at a time for torch's product: it stays in the last cache until it is read.
 constexpr int64_t kMultipliedBytes = 4 << 20;
-
-int64_t tile_bytes(const QuantizedTiles& weight) {
-  return (weight.k + kStep - 1) / kStep * kStep * kTile * weight.bits / 8;
-}
-
-int64_t tiles_of(int64_t n) { return (n + kTile - 1) / kTile; }
-
-// A weight as it is saved, one tile of which is arranged at a time. `layout` says what the tiles have.
-struct SavedWeight {
-  QuantizedTiles layout;
-  const char* data;            // [n, k] int8, or [n, k / 2] of packing 1
-  const char* scales;          // [n, groups]
-  const uint8_t* zero_points;  // [n, groups] or null
-};
-
-// `size` bytes at a time, of which a row has `count`, from kTile rows to side by side.
-void interleave(const char* from, int64_t rows, int64_t count, int64_t size, char* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const char* at = from + row * count * size;
-    if (size == 1) {
-      for (int64_t i = 0; i < count; ++i) to[i * kTile + row] = at[i];
-    } else {
-      for (int64_t i = 0; i < count; ++i) std::memcpy(to + (i * kTile + row) * size, at + i * size, size);
-    }
-  }
-}
-
-// One tile of a saved weight, in memory of its own.
-class ArrangedTile {
- public:
-  explicit ArrangedTile(const SavedWeight& weight) : weight_(weight), tile_(weight.layout) {
-    const int64_t scale_size = tile_.scale_dtype == DType::f32 ? 4 : 2;
-    scale_bytes_ = tile_.groups * scale_size;
-    const int64_t data = tile_bytes(tile_), scales = scale_bytes_ * kTile, zeros = tile_.groups * kTile;
-    memory_ = c10::GetCPUAllocator()->allocate(data + scales + zeros);
-    data_ = static_cast<char*>(memory_.get());
-    std::memset(data_, 0, data + scales + zeros);
-    tile_.data = data_;
-    tile_.scales = data_ + data;
-    tile_.zero_points =
-        weight.zero_points ? reinterpret_cast<const uint8_t*>(data_ + data + scales) : nullptr;
-  }
-
-  const QuantizedTiles& arranged(int64_t tile) {
-    const int64_t first = tile * kTile, rows = std::min(weight_.layout.n - first, kTile);
-    const bool is_w8 = tile_.bits == 8;
-    const int64_t row_bytes = tile_.k * tile_.bits / 8;
-    interleave(weight_.data + first * row_bytes, rows, is_w8 ? row_bytes : row_bytes / 4, is_w8 ? 1 : 4,
-               data_);
-    char* scales = data_ + tile_bytes(tile_);
-    interleave(weight_.scales + first * scale_bytes_, rows, tile_.groups, scale_bytes_ / tile_.groups,
-               scales);
-    if (weight_.zero_points) {
-      interleave(reinterpret_cast<const char*>(weight_.zero_points) + first * tile_.groups, rows,
-                 tile_.groups, 1, scales + scale_bytes_ * kTile);
-    }
-    tile_.n = rows;
-    return tile_;
-  }
-
- private:
-  const SavedWeight& weight_;
-  QuantizedTiles tile_;
-  c10::DataPtr memory_;
-  char* data_;
-  int64_t scale_bytes_;
-};
 
 // Outputs [begin, end) in tiles of `args`, whose weight lies in tiles.
 void run_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedLinearArgs& args,
@@ -128,13 +61,21 @@ int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const Q
   return std::min(rows, std::max(kLeastRows, kPackedBytes / bytes / kLeastRows * kLeastRows));
 }
 
-// The weight is read as integers.
+// A weight that x is multiplied by, of several.
 template <typename Weight>
-void run_integers(const at::Tensor& x, int64_t rows, const Weight& weight, const at::Tensor& bias,
-                  at::Tensor& out) {
+struct Product {
+  const Weight& weight;
+  const void* bias;  // [n] or null
+  char* out;         // [rows, n]
+};
+
+// The weights are read as integers. Those of several products are shared out as if they were one: threads wait for each
+// other once.
+template <typename Weight>
+void run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight>> products) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
-  const QuantizedTiles& layout = layout_of(weight);
+  const QuantizedTiles& layout = layout_of(products[0].weight);  // x is packed alike for all
   const auto x_rows = x.expect_contiguous();
   const int64_t most = rows_at_once(kernels, dtype, layout, rows);
   alignas(64) char stack[kStackBytes];
@@ -145,19 +86,30 @@ void run_integers(const at::Tensor& x, int64_t rows, const Weight& weight, const
     heap = c10::GetCPUAllocator()->allocate(bytes);
     packed = heap.get();
   }
-  QuantizedLinearArgs args{};
-  args.packed_x = packed;
-  args.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
-  args.out_stride = layout.n;
   const int64_t size = x.element_size();
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, tile_bytes(layout)));
+  int64_t tiles = 0;
+  for (const auto& each : products) tiles += tiles_of(layout_of(each.weight).n);
   for (int64_t row = 0; row < rows; row += most) {
-    args.rows = std::min(rows - row, most);
-    args.out = static_cast<char*>(out.mutable_data_ptr()) + row * layout.n * size;
+    const int64_t count = std::min(rows - row, most);
     const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * layout.k * size;
-    kernels.pack(dtype, layout, part, args.rows, packed);
-    at::parallel_for(0, tiles_of(layout.n), grain, [&](int64_t begin, int64_t end) {
-      run_range(kernels, dtype, args, weight, begin, end);
+    kernels.pack(dtype, layout, part, count, packed);
+    at::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
+      int64_t first = 0;  // of the tiles of a product
+      for (const auto& each : products) {
+        const int64_t n = layout_of(each.weight).n, behind = first + tiles_of(n);
+        const int64_t from = std::max(begin, first), to = std::min(end, behind);
+        if (from < to) {
+          QuantizedLinearArgs args{};
+          args.packed_x = packed;
+          args.bias = each.bias;
+          args.out = each.out + row * n * size;
+          args.rows = count;
+          args.out_stride = n;
+          run_range(kernels, dtype, args, each.weight, from - first, to - first);
+        }
+        first = behind;
+      }
     });
   }
 }
@@ -219,19 +171,37 @@ bool has_units_of_its_own(at::ScalarType dtype) {
 bool has_units_of_its_own(at::ScalarType) { return true; }
 #endif
 
-template <typename Weight>
-at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optional<at::Tensor>& bias) {
-  const QuantizedTiles& layout = layout_of(weight);
+}  // namespace
+
+bool is_multiplied_out(at::ScalarType dtype, int64_t rows) {
+  return rows > kQuantizedRows && has_units_of_its_own(dtype);
+}
+
+namespace {
+
+// What x [..., k] gives of n outputs, and how many rows it has.
+std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
   c10::DimVector sizes(x.sizes());
   sizes.back() = 1;
   const int64_t rows = c10::multiply_integers(sizes);
-  sizes.back() = layout.n;
-  at::Tensor out = empty_cpu(sizes, x.scalar_type());
+  sizes.back() = n;
+  return {empty_cpu(sizes, x.scalar_type()), rows};
+}
+
+template <typename Weight>
+at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optional<at::Tensor>& bias) {
+  const QuantizedTiles& layout = layout_of(weight);
+  auto [out, rows] = empty_product(x, layout.n);
   if (out.numel() == 0) return out;
   if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
-  is_multiplied_out(x.scalar_type(), rows) ? run_multiplied_out(x, rows, weight, bias_vector, out)
-                                           : run_integers(x, rows, weight, bias_vector, out);
+  if (is_multiplied_out(x.scalar_type(), rows)) {
+    run_multiplied_out(x, rows, weight, bias_vector, out);
+  } else {
+    const Product<Weight> one = {weight, bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr,
+                                 static_cast<char*>(out.mutable_data_ptr())};
+    run_integers<Weight>(x, rows, one);
+  }
   return out;
 }
 
@@ -264,28 +234,69 @@ at::Tensor linear_w4_cpu(const at::Tensor& x, const at::Tensor& weight, const at
   return product(x, saved, bias);
 }
 
-}  // namespace
+// A weight in tiles, and what holds its memory.
+struct Tiles {
+  Tiles(int64_t k, const at::Tensor& tiles, const at::Tensor& scales,
+        const std::optional<at::Tensor>& zero_points, int64_t out_features)
+      : data(tiles.expect_contiguous()),
+        scale_data(scales.expect_contiguous()),
+        zeros(zero_points.has_value() ? zero_points->contiguous() : at::Tensor()),
+        weight{data->const_data_ptr(),
+               scale_data->const_data_ptr(),
+               zeros.defined() ? zeros.const_data_ptr<uint8_t>() : nullptr,
+               out_features,
+               k,
+               scales.size(1),
+               tiles.scalar_type() == at::kChar ? 8 : 4,
+               dtype_of(scales)} {}
 
-bool is_multiplied_out(at::ScalarType dtype, int64_t rows) {
-  return rows > kQuantizedRows && has_units_of_its_own(dtype);
+  c10::MaybeOwned<at::Tensor> data, scale_data;
+  at::Tensor zeros;
+  QuantizedTiles weight;
+};
+
+// Whether x is packed for both alike.
+bool are_alike(const QuantizedTiles& a, const QuantizedTiles& b) {
+  return a.bits == b.bits && a.groups == b.groups && !a.zero_points == !b.zero_points;
 }
+
+std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
+                                          const OptionalTensors& zero_points, const OptionalTensors& biases,
+                                          at::IntArrayRef out_features) {
+  check_tiles_at_once(x, tiles, scales, zero_points, biases, out_features);
+  std::vector<Tiles> weights;
+  std::vector<at::Tensor> outs;
+  c10::SmallVector<Product<QuantizedTiles>, 4> products;
+  weights.reserve(tiles.size());
+  outs.reserve(tiles.size());
+  bool can_be = x.size(-1) > 0;
+  int64_t rows = 0;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const Tiles& made =
+        weights.emplace_back(x.size(-1), tiles[i], scales[i], zero_points.get(i), out_features[i]);
+    can_be = can_be && are_alike(made.weight, weights[0].weight) &&
+             (!biases.get(i).has_value() || biases.get(i)->is_contiguous());
+    auto [out, count] = empty_product(x, out_features[i]);
+    rows = count;
+    const void* bias = biases.get(i).has_value() ? biases.get(i)->const_data_ptr() : nullptr;
+    products.push_back({made.weight, bias, static_cast<char*>(out.mutable_data_ptr())});
+    outs.push_back(std::move(out));
+  }
+  if (can_be && rows > 0 && !is_multiplied_out(x.scalar_type(), rows)) {
+    run_integers<QuantizedTiles>(x, rows, products);
+    return outs;
+  }
+  for (size_t i = 0; i < outs.size(); ++i) outs[i] = product(x, weights[i].weight, biases.get(i));
+  return outs;
+}
+
+}  // namespace
 
 at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                             const std::optional<at::Tensor>& zero_points,
                             const std::optional<at::Tensor>& bias, int64_t out_features) {
   check_linear_tiles(x, tiles, scales, zero_points, bias, out_features);
-  const auto data = tiles.expect_contiguous();
-  const auto scale_data = scales.expect_contiguous();
-  const at::Tensor zeros = zero_points.has_value() ? zero_points->contiguous() : at::Tensor();
-  const QuantizedTiles weight = {data->const_data_ptr(),
-                                 scale_data->const_data_ptr(),
-                                 zeros.defined() ? zeros.const_data_ptr<uint8_t>() : nullptr,
-                                 out_features,
-                                 x.size(-1),
-                                 scales.size(1),
-                                 tiles.scalar_type() == at::kChar ? 8 : 4,
-                                 dtype_of(scales)};
-  return product(x, weight, bias);
+  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features).weight, bias);
 }
 
 }  // namespace liteboost
@@ -294,4 +305,5 @@ TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
   m.impl("linear_w8", &liteboost::linear_w8_cpu);
   m.impl("linear_w4", &liteboost::linear_w4_cpu);
   m.impl("linear_tiles", &liteboost::linear_tiles_cpu);
+  m.impl("_tiles_at_once", &liteboost::tiles_at_once_cpu);
 }

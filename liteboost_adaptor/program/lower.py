@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .cpu_passes import plain_view, share_out
 from .npu_passes import OF_A_RUN, merge, with_joined_appends
 from .passes import improve, slots_read
 from .recording import Appended, Call, Expected, Length, Slot
@@ -36,10 +37,12 @@ class Writer:
         shapes = recorder.shapes()
         changed = [value.number for value in recorder.changed.values() if isinstance(value, Slot)]
         improve(self.recording, shapes)
+        share_out(self.recording)
         merge(self.recording, shapes, [*map(recorder.slot_of, results), *changed], may_move)
         self._lines: list[tuple[str, list[int]]] = []
         self._slots: dict[int, int] = {}
         self._count = 0
+        self._made: set[int] = set()
         calls = self.recording.calls
         self.constants = list(self.recording.constants.values())
         for slot in self.recording.constants:
@@ -69,6 +72,8 @@ class Writer:
                     self._append(call, recorder)
                 case Expected():
                     self._expect(call)
+                case Call() if self._is_made(call) and (view := plain_view(call, shapes)):
+                    self._view(call, view)
                 case Call():
                     self._call(call)
         self._slots.update((alias, self._slots[slot]) for alias, slot in self.recording.aliases.items())
@@ -149,6 +154,16 @@ class Writer:
         slot = self._slots[expected.slot]
         self._line(f"expect {slot} {int(expected.value)}", [slot])
 
+    def _is_made(self, call: Call) -> bool:
+        """Whether what it looks at was made in this run: it lies as it did."""
+        return bool(call.args) and isinstance(call.args[0], Slot) and call.args[0].number in self._made
+
+    def _view(self, call: Call, view: list[int]) -> None:
+        source, made = self._slots[call.args[0].number], self._new()
+        self._slots[call.results[0]] = made
+        self._made.add(call.results[0])
+        self._line(f"alias {source} {' '.join(map(str, view))} -> {made}", [source])
+
     def _call(self, call: Call) -> None:
         schema, reads = call.function._schema, []
         self._has_written |= schema.is_mutable and call.function.name() not in OF_A_RUN
@@ -161,6 +176,7 @@ class Writer:
         else:
             parts = results
         self._slots.update(zip(call.results, parts, strict=True))
+        self._made.update(call.results)
         name, overload = call.function.name().split(".")[0], call.function._overloadname
         self._line(f"op {name} {overload} {len(given)} {values} -> {' '.join(map(str, results))}", reads)
         if call.is_list:

@@ -239,6 +239,58 @@ def test_the_number_of_threads_changes_no_bit(native_only: None, dtype: torch.dt
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+def at_once(x: torch.Tensor, layers: list[dict[str, torch.Tensor]], biases: list) -> list[torch.Tensor]:
+    """What programs run for several layers with one input."""
+    lists = [list(each) for each in zip(*map(arranged, layers), strict=True)]
+    return torch.ops.liteboost._tiles_at_once(x, *lists, biases, [len(each["weight"]) for each in layers])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 5, 40])
+def test_several_at_once_give_the_bits_of_each(
+    isa: str, native_only: None, dtype: torch.dtype, rows: int
+) -> None:
+    alike8 = [w8(n, 96) for n in (37, 16, 1)]
+    alike4 = [w4(n, 96, 32, True) for n in (37, 16, 130)]
+    mixed = [w8(5, 96), w4(40, 96, 32, False), w4(16, 96, 96, False), w4(16, 96, 32, True), w8(0, 96)]
+    for layers in (alike8, alike4, mixed, alike8[:1]):
+        x = torch.randn(1, rows, 96).to(dtype)
+        biases = [
+            torch.randn(len(each["weight"])).to(dtype) if i % 2 else None for i, each in enumerate(layers)
+        ]
+        for layer, bias, result in zip(layers, biases, at_once(x, layers, biases), strict=True):
+            assert torch.equal(result, run_tiles(x, layer, bias))
+    strided = [torch.randn(74).to(dtype)[::2], None, None]
+    x = torch.randn(rows, 192).to(dtype)[:, ::2]
+    for layer, bias, result in zip(alike8, strided, at_once(x, alike8, strided), strict=True):
+        assert torch.equal(result, run_tiles(x, layer, bias))
+
+
+def test_several_at_once_are_shared_out_over_any_number_of_threads(native_only: None) -> None:
+    threads, x = torch.get_num_threads(), torch.randn(1, 512).bfloat16()
+    layers = [w4(n, 512, 32, False) for n in (2048, 1024, 1024, 16)]
+    expected = [run_tiles(x, layer) for layer in layers]
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert all(map(torch.equal, at_once(x, layers, [None] * 4), expected))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_several_at_once_refuse_lists_that_do_not_fit(native_only: None) -> None:
+    x, layer = torch.randn(1, 64), w8(24, 64)
+    with pytest.raises(ValueError, match=r"one element for each layer.* got 1 tiles.* 2 biases"):
+        at_once(x, [layer], [None, None])
+    with pytest.raises(ValueError, match="at least one"):
+        torch.ops.liteboost._tiles_at_once(x, [], [], [], [], [])
+    with pytest.raises(ValueError, match=r"out_features must .*got 40"):
+        tiles, scales, zeros = arranged(layer)
+        torch.ops.liteboost._tiles_at_once(x, [tiles], [scales], [zeros], [None], [40])
+    with pytest.raises(ValueError, match="linear_tiles"):
+        at_once(x[:, :32], [layer], [None])
+
+
 @pytest.mark.parametrize("rows", [1, 6])
 def test_nan_and_infinity_stay_in_their_output(isa: str, native_only: None, rows: int) -> None:
     for layer in (w8(21, 64), w4(21, 64, 32, False)):

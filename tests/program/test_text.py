@@ -99,6 +99,28 @@ def test_what_is_appended_lies_behind_what_is_kept() -> None:
     assert found[:, 2].eq(7).all() and memory[:, 3:].eq(0).all()
 
 
+@pytest.mark.parametrize("width", [3, 5000])
+def test_what_is_appended_may_lie_otherwise(width: int) -> None:
+    # Heads of a token side by side, two tokens; many bytes at once; values of another dtype.
+    text = "slots 2 0 3\nappend 0 i 1 i 2 1 2 -> 2\nreturn 2"
+    for dtype in (torch.float32, torch.bfloat16):
+        memory, new = torch.zeros(2, 4, 8, width), torch.randn(2, 2, 4, width, dtype=dtype).transpose(1, 2)
+        (found,) = run(text, [memory, new], [])
+        assert torch.equal(found, memory[:, :, 1:5]) and found.data_ptr() == memory[:, :, 1:].data_ptr()
+        assert torch.equal(found[:, :, 2:], new.float()) and memory[:, :, :3].eq(0).all()
+    with pytest.raises(ValueError, match="are not within 8"):
+        run(text.replace("i 2 1", "i 6 1"), [memory, new], [])
+
+
+def test_an_alias_shows_a_part_in_another_shape() -> None:
+    text = "slots 1 0 2\nalias 0 6 2 2 3 1 2 -> 1\nreturn 1"
+    x = torch.arange(24.0).reshape(4, 6)
+    (found,) = run(text, [x[1:]], [])
+    assert torch.equal(found, x[2].view(3, 2).t()) and found.data_ptr() == x[2].data_ptr()
+    with pytest.raises(ValueError, match="not contiguous"):
+        run(text, [x.t()], [])
+
+
 @pytest.mark.parametrize("fault", ["end", "full", "other memory", "other shape", "other dtype"])
 def test_a_run_stops_before_it_writes_what_is_not_its_own(fault: str) -> None:
     memory = torch.zeros(2, 2 if fault == "full" else 8, 3)

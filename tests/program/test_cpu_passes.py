@@ -1,0 +1,100 @@
+"""Layers of integers with one input are one operator of a program, and views none: the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_models
+
+import liteboost_adaptor
+from liteboost_adaptor.ops.quantized_linear import scales_to_tiles, to_tiles
+from liteboost_adaptor.program import lower
+from liteboost_adaptor.program.cpu_passes import plain_view, share_out
+from liteboost_adaptor.program.recording import Call, Recording, Slot
+
+aten, ours = torch.ops.aten, torch.ops.liteboost
+
+
+def layer(recording: Recording, x: int, outputs: int = 24, **changed: Any) -> Call:
+    """``linear_tiles`` of what is in slot ``x``."""
+    tiles = to_tiles(torch.randint(-9, 9, (outputs, 16), dtype=torch.int8))
+    slots = [recording.new(), recording.new()]
+    recording.constants |= dict(zip(slots, (tiles, scales_to_tiles(torch.rand(outputs))), strict=True))
+    args = [Slot(x), *map(Slot, slots), None, changed.get("bias"), outputs]
+    return Call(ours.linear_tiles.default, tuple(args), {}, [recording.new()])
+
+
+def names(recording: Recording) -> list[str]:
+    return [call.function.name().split("::")[1] for call in recording.calls]
+
+
+def test_layers_with_one_input_are_made_at_once_where_the_first_was() -> None:
+    recording = Recording()
+    x, other = recording.new(), recording.new()
+    first, second, third, alone = (
+        layer(recording, x, 24),
+        layer(recording, x, 40),
+        layer(recording, x, 16),
+        layer(recording, other),
+    )
+    norm = Call(ours.rms_norm.default, (Slot(first.results[0]), None, 1e-6), {}, [recording.new()])
+    recording.calls = [first, norm, alone, second, third]
+    share_out(recording)
+    assert names(recording) == ["_tiles_at_once", "rms_norm", "linear_tiles"]
+    merged = recording.calls[0]
+    assert merged.is_list and merged.results == [each.results[0] for each in (first, second, third)]
+    assert merged.args[0] == Slot(x) and merged.args[-1] == [24, 40, 16]
+    assert merged.args[1] == [each.args[1] for each in (first, second, third)]
+
+
+def test_what_is_not_known_earlier_stays_where_it_is() -> None:
+    recording = Recording()
+    x, made = recording.new(), recording.new()
+    bias = Call(aten.relu.default, (Slot(x),), {}, [made])
+    recording.calls = [layer(recording, x), bias, layer(recording, x, bias=Slot(made))]
+    share_out(recording)
+    assert names(recording) == ["linear_tiles", "relu", "linear_tiles"]
+    written = Call(aten.relu_.default, (Slot(x),), {}, [made])
+    recording.calls = [layer(recording, x), written, layer(recording, x)]
+    share_out(recording)
+    assert names(recording) == ["linear_tiles", "relu_", "linear_tiles"]
+
+
+def test_a_view_is_told_from_a_copy() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    shapes = {0: x, 1: x.transpose(0, 1), 2: x.select(1, 2), 3: x.transpose(0, 1).reshape(6, 4)}
+    turned = Call(aten.transpose.int, (Slot(0), 0, 1), {}, [1])
+    assert plain_view(turned, shapes) == [0, 3, 3, 2, 4, 4, 12, 1]
+    chosen = Call(aten.select.int, (Slot(0), 1, 2), {}, [2])
+    assert plain_view(chosen, shapes) == [8, 2, 2, 4, 12, 1]
+    assert (
+        plain_view(Call(aten.reshape.default, (Slot(1), [6, 4]), {}, [3]), shapes) is None
+    )  # not contiguous
+    shapes[4] = shapes[1].contiguous()
+    assert plain_view(Call(aten.reshape.default, (Slot(4), [6, 4]), {}, [3]), shapes) is None  # a copy
+    assert plain_view(Call(aten.relu.default, (Slot(0),), {}, [0]), shapes) is None
+
+
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16,asymmetric"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_program_of_a_model_gives_the_bits_of_its_layers(
+    monkeypatch: pytest.MonkeyPatch, quant: str, rows: int
+) -> None:
+    texts: list[str] = []
+    text = lower.Writer.text
+    monkeypatch.setattr(lower.Writer, "text", lambda self: texts.append(text(self)) or texts[-1])
+    liteboost_adaptor.undo()
+    model = tiny_models.build("qwen3").bfloat16()
+    liteboost_adaptor.apply(model, quant=quant)
+    ids = torch.randint(1, 90, (rows, 7), generator=torch.Generator().manual_seed(0))
+    settings = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(ids, **settings, output_logits=True, return_dict_in_generate=True)
+    layers = model.config.num_hidden_layers
+    assert texts and texts[-1].count("::_tiles_at_once") == 2 * layers
+    assert "aten::view" not in texts[-1] and "aten::transpose" not in texts[-1]
+    with liteboost_adaptor.patched(model, disable="step.program"):
+        plain = model.generate(ids, **settings, output_logits=True, return_dict_in_generate=True)
+    for ours_, theirs in zip(found.logits, plain.logits, strict=True):
+        assert torch.equal(ours_, theirs)
