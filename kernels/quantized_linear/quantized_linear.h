@@ -31,9 +31,9 @@
 // linear_w8 and linear_w4 arrange each tile on the way, and compute the same bits.
 //
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
-// in fp32, then bias, then one rounding to x.dtype. Where torch's product of this dtype has units of its own (see
-// quantized_linear_cpu.cpp), more than kQuantizedRows rows are multiplied by it with weights rounded to x.dtype. The
-// number of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as
+// in fp32, then bias, then one rounding to x.dtype. More than kQuantizedRows rows are multiplied by weights rounded to
+// x.dtype where torch's product of this dtype has units of its own (see quantized_linear_cpu.cpp), and where x is bf16
+// and the CPU has vdpbf16ps; there integers with one group of columns stay what they are. The number of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as
 // zero.
 //
 // No backward: an input that requires grad is an error in grad mode.
@@ -52,7 +52,7 @@ constexpr int64_t kTile = 16;
 constexpr int64_t kStep = 8;
 // Columns of w4 that are packed together.
 constexpr int64_t kPack = 32;
-// The most rows that the loops on integers serve where torch's product has units of its own.
+// The most rows that the loops on integers serve where something else is faster for more.
 constexpr int64_t kQuantizedRows = 32;
 
 // Weights in tiles, with their scales.
@@ -73,6 +73,31 @@ struct QuantizedLinearArgs {
   int64_t rows, out_stride;
 };
 
+// Many rows of bf16 meet this much of a weight at a time; see quantized_matrix.h.
+constexpr int64_t kMatrixTiles = 4, kMatrixRows = 6;
+
+struct MatrixArgs {
+  const void* packed_x;  // as MatrixKernels::pack wrote it, from the first pair of these columns on
+  int64_t chunk_bytes;   // from one chunk to the next
+  const void* weight;    // as MatrixKernels::unpack wrote it
+  const float* scales;   // [kMatrixTiles * kTile]
+  float* sums;  // [rows rounded up to chunks, kMatrixTiles * kTile], from the columns before to those behind
+  bool is_first, is_last;
+  const void* bias;  // of these outputs, or null
+  void* out;         // [rows, outputs], rows out_stride elements apart
+  int64_t rows, pairs, outputs, out_stride;
+};
+
+// All null where the CPU has no product of pairs of bf16.
+struct MatrixKernels {
+  // A chunk of x: up to kMatrixRows rows of k columns, contiguous.
+  void (*pack)(const void* x, int64_t rows, int64_t k, int64_t pairs, void* packed);
+  // Steps [begin, end) of one of the tiles, whole packs; 64 bytes in each of kMatrixTiles * 64.
+  void (*unpack)(const QuantizedTiles& weight, int64_t tile, int64_t begin, int64_t end, void* pairs,
+                 float* scales);
+  void (*run)(const MatrixArgs& args);
+};
+
 // Torch-free loops. `dtype` is that of x, bias and out.
 struct QuantizedLinearKernels {
   // Bytes that pack writes. The buffer must be aligned to 64.
@@ -83,6 +108,7 @@ struct QuantizedLinearKernels {
   void (*run)(DType dtype, const QuantizedLinearArgs& args, int64_t begin, int64_t end);
   // Tile `tile` of the weight, multiplied out and rounded to dtype: rows of k, as many as the tile has.
   void (*unpack)(DType dtype, const QuantizedTiles& weight, int64_t tile, void* out);
+  MatrixKernels matrix;
 };
 
 LB_DECLARE_KERNELS(QuantizedLinearKernels, quantized_linear_kernels)

@@ -7,6 +7,7 @@
 
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"
+#include "quantized_linear/matrix_product.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_linear_checks.h"
 #include "quantized_linear/quantized_linear_cpu.h"
@@ -188,6 +189,28 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
   return {empty_cpu(sizes, x.scalar_type()), rows};
 }
 
+// How x of so many rows is multiplied.
+enum class Way { integers, matrix, multiplied_out };
+
+Way way_of(const at::Tensor& x, int64_t rows) {
+  if (is_multiplied_out(x.scalar_type(), rows)) return Way::multiplied_out;
+  const bool has_matrix = LB_KERNELS(quantized_linear_kernels).matrix.run != nullptr;
+  return rows > kQuantizedRows && x.scalar_type() == at::kBFloat16 && has_matrix ? Way::matrix
+                                                                                 : Way::integers;
+}
+
+template <typename Weight>
+void run_matrix(const at::Tensor& x, int64_t rows, const Weight& weight, const void* bias, at::Tensor& out) {
+  const QuantizedTiles& layout = layout_of(weight);
+  MatrixProduct<Weight> all{
+      LB_KERNELS(quantized_linear_kernels).matrix, weight, layout.n, layout.k, rows, bias, nullptr,
+      static_cast<char*>(out.mutable_data_ptr())};
+  const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(all.chunks() * all.chunk_bytes());
+  all.packed = static_cast<char*>(memory.get());
+  all.pack(static_cast<const char*>(x.expect_contiguous()->const_data_ptr()));
+  all.run();
+}
+
 template <typename Weight>
 at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optional<at::Tensor>& bias) {
   const QuantizedTiles& layout = layout_of(weight);
@@ -195,12 +218,17 @@ at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optiona
   if (out.numel() == 0) return out;
   if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
-  if (is_multiplied_out(x.scalar_type(), rows)) {
-    run_multiplied_out(x, rows, weight, bias_vector, out);
-  } else {
-    const Product<Weight> one = {weight, bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr,
-                                 static_cast<char*>(out.mutable_data_ptr())};
-    run_integers<Weight>(x, rows, one);
+  const void* bias_data = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
+  switch (way_of(x, rows)) {
+    case Way::multiplied_out:
+      run_multiplied_out(x, rows, weight, bias_vector, out);
+      break;
+    case Way::matrix:
+      run_matrix(x, rows, weight, bias_data, out);
+      break;
+    case Way::integers:
+      run_integers<Weight>(x, rows,
+                           Product<Weight>{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
   }
   return out;
 }
@@ -282,7 +310,7 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
     products.push_back({made.weight, bias, static_cast<char*>(out.mutable_data_ptr())});
     outs.push_back(std::move(out));
   }
-  if (can_be && rows > 0 && !is_multiplied_out(x.scalar_type(), rows)) {
+  if (can_be && rows > 0 && way_of(x, rows) == Way::integers) {
     run_integers<QuantizedTiles>(x, rows, products);
     return outs;
   }

@@ -9,13 +9,12 @@
 #include "quantized_linear/quantized_linear.h"
 
 #include "common/vec.h"
+#include "quantized_linear/quantized_matrix.h"
 #include "quantized_linear/quantized_steps.h"
 
 namespace liteboost {
 namespace LB_ISA {
 namespace {
-
-#define LB_UNROLL _Pragma("GCC unroll 16")
 
 // Sums of a chunk and a part of the weight fit the registers.
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -335,7 +334,8 @@ void unpack_any(DType dtype, const QuantizedTiles& weight, int64_t tile, void* o
 }  // namespace
 
 extern const QuantizedLinearKernels quantized_linear_kernels;
-const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any, run_any, unpack_any};
+const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any, run_any, unpack_any,
+                                                         kMatrixKernels};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

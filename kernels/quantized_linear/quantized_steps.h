@@ -19,6 +19,8 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
+#define LB_UNROLL _Pragma("GCC unroll 16")
+
 typedef int8_t VB __attribute__((vector_size(kLanes)));
 
 LB_INLINE VF from_int8(const char* p) {

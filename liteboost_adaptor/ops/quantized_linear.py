@@ -6,8 +6,9 @@ All ops here:
 
     Integers times ``x`` are summed in fp32 (in a group, where there are groups), times the scale, summed
     over groups, plus the bias, all in fp32, and rounded once. For more than 32 rows the weight may be
-    rounded to the dtype of ``x`` first: where torch's product has units of its own for it, such as AMX. On
-    CPUs with AVX-512 BF16, bf16 values and partial sums below 2^-126 count as 0.
+    rounded to the dtype of ``x`` first: where torch's product has units of its own for it, such as AMX, and
+    for bf16 on CPUs with AVX-512 BF16, if there are groups. On the latter, bf16 values and partial sums below
+    2^-126 count as 0.
 """
 
 from __future__ import annotations

@@ -85,6 +85,92 @@ void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, b
   check(out.intact() && whole.intact(), "quantized_linear margin", n, k, 0, 0);
 }
 
+// Many rows of bf16, `part` steps of the columns at a time, where there are loops for them.
+void test_matrix(int bits, int rows, int n, int k, int groups, bool with_zeros, bool with_bias, int part) {
+  const auto& kernels = LB_ISA::quantized_linear_kernels;
+  const MatrixKernels& matrix = kernels.matrix;
+  if (matrix.run == nullptr) return;
+  std::mt19937 random(static_cast<unsigned>(rows + n + k + groups));
+  const Layout layout = {bits, n, k, groups, with_zeros};
+  const int tiles = layout.tiles(), steps = layout.steps(), chunks = (rows + kMatrixRows - 1) / kMatrixRows;
+  Array<bf16> x(rows * k), bias(n), out(rows * n), whole(n * k);
+  Array<float> scales(tiles * groups * 16);
+  Array<bf16> bytes(layout.bytes() / 2), zeros(tiles * groups * 8);
+  x.fill(random);
+  bias.fill(random);
+  scales.fill(random);
+  uint8_t* data = reinterpret_cast<uint8_t*>(bytes.data());
+  uint8_t* zero_points = reinterpret_cast<uint8_t*>(zeros.data());
+  for (int i = 0; i < layout.bytes(); ++i) data[i] = static_cast<uint8_t>(random());
+  for (int i = 0; i < tiles * groups * 16; ++i) zero_points[i] = static_cast<uint8_t>(random() % 17);
+  const QuantizedTiles weight = {data, scales.data(), with_zeros ? zero_points : nullptr, n, k, groups,
+                                 bits, DType::f32};
+  for (int tile = 0; tile < tiles; ++tile) {
+    kernels.unpack(DType::bf16, weight, tile, whole.data() + tile * 16 * k);
+  }
+
+  Array<bf16> packed(chunks * steps * 8 * static_cast<int>(kMatrixRows));
+  Array<bf16> pairs(part * 8 * static_cast<int>(kMatrixTiles) * 16);
+  Array<float> sums(chunks * static_cast<int>(kMatrixRows * kMatrixTiles) * 16);
+  MatrixArgs args{};
+  args.chunk_bytes = steps * 16 * kMatrixRows;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const int row = chunk * static_cast<int>(kMatrixRows);
+    const int64_t count = rows - row < kMatrixRows ? rows - row : kMatrixRows;
+    char* to = reinterpret_cast<char*>(packed.data()) + chunk * args.chunk_bytes;
+    matrix.pack(x.data() + row * k, count, k, steps * 4, to);
+  }
+  args.weight = pairs.data();
+  args.sums = sums.data();
+  args.rows = rows;
+  args.out_stride = n;
+  for (int first = 0; first < tiles; first += kMatrixTiles) {
+    float factors[kMatrixTiles * kTile] = {};
+    args.scales = factors;
+    args.bias = with_bias ? bias.data() + first * 16 : nullptr;
+    args.out = out.data() + first * 16;
+    args.outputs = n - first * 16 < kMatrixTiles * kTile ? n - first * 16 : kMatrixTiles * kTile;
+    for (int begin = 0; begin < steps; begin += part) {
+      const int end = begin + part < steps ? begin + part : steps;
+      for (int tile = first; tile < tiles && tile < first + kMatrixTiles; ++tile) {
+        char* to = reinterpret_cast<char*>(pairs.data()) + (tile - first) * 64;
+        matrix.unpack(weight, tile, begin, end, to, factors + (tile - first) * 16);
+      }
+      args.packed_x = reinterpret_cast<char*>(packed.data()) + begin * 16 * kMatrixRows;
+      args.pairs = (end - begin) * 4;
+      args.is_first = begin == 0;
+      args.is_last = end == steps;
+      matrix.run(args);
+    }
+  }
+  for (int i = 0; i < n; ++i) {
+    for (int row = 0; row < rows; ++row) {
+      double want = with_bias ? bias[i] : 0.0, scale = std::fabs(want);
+      for (int j = 0; j < k; ++j) {
+        // Rounded where there are groups.
+        const double exact = scales[layout.scale(i, j)] * layout.integer(data, zero_points, i, j);
+        const double product = x[row * k + j] * (groups > 1 ? whole[i * k + j] : exact);
+        want += product;
+        scale += std::fabs(product);
+      }
+      check_close<bf16>("quantized matrix", row * n + i, k, out[row * n + i], want, scale);
+    }
+  }
+  check(out.intact() && packed.intact() && pairs.intact() && sums.intact(), "matrix margin", n, k, 0, 0);
+}
+
+void test_matrices() {
+  for (int k = 1; k <= 70; ++k) test_matrix(8, 7, 37, k, 1, false, k % 2 == 0, 4);
+  for (const int rows : {1, 5, 6, 13}) {
+    for (const int n : {1, 16, 63, 64, 130}) {
+      test_matrix(8, rows, n, 96, 1, false, true, 12);
+      test_matrix(8, rows, n, 96, 3, false, false, 4);
+      test_matrix(4, rows, n, 96, 3, rows % 2 == 0, true, 8);
+      test_matrix(4, rows, n, 64, 1, rows % 2 == 1, false, 8);
+    }
+  }
+}
+
 template <typename T>
 void test_type() {
   for (int k = 1; k <= 2 * kMaxLength; ++k) {
@@ -115,6 +201,7 @@ void test_quantized_linear() {
   test_type<float>();
   test_type<bf16>();
   test_type<f16>();
+  test_matrices();
 }
 
 }  // namespace testing

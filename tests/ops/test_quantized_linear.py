@@ -222,6 +222,21 @@ def test_nothing_to_multiply(rows: int) -> None:
     assert run(torch.randn(rows, 64), w8(0, 64)).shape == (rows, 0)
 
 
+def test_blocks_of_rows_and_of_columns_change_no_bit(native_only: None) -> None:
+    threads = torch.get_num_threads()
+    for n, k, rows in ((40, 64, 700), (70, 4256, 100)):
+        x, bias = inputs(rows, n, k, torch.bfloat16)
+        for layer in (w8(n, k), w4(n, k, 32, True)):
+            check(x, layer, bias)
+            try:
+                torch.set_num_threads(1)
+                expected = run_tiles(x, layer, bias)
+                torch.set_num_threads(3)
+                assert torch.equal(run_tiles(x, layer, bias), expected)
+            finally:
+                torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 16, 40])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_number_of_threads_changes_no_bit(native_only: None, dtype: torch.dtype, rows: int) -> None:
