@@ -1,4 +1,4 @@
-"""Families with weights of 8 and 4 bits on an NPU: every such layer an aclnn call, and near float weights."""
+"""Families with integers on an NPU: every such layer is served by aclnn, near its weights multiplied out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=Imp
 if not torch.npu.is_available():
     pytest.skip("needs an NPU", allow_module_level=True)
 
+#: Of linear layers, by scheme.
+OPS = {"w8a16": "linear_w8", "w4a16": "linear_w4", "w8a8": "linear_w8a8"}
 #: Of the first tier; the rest is in the second.
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3")
 #: As in `test_families_bf16`: random projections on the device; an original that torch_npu refuses.
@@ -31,13 +33,13 @@ def _marked(family: str) -> Any:
     return pytest.param(family, marks=[] if family in SAMPLE else [pytest.mark.full])
 
 
-@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("scheme", list(OPS))
 @pytest.mark.parametrize("family", [_marked(f) for f in families.buildable() if f not in NOT_COMPARABLE])
 def test_layers_of_integers_are_aclnn_calls_and_near(family: str, scheme: str) -> None:
     outcome = npu_families.examine_quantised(family, scheme)
     # A family whose layers are of classes of its own has but a head, of 8 bits.
     assert outcome.launches.get("linear_w8", 0) + outcome.launches.get("linear_w4", 0) > 0, outcome
     if family in SAMPLE:
-        assert outcome.launches["linear_w8" if scheme == "w8a16" else "linear_w4"] > 10, outcome
+        assert outcome.launches[OPS[scheme]] > 10, outcome
     assert outcome.is_whole, outcome.unserved
     assert outcome.is_near, outcome

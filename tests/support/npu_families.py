@@ -10,7 +10,7 @@ import torch
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
-from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
+from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, quantize_model
 
 from . import coverage, families, families_matrix, numbers, tiny_models
 from .families_matrix import Run, hangs_on_no_close_choice, logits_with, paddings
@@ -96,7 +96,7 @@ def examine_quantised(family: str, scheme: str) -> Outcome:
         if outcome.kept >= LEAST_KEPT:
             break
     for op, reason, n in native_npu.calls():
-        if op in ("linear_w8", "linear_w4") and reason:
+        if op in ("linear_w8", "linear_w4", "linear_w8a8") and reason:
             outcome.unserved.append(f"{op}: {reason} x {n}")
         elif not reason:
             outcome.launches[op] = n
@@ -110,15 +110,24 @@ def _quantised(family: str, scheme: str, seed: int) -> tuple[float, ...]:
     plain, padded = _inputs(model, seed, "cpu")
     with liteboost_adaptor.patched(model, level=0):
         quantize_model(model, LiteBoostConfig(scheme))
-        exact_model, own_model = (
-            copy.deepcopy(model).dequantize(dtype=d) for d in (torch.float32, model.dtype)
-        )
+        exact_model, own_model = (_multiplied_out(model, dtype) for dtype in (torch.float32, model.dtype))
         exact = Run(families.cast(exact_model, torch.float32), plain, padded, None)
         own = Run(own_model, plain, padded, exact.tokens)
     kept = hangs_on_no_close_choice(exact, own, LENGTH) & own.logits.isfinite().all(-1)
     with liteboost_adaptor.patched(model.to("npu"), level=2):
         found = logits_with(model, *_inputs(model, seed, "npu"), exact.tokens.to("npu")).cpu()
     return _squares([found, own.logits], exact, kept)
+
+
+def _multiplied_out(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy in plain layers, whose inputs are rounded where those of the quantised layer are."""
+    twin = copy.deepcopy(model).dequantize(dtype=dtype)
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLinear) and layer.scheme.rounds_activations:
+            twin.get_submodule(name).register_forward_pre_hook(
+                lambda _, x, layer=layer: (layer.rounded(x[0]),)
+            )
+    return twin
 
 
 def _squares(runs: list[torch.Tensor], exact: Run, kept: torch.Tensor) -> tuple[float, ...]:

@@ -30,7 +30,13 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[str, dict[str, Any]]]:
     keys, values = normal(2, 4, 2, 64).transpose(1, 2), normal(2, 4, 2, 32).transpose(1, 2)
     append = {"keys": keys, "values": values, "key": normal(1, 2, 3, 64), "value": normal(1, 2, 3, 32)}
     append["slots"] = torch.tensor([[5, 0, 3]])
-    return {
+    integers = {
+        "weight": torch.randint(-127, 128, (32, 64), dtype=torch.int8),
+        "scales": torch.rand(32) * 0.01,
+    }
+    # Operators on integers take 16-bit activations only.
+    beside_16_bits = {"linear_w8a8": ("linear_w8a8", {"x": x, **integers, "bias": ones[:32]})}
+    return (beside_16_bits if dtype != torch.float32 else {}) | {
         "rms_norm": ("rms_norm", {"x": x, "weight": ones, "eps": 1e-6}),
         "gemma's norm": ("rms_norm", {"x": x, "weight": ones, "eps": 1e-6, "weight_offset": 1.0}),
         "short rows": ("rms_norm", {"x": x[..., :4], "weight": ones[:4], "eps": 1e-6}),

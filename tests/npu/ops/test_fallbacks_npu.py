@@ -68,6 +68,7 @@ def test_a_310p_serves_fp16() -> None:
         "kv_append": ["on a 310P"],
         "clipped": ["a limit, slope or offset on a 310P"],
         "odd rows": ["rows of no multiple of 64 bytes on a 310P"],
+        "linear_w8a8": ["8-bit activations on a 310P"],
     }
 
 
