@@ -27,6 +27,7 @@ from ..engine import catalogue
 from ..engine.catalogue import Rule
 from ..engine.fingerprint import DIGEST_LENGTH, Opaque, fingerprint
 from ..engine.fit import Fit, Fits
+from ..engine.source import tree_of
 from ..report import APPLIED, PROVED
 from .instances import NotBuilt, build
 
@@ -201,7 +202,7 @@ def _digest(function: Any, owner: type | None = None, instance: Any = None) -> t
     except Opaque as fault:
         reason = str(fault)
     try:
-        text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+        text = ast.unparse(tree_of(textwrap.dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError):
         return "", reason
     return f"text-{hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]}", reason

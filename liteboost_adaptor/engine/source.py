@@ -6,10 +6,18 @@ import ast
 import functools
 import inspect
 import linecache
+import os
+import threading
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+#: Held while text becomes a tree: CPython 3.11 counts the nesting of trees under construction in one place
+#: for all threads, and two at a time fail with a SystemError.
+parsing = threading.RLock()
+# Held through a fork: one that another thread holds at that moment would never be released in the child.
+os.register_at_fork(before=parsing.acquire, after_in_parent=parsing.release, after_in_child=parsing.release)
 
 
 class SourceUnavailable(Exception):
@@ -61,6 +69,16 @@ def wrapper_chain(function: Any) -> list[types.FunctionType]:
     return chain
 
 
+def tree_of(text: str) -> ast.Module:
+    """The tree of a text, made by one thread at a time.
+
+    Raises:
+        SyntaxError: It is no Python.
+    """
+    with parsing:
+        return ast.parse(text)
+
+
 @functools.lru_cache(maxsize=4096)
 def parse(function: types.FunctionType) -> Source:
     """Parse a plain function and prove that the text is what it runs.
@@ -78,7 +96,7 @@ def parse(function: types.FunctionType) -> Source:
     # An indented definition is parsed under an `if`: taking its indentation away would change docstrings.
     is_indented = lines[0][:1].isspace()
     try:
-        tree = ast.parse(("if True:\n" if is_indented else "") + "".join(lines))
+        tree = tree_of(("if True:\n" if is_indented else "") + "".join(lines))
     except SyntaxError as fault:
         raise SourceUnavailable("has source text that does not parse by itself") from fault
     body = tree.body[0].body if is_indented else tree.body
@@ -167,7 +185,7 @@ def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 def _imports_of_file(filename: str) -> frozenset[str]:
     """Names that a file binds by import statements at module level."""
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        tree = tree_of("".join(linecache.getlines(filename)))
     except SyntaxError:
         return frozenset()
     names: set[str] = set()

@@ -8,6 +8,8 @@ import inspect
 import sys
 import textwrap
 
+from ..engine import source
+
 #: Of models in general: they know no child by its name.
 _GENERAL = (
     *("torch", "builtins"),
@@ -33,7 +35,7 @@ def methods(cls: type) -> dict[str, ast.FunctionDef]:
 def _classes(module: str) -> dict[str, ast.ClassDef]:
     """The classes at the top of a module, from one reading of its file."""
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
+        tree = source.tree_of(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError, SyntaxError):
         return {}
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -41,7 +43,8 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
 
 def _definition(cls: type) -> ast.ClassDef | None:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        with source.parsing:  # inspect parses, too: it looks for the class in its file
+            tree = source.tree_of(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
         return None
     return tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else None

@@ -46,6 +46,8 @@ class Runtime:
         self.entries = UndoStack()
         self.active: Settings | None = None
         self.is_dismissed = False
+        #: The modules of the model that a thread, which holds the lock, binds at the moment.
+        self.being_bound: frozenset[torch.nn.Module] = frozenset()
         self._bindings: weakref.WeakKeyDictionary[torch.nn.Module, tuple[Binding, Settings]]
         self._bindings = weakref.WeakKeyDictionary()
         self._marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -122,9 +124,12 @@ class Runtime:
         """
         if swap.mark_of(model) is not None or self.active is None or self.active.level == 0:
             return
-        with _recorded(model):
-            if model not in self._left_alone:
-                self.bind(model, self.active)
+        with self.lock, _recorded(model):
+            # Asked again: another thread may have bound it, and computes with it, since the first question.
+            settings = self.active
+            if settings is None or model in self._left_alone or swap.mark_of(model) is not None:
+                return
+            self.bind(model, settings)
 
     def adopt(self, injected: set[torch.nn.Module]) -> None:
         """Bind ``injected``, which PEFT has put into bound models, as the models they are in are bound.
@@ -165,22 +170,29 @@ class Runtime:
     def bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
         """Bind ``model`` under ``settings``, taking back an earlier binding of it."""
         with self.lock:
-            self.unbind(model)
-            self._left_alone -= set(model.modules())
-            if not settings.level:
-                self._leave(model)
-            self._install_entries(settings)
-            binding = self._bind(model, settings) if settings.level else Binding(weakref.ref(model))
-            self._bindings[model] = binding, settings
-            self._marked.update(m for m in model.modules() if swap.mark_of(m) is not None)
-            if settings.strict:
-                self._raise_refusals(model, binding, settings)
-            if settings.level:
-                with _recorded(model):
-                    weights.consider(model, settings)
-                    sparse_attention.consider(model, settings)
-                    huge_pages.consider(model, settings)
-            return binding
+            self.being_bound = frozenset(model.modules())
+            try:
+                return self._rebind(model, settings)
+            finally:
+                self.being_bound = frozenset()
+
+    def _rebind(self, model: torch.nn.Module, settings: Settings) -> Binding:
+        self.unbind(model)
+        self._left_alone -= set(model.modules())
+        if not settings.level:
+            self._leave(model)
+        self._install_entries(settings)
+        binding = self._bind(model, settings) if settings.level else Binding(weakref.ref(model))
+        self._bindings[model] = binding, settings
+        self._marked.update(m for m in model.modules() if swap.mark_of(m) is not None)
+        if settings.strict:
+            self._raise_refusals(model, binding, settings)
+        if settings.level:
+            with _recorded(model):
+                weights.consider(model, settings)
+                sparse_attention.consider(model, settings)
+                huge_pages.consider(model, settings)
+        return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
         foreign = _foreign_registries(settings)
@@ -277,7 +289,7 @@ class Runtime:
         return classmethod(from_pretrained)
 
     def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        prepare = self.prepare
+        runtime, prepare = self, self.prepare
         # Inherited as a rule; then it is looked up at each call, for a library may patch it after us.
         is_inherited = original is torch.nn.Module.__call__
 
@@ -288,6 +300,9 @@ class Runtime:
                     torch._dynamo.comptime.comptime(_note_compiled)
                 elif not torch.jit.is_tracing():
                     prepare(self)
+            elif self in runtime.being_bound:
+                with runtime.lock:  # its weights may be on the move
+                    pass
             return (
                 torch.nn.Module.__call__(self, *args, **kwargs)
                 if is_inherited

@@ -22,7 +22,7 @@ import torch
 
 from .. import native_npu
 from ..config import Settings
-from ..engine import swap
+from ..engine import source, swap
 from ..engine.install import UndoStack
 from ..replacements import npu_format
 from ..replacements.npu_format import FRACTAL_NZ, ND
@@ -262,7 +262,7 @@ def _weights_read(modules: set[str]) -> set[str]:
 def _read_in(module: str) -> frozenset[str]:
     """X of every ``X.weight`` and ``self.X.weight`` in a file, but where weights are made and tied."""
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
+        tree = source.tree_of(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError, SyntaxError):
         return frozenset()
     pending: list[ast.AST] = [tree]

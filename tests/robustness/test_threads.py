@@ -12,6 +12,7 @@ import torch
 from support import calls, numbers, tiny_models
 
 import liteboost_adaptor
+from liteboost_adaptor.huggingface.runtime import runtime
 
 TOLERANCE = 2e-5
 FAMILIES = ("llama", "gemma2", "qwen3", "mixtral")
@@ -141,3 +142,23 @@ def test_a_model_and_a_part_of_it_bound_inside_patched() -> None:
         liteboost_adaptor.apply(work.model.model)
     assert liteboost_adaptor.status().models == []
     work.check()
+
+
+def test_a_model_that_two_threads_use_first_is_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_models.build("llama")
+    inputs = tiny_models.example_inputs(model)
+    bound, rebind = [], runtime._rebind
+
+    def slowly(*args: object) -> object:
+        bound.append(args)
+        time.sleep(0.3)  # the other thread asks meanwhile whether the model is bound
+        return rebind(*args)
+
+    def use() -> None:
+        with torch.no_grad():
+            model(**inputs)
+
+    monkeypatch.setattr(runtime, "_rebind", slowly)
+    liteboost_adaptor.apply()
+    together(use, use)
+    assert len(bound) == 1
