@@ -55,6 +55,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # So narrow that a step costs what is not arithmetic: 28 layers of the host's overhead.
+    "narrow-28": (
+        "qwen3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 192,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 256,
+            "max_position_embeddings": 8192,
+        },
+    ),
 }
 
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 def bench(
     arch: Annotated[
-        str, typer.Option(help="qwen3-0.6b, llama-1b, or the folder of a model (its config.json is enough).")
+        str,
+        typer.Option(
+            help="qwen3-0.6b, llama-1b, narrow-28, or the folder of a model (its config.json is enough)."
+        ),
     ] = "qwen3-0.6b",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     prompt: Annotated[
