@@ -20,6 +20,8 @@ READY := .venv/ready-$(SETUP_KEY)
 # torch_npu has an environment of its own: without CANN it breaks `import torch` for everybody.
 NPU_PYTHON := .venv-npu/bin/python
 NPU_READY := .venv-npu/ready-$(SETUP_KEY)
+# What .venv has compiled already is not compiled again: the same sources for the same torch.
+COMPILED = $(wildcard build/editable-*/kernels)
 NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 # The first tier: a process a core; those done with their share take from the others'.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
@@ -73,7 +75,8 @@ $(NPU_READY): | $(READY)
 	@rm -f .venv-npu/ready-*
 	@$(subst $(VENV_PYTHON),$(NPU_PYTHON),$(PIP_INSTALL)) torch torch_npu scikit-build-core cmake ninja
 	@LITEBOOST_REQUIRE_NATIVE=1 $(subst $(VENV_PYTHON),$(NPU_PYTHON),$(PIP_INSTALL)) --no-build-isolation \
-		--config-settings=build-dir=build/npu-{state} --editable '.[test,npu]'
+		--config-settings=build-dir=build/npu-{state} \
+		--config-settings=cmake.define.LITEBOOST_COMPILED="$$PWD/$(COMPILED)" --editable '.[test,npu]'
 	@PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim build >/dev/null
 	@touch $@
 
