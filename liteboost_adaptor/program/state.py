@@ -79,8 +79,9 @@ class State:
         self._saved_sets: list[set[Any]] = []
         self._empty: list[dict[Any, Any]] = []
         self._noted: set[int] = set()
-        self._named = [(names, name, names.get(name, _MISSING)) for names, used in ran.names for name in used]
-        for _, _, value in self._named:
+        named = [(names, name, names.get(name, _MISSING)) for names, used in ran.names for name in used]
+        self._named = [list(each) for each in zip(*named, strict=True)] or [[], [], []]
+        for _, _, value in named:
             if not isinstance(value, types.ModuleType | types.FunctionType | type):
                 self._note_value(value, 3)
         self._modules = modules = list(model.modules())
@@ -134,8 +135,6 @@ class State:
         try:
             return (
                 self._holds_the_same()
-                and list(map(type, self._modules)) == self._types
-                and all([names.get(name, _MISSING) is value for names, name, value in self._named])
                 and all([names.get(name, _MISSING) is value for names, name, value in self._attributes])
                 and all([len(names) == size for names, size in self._sizes])
             )
@@ -147,10 +146,16 @@ class State:
         if self._sets != self._saved_sets:
             return False
         unchanged = _unchanged_objects()
-        if unchanged is not None and unchanged(*saved):
+        if unchanged is not None and unchanged(*saved, self._modules, self._types, *self._named, _MISSING):
             return True
         # An object that is equal is as good; a number that was set again, for one.
-        return not any(self._empty) and self._dicts == self._saved_dicts and self._lists == self._saved_lists
+        return (
+            not any(self._empty)
+            and self._dicts == self._saved_dicts
+            and self._lists == self._saved_lists
+            and list(map(type, self._modules)) == self._types
+            and all([d.get(name, _MISSING) is value for d, name, value in zip(*self._named, strict=True)])
+        )
 
 
 @functools.cache
@@ -160,7 +165,7 @@ def _unchanged_objects() -> Callable[..., int] | None:
     if status is None or not status.loaded or status.path is None:
         return None
     function = ctypes.PyDLL(str(status.path)).liteboost_unchanged
-    function.argtypes, function.restype = [ctypes.py_object] * 5, ctypes.c_int
+    function.argtypes, function.restype = [ctypes.py_object] * 11, ctypes.c_int
     return function
 
 
