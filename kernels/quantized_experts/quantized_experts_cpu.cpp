@@ -64,7 +64,7 @@ class ExpertsTiles {
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t* slots = groups.order.data() + groups.first[e];
       const int64_t rows = groups.first[e + 1] - groups.first[e];
-      if (is_multiplied_out(x_.scalar_type(), rows)) {
+      if (!are_met_as_integers(x_.scalar_type(), rows)) {
         large.push_back({e, slots, rows, 0, 0});
         continue;
       }
@@ -160,7 +160,7 @@ class ExpertsTiles {
     kernels_.run(dtype_, args, begin, end);
   }
 
-  // An expert with so many rows that its weight is multiplied out in parts.
+  // An expert with so many rows that parts of its weight are multiplied out, by all threads.
   void run_large(const Part& part) const {
     const at::Tensor x = empty_cpu({part.rows, k_}, x_.scalar_type());
     gather(part.slots, part.rows, static_cast<char*>(x.mutable_data_ptr()));

@@ -172,14 +172,6 @@ bool has_units_of_its_own(at::ScalarType dtype) {
 bool has_units_of_its_own(at::ScalarType) { return true; }
 #endif
 
-}  // namespace
-
-bool is_multiplied_out(at::ScalarType dtype, int64_t rows) {
-  return rows > kQuantizedRows && has_units_of_its_own(dtype);
-}
-
-namespace {
-
 // What x [..., k] gives of n outputs, and how many rows it has.
 std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
   c10::DimVector sizes(x.sizes());
@@ -192,11 +184,11 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
 // How x of so many rows is multiplied.
 enum class Way { integers, matrix, multiplied_out };
 
-Way way_of(const at::Tensor& x, int64_t rows) {
-  if (is_multiplied_out(x.scalar_type(), rows)) return Way::multiplied_out;
+Way way_of(at::ScalarType dtype, int64_t rows) {
+  if (rows <= kQuantizedRows) return Way::integers;
+  if (has_units_of_its_own(dtype)) return Way::multiplied_out;
   const bool has_matrix = LB_KERNELS(quantized_linear_kernels).matrix.run != nullptr;
-  return rows > kQuantizedRows && x.scalar_type() == at::kBFloat16 && has_matrix ? Way::matrix
-                                                                                 : Way::integers;
+  return dtype == at::kBFloat16 && has_matrix ? Way::matrix : Way::integers;
 }
 
 template <typename Weight>
@@ -219,7 +211,7 @@ at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optiona
   if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   const void* bias_data = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
-  switch (way_of(x, rows)) {
+  switch (way_of(x.scalar_type(), rows)) {
     case Way::multiplied_out:
       run_multiplied_out(x, rows, weight, bias_vector, out);
       break;
@@ -310,7 +302,7 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
     products.push_back({made.weight, bias, static_cast<char*>(out.mutable_data_ptr())});
     outs.push_back(std::move(out));
   }
-  if (can_be && rows > 0 && way_of(x, rows) == Way::integers) {
+  if (can_be && rows > 0 && way_of(x.scalar_type(), rows) == Way::integers) {
     run_integers<QuantizedTiles>(x, rows, products);
     return outs;
   }
@@ -319,6 +311,8 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
 }
 
 }  // namespace
+
+bool are_met_as_integers(at::ScalarType dtype, int64_t rows) { return way_of(dtype, rows) == Way::integers; }
 
 at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                             const std::optional<at::Tensor>& zero_points,

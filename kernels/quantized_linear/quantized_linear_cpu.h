@@ -7,8 +7,8 @@
 
 namespace liteboost {
 
-// Whether so many rows of x are multiplied by torch's product, with the weight multiplied out in parts.
-bool is_multiplied_out(at::ScalarType dtype, int64_t rows);
+// Whether so many rows of x meet the integers of a weight one by one: for more, parts of it are multiplied out.
+bool are_met_as_integers(at::ScalarType dtype, int64_t rows);
 
 // The op on the CPU.
 at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
