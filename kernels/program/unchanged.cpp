@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 
 #include <cstddef>
-#include <initializer_list>
+#include <vector>
 
 namespace {
 
@@ -47,32 +47,61 @@ const Python* python() {
 }
 
 // How many objects ahead their first bytes are fetched, and what these point at.
-constexpr std::ptrdiff_t kAhead = 24, kPointedAhead = 12;
-
-void fetch(const Python& p, Object* list, std::ptrdiff_t size, std::ptrdiff_t at) {
-  if (at < size) __builtin_prefetch(p.list_item(list, at));
-}
+constexpr std::ptrdiff_t kAhead = 24, kPointedAhead = 10;
 
 // The tables of a dict: CPython 3.11 to 3.14 have their addresses in its fifth and sixth word. Wherever they are, an
 // address that is none only fetches in vain.
-void fetch_tables(const Python& p, Object* list, std::ptrdiff_t size, std::ptrdiff_t at) {
-  constexpr std::ptrdiff_t kLine = 64, kLines = 5;
-  if (at >= size) return;
-  const char* const* words = static_cast<const char* const*>(p.list_item(list, at));
+void fetch_tables(const Object* dict) {
+  constexpr std::ptrdiff_t kLine = 64, kLines = 7;
+  const char* const* words = static_cast<const char* const*>(dict);
   for (const char* table : {words[4], words[5]}) {
     for (std::ptrdiff_t line = 0; line < kLines; ++line) __builtin_prefetch(table + line * kLine);
   }
 }
 
-// The same keys with the same values, in the same order.
-bool is_same_dict(const Python& p, Object* live, Object* saved) {
-  if (p.dict_size(live) != p.dict_size(saved)) return false;
-  std::ptrdiff_t at_live = 0, at_saved = 0;
-  Object *key = nullptr, *value = nullptr, *saved_key = nullptr, *saved_value = nullptr;
-  while (p.dict_next(saved, &at_saved, &saved_key, &saved_value)) {
-    if (!p.dict_next(live, &at_live, &key, &value) || key != saved_key || value != saved_value) return false;
+// What dicts held, one behind the other. Whoever made it keeps the objects alive.
+class Remembered {
+ public:
+  Remembered(const Python& p, Object* dicts, Object* saved) {
+    for (std::ptrdiff_t i = 0, size = p.list_size(dicts); i < size; ++i) {
+      dicts_.push_back(p.list_item(dicts, i));
+      std::ptrdiff_t at = 0;
+      Object *key = nullptr, *value = nullptr;
+      const size_t before = items_.size();
+      while (p.dict_next(p.list_item(saved, i), &at, &key, &value)) items_.push_back({key, value});
+      sizes_.push_back(static_cast<std::ptrdiff_t>(items_.size() - before));
+    }
   }
-  return true;
+
+  // The same keys with the same values, in the same order.
+  bool is_still_so(const Python& p) const {
+    const Item* item = items_.data();
+    const auto count = static_cast<std::ptrdiff_t>(dicts_.size());
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) __builtin_prefetch(dicts_[i + kAhead]);
+      if (i + kPointedAhead < count) fetch_tables(dicts_[i + kPointedAhead]);
+      if (p.dict_size(dicts_[i]) != sizes_[i]) return false;
+      std::ptrdiff_t at = 0;
+      Object *key = nullptr, *value = nullptr;
+      for (std::ptrdiff_t j = 0; j < sizes_[i]; ++j, ++item) {
+        if (!p.dict_next(dicts_[i], &at, &key, &value) || key != item->key || value != item->value)
+          return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  struct Item {
+    Object *key, *value;
+  };
+  std::vector<Object*> dicts_;
+  std::vector<std::ptrdiff_t> sizes_;
+  std::vector<Item> items_;
+};
+
+void fetch(const Python& p, Object* list, std::ptrdiff_t size, std::ptrdiff_t at) {
+  if (at < size) __builtin_prefetch(p.list_item(list, at));
 }
 
 bool is_same_list(const Python& p, Object* live, Object* saved) {
@@ -86,26 +115,29 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 
 }  // namespace
 
-// 1 where each dict of `dicts`, and each list of `lists`, holds what the one at the same place of the saved ones does,
-// each dict of `empty` nothing, each of `objects` is of the type in `types`, and each name of `names` is, in the dict at
-// its place in `spaces`, the object in `values`, or not there where that is `missing`; 0 where not, or where this is not to
-// be had. All arguments but `missing` are lists.
-extern "C" __attribute__((visibility("default"))) int liteboost_unchanged(
-    Object* dicts, Object* saved_dicts, Object* lists, Object* saved_lists, Object* empty, Object* objects,
-    Object* types, Object* spaces, Object* names, Object* values, Object* missing) {
+#define LB_CALLED_BY_PYTHON extern "C" __attribute__((visibility("default")))
+
+// What `saved`, copies of `dicts`, hold, to be let go of by liteboost_forget; null where this is not to be had.
+LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved) {
   const Python* p = python();
-  if (p == nullptr) return 0;
+  return p == nullptr ? nullptr : new Remembered(*p, dicts, saved);
+}
+LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast<Remembered*>(remembered); }
+
+// 1 where each dict that is remembered, and each list of `lists`, holds what it did (for lists: what the one at the same
+// place of `saved_lists` does), each dict of `empty` nothing, each of `objects` is of the type in `types`, and each name of
+// `names` is, in the dict at its place in `spaces`, the object in `values`, or not there where that is `missing`; else 0.
+// All but `remembered` and `missing` are lists.
+LB_CALLED_BY_PYTHON int liteboost_unchanged(const void* remembered, Object* lists, Object* saved_lists,
+                                            Object* empty, Object* objects, Object* types, Object* spaces,
+                                            Object* names, Object* values, Object* missing) {
+  const Python* p = python();
+  if (p == nullptr || remembered == nullptr) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(empty); i < size; ++i) {
     fetch(*p, empty, size, i + kAhead);
     if (p->dict_size(p->list_item(empty, i)) != 0) return 0;
   }
-  for (std::ptrdiff_t i = 0, size = p->list_size(dicts); i < size; ++i) {
-    for (Object* list : {dicts, saved_dicts}) {
-      fetch(*p, list, size, i + kAhead);
-      fetch_tables(*p, list, size, i + kPointedAhead);
-    }
-    if (!is_same_dict(*p, p->list_item(dicts, i), p->list_item(saved_dicts, i))) return 0;
-  }
+  if (!static_cast<const Remembered*>(remembered)->is_still_so(*p)) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(lists); i < size; ++i) {
     if (!is_same_list(*p, p->list_item(lists, i), p->list_item(saved_lists, i))) return 0;
   }

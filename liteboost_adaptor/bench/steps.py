@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -68,7 +68,9 @@ class Steps:
     bandwidth: float
 
 
-def measure(folder: Path, dtype: str, cost: Cost, states: list[State], rounds: int) -> list[Steps]:
+def measure(
+    folder: Path, dtype: str, cost: Cost, states: list[State], rounds: int, quant: str = ""
+) -> list[Steps]:
     """Load the model of ``folder``, continue every one of ``states`` in turn, and compare with the first.
 
     Args:
@@ -77,10 +79,17 @@ def measure(folder: Path, dtype: str, cost: Cost, states: list[State], rounds: i
         cost: What a pass over it costs.
         states: What to continue; the first is what the others are held against.
         rounds: Of one step of each.
+        quant: A scheme to quantise the weights by, as of `apply`; empty for none.
     """
     from transformers import AutoModelForCausalLM
 
+    from ..api import apply
+    from .token_bytes import token_bytes
+
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    if quant:
+        apply(model, quant=quant)
+        cost = replace(cost, token_bytes=sum(token_bytes(model).values()))
     limit = ReadLimit(1 << 28)
     with torch.inference_mode():
         steps = [_prepared(model.eval(), state) for state in states]
@@ -141,6 +150,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the first kind's context")
     parser.add_argument("--batch", type=int, default=8, help="sequences of the second kind")
     parser.add_argument("--context", type=int, default=4096, help="tokens of the third kind's context")
+    parser.add_argument("--quant", default="", help="quantise the weights, as LITEBOOST_QUANT does")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--workdir", type=Path, help="keep the random weights here for the next run")
@@ -152,7 +162,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     states = [State(1, chosen.prompt), State(chosen.batch, chosen.prompt), State(1, chosen.context)]
     with TemporaryDirectory() as folder:
         model = prepare(chosen.arch, chosen.dtype, chosen.workdir or Path(folder))
-        found = measure(model.folder, chosen.dtype, model.cost, states, chosen.rounds)
+        found = measure(model.folder, chosen.dtype, model.cost, states, chosen.rounds, chosen.quant)
     sys.stdout.writelines(table(found))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .passes import Step, is_slot
-from .recording import Call, Recording
+from .recording import Call, Length, Recording
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _VIEWS = (
@@ -58,13 +58,23 @@ def _is_of_buffers(call: Call, recording: Recording) -> bool:
     return known and is_slot(x) and type(outputs) is int and not call.kwargs
 
 
+def _counts(*values: Any) -> bool:
+    """Whether a length is among the values: what is shown may lie elsewhere in every run."""
+    return any(
+        isinstance(value, Length)
+        or (isinstance(value, list | tuple) and _counts(*value))
+        or (isinstance(value, dict) and _counts(*value.values()))
+        for value in values
+    )
+
+
 def _is_constant(value: Any, recording: Recording) -> bool:
     return is_slot(value) and value.number in recording.constants
 
 
 def plain_view(call: Call, shapes: dict[int, torch.Tensor]) -> list[int] | None:
     """Where a call only shows memory in another shape: offset, rank, sizes, strides."""
-    if call.function not in _VIEWS or not is_slot(call.args[0]):
+    if call.function not in _VIEWS or not is_slot(call.args[0]) or _counts(call.args, call.kwargs):
         return None
     source, result = shapes.get(call.args[0].number), shapes.get(call.results[0])
     if type(source) is not torch.Tensor or type(result) is not torch.Tensor:

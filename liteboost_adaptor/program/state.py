@@ -6,7 +6,8 @@ import ctypes
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,10 @@ class State:
         self._sizes = [(vars(cls), len(vars(cls))) for cls in classes]
         for name in _GLOBAL_HOOKS:
             self._note(getattr(nn_module, name), 1)
+        self._remembered = None
+        if (compiled := _compiled()) is not None:
+            self._remembered = compiled.liteboost_remember(self._dicts, self._saved_dicts)
+            weakref.finalize(self, compiled.liteboost_forget, self._remembered)
 
     def _note(self, values: Any, depth: int, unread: frozenset[str] = frozenset()) -> None:
         if id(values) in self._noted:
@@ -142,11 +147,18 @@ class State:
             return False
 
     def _holds_the_same(self) -> bool:
-        saved = self._dicts, self._saved_dicts, self._lists, self._saved_lists, self._empty
         if self._sets != self._saved_sets:
             return False
-        unchanged = _unchanged_objects()
-        if unchanged is not None and unchanged(*saved, self._modules, self._types, *self._named, _MISSING):
+        if (compiled := _compiled()) is not None and compiled.liteboost_unchanged(
+            self._remembered,
+            self._lists,
+            self._saved_lists,
+            self._empty,
+            self._modules,
+            self._types,
+            *self._named,
+            _MISSING,
+        ):
             return True
         # An object that is equal is as good; a number that was set again, for one.
         return (
@@ -159,14 +171,18 @@ class State:
 
 
 @functools.cache
-def _unchanged_objects() -> Callable[..., int] | None:
-    """``liteboost_unchanged`` of the compiled kernels (``kernels/program/unchanged.cpp``)."""
+def _compiled() -> ctypes.PyDLL | None:
+    """What the compiled kernels compare objects by (``kernels/program/unchanged.cpp``)."""
     status = native.status()
     if status is None or not status.loaded or status.path is None:
         return None
-    function = ctypes.PyDLL(str(status.path)).liteboost_unchanged
-    function.argtypes, function.restype = [ctypes.py_object] * 11, ctypes.c_int
-    return function
+    library = ctypes.PyDLL(str(status.path))
+    library.liteboost_remember.argtypes = [ctypes.py_object] * 2
+    library.liteboost_remember.restype = ctypes.c_void_p
+    library.liteboost_forget.argtypes, library.liteboost_forget.restype = [ctypes.c_void_p], None
+    library.liteboost_unchanged.argtypes = [ctypes.c_void_p, *[ctypes.py_object] * 9]
+    library.liteboost_unchanged.restype = ctypes.c_int
+    return library
 
 
 @dataclass

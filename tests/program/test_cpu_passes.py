@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from support import tiny_models
 
@@ -12,7 +13,7 @@ import liteboost_adaptor
 from liteboost_adaptor.ops.quantized_linear import scales_to_tiles, to_tiles
 from liteboost_adaptor.program import lower
 from liteboost_adaptor.program.cpu_passes import plain_view, share_out
-from liteboost_adaptor.program.recording import Call, Recording, Slot
+from liteboost_adaptor.program.recording import Call, Length, Recording, Slot
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 
@@ -75,6 +76,15 @@ def test_a_view_is_told_from_a_copy() -> None:
     shapes[4] = shapes[1].contiguous()
     assert plain_view(Call(aten.reshape.default, (Slot(4), [6, 4]), {}, [3]), shapes) is None  # a copy
     assert plain_view(Call(aten.relu.default, (Slot(0),), {}, [0]), shapes) is None
+
+
+def test_a_view_that_moves_with_a_length_stays_an_operator() -> None:
+    x, length = torch.arange(24.0).reshape(4, 6), Length(sympy.Symbol("s0"))
+    shapes = {0: x, 1: x[2:3], 2: x[2]}
+    assert plain_view(Call(aten.slice.Tensor, (Slot(0), 0, 2, 3), {}, [1]), shapes) == [12, 2, 1, 6, 6, 1]
+    assert plain_view(Call(aten.slice.Tensor, (Slot(0), 0, length, 3), {}, [1]), shapes) is None
+    assert plain_view(Call(aten.select.int, (Slot(0), 0), {"index": length}, [2]), shapes) is None
+    assert plain_view(Call(aten.view.default, (Slot(0), [length, 6]), {}, [1]), shapes) is None
 
 
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16,asymmetric"])
