@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Steps before the first that is timed: a program is recorded meanwhile, and memory touched.
 WARM_UP = 36
+#: Bytes of the buffer that is summed beside the steps.
+LARGEST = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def measure(
     if quant:
         apply(model, quant=quant)
         cost = replace(cost, token_bytes=sum(token_bytes(model).values()))
-    limit = ReadLimit(1 << 28)
+    # As many bytes as a step reads: a larger buffer would leave a small model no cache, which it has by itself.
+    limit = ReadLimit(min(LARGEST, cost.token_bytes))
     with torch.inference_mode():
         steps = [_prepared(model.eval(), state) for state in states]
         for step in steps:
