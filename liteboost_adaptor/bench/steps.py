@@ -92,7 +92,7 @@ def measure(
     if quant:
         apply(model, quant=quant)
         cost = replace(cost, token_bytes=sum(token_bytes(model).values()))
-    # As many bytes as a step reads: a larger buffer would leave a small model no cache, which it has by itself.
+    # No more bytes than a step reads: a larger buffer would take the cache from a small model.
     limit = ReadLimit(min(LARGEST, cost.token_bytes))
     with torch.inference_mode():
         steps = [_prepared(model.eval(), state) for state in states]
