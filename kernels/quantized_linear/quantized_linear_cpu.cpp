@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/parallel.h"
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"
 #include "quantized_linear/matrix_product.h"
@@ -88,14 +89,14 @@ void run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weigh
     packed = heap.get();
   }
   const int64_t size = x.element_size();
-  const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, tile_bytes(layout)));
+  const int64_t step = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, tile_bytes(layout)));
   int64_t tiles = 0;
   for (const auto& each : products) tiles += tiles_of(layout_of(each.weight).n);
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(rows - row, most);
     const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * layout.k * size;
     kernels.pack(dtype, layout, part, count, packed);
-    at::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
+    parallel_shares(tiles, step, at::get_num_threads(), [&](int64_t begin, int64_t end) {
       int64_t first = 0;  // of the tiles of a product
       for (const auto& each : products) {
         const int64_t n = layout_of(each.weight).n, behind = first + tiles_of(n);
