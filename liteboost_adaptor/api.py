@@ -13,7 +13,7 @@ from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
-from .huggingface import huge_pages, sparse_attention
+from .huggingface import huge_pages, int8_caches, sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
 from .parallel import shard as parallel_shard
@@ -47,7 +47,7 @@ def apply(
             ``LITEBOOST_CP`` and ``LITEBOOST_EP``, for models that are loaded afterwards; `shard` divides one
             that is loaded.
         quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantised in place, and `undo` does not bring its
-            former weights back.
+            former weights back; ``"kv8"`` alone changes no weight.
 
     Returns:
         The status afterwards.
@@ -76,7 +76,7 @@ def apply(
                     f"{name} is for models that are loaded afterwards, and this one is loaded. Call "
                     f"apply({name}=...) before it is loaded, or liteboost_adaptor.shard(model)."
                 )
-        if quant is not None and wanted.quant is not None:
+        if quant is not None and wanted.quant is not None and wanted.quant.scheme:
             _quantize(model, wanted.quant)
         runtime.bind(model, wanted)
     return status()
@@ -176,6 +176,7 @@ def status() -> Status:
         *fixes.rows(),
         *listed_rules(current),
         *sparse_attention.rows(current),
+        *int8_caches.rows(current),
         *huge_pages.rows(current),
     ]
     return Status(

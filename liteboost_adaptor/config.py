@@ -42,19 +42,21 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Quant:
-    """Weights of linear layers as integers; see docs/quantization.md.
+    """Weights of linear layers, or keys and values of the cache, as integers; see docs/quantization.md.
 
     Attributes:
-        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``.
+        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``; empty: weights stay.
         group: Weights that share a scale, of w4a16.
         symmetric: Without zero points.
         head: Bits of the output layer: 8, or 16 for as it is.
+        kv_cache: ``"int8"``, or empty: keys and values stay.
     """
 
     scheme: str
     group: int = 32
     symmetric: bool = True
     head: int = 8
+    kv_cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,21 +169,38 @@ QUANT_SCHEMES = ("w8a16", "w4a16", "w8a8")
 QUANT_GROUPS = (32, 64, 128)
 QUANT_HEADS = (8, 16)
 _QUANT_DETAILS = {"group": QUANT_GROUPS, "head": QUANT_HEADS}
+#: What keys and values of the cache may be, and what says so in the name of a scheme, alone or behind ``+``.
+INT8 = "int8"
+KV8 = "kv8"
+
+
+def split_scheme(text: str) -> tuple[str, str]:
+    """(scheme of weights, `INT8` or empty) of ``"w4a16"``, ``"w4a16+kv8"`` or ``"kv8"``."""
+    weights, plus, cache = text.rpartition("+")
+    if cache == KV8 and bool(weights) == bool(plus):
+        return weights, INT8
+    return text, ""
 
 
 def _quant(text: str) -> Quant | None:
-    scheme, *details = (part.strip() for part in text.split(","))
-    if scheme in ("", "0"):
+    named, *details = (part.strip() for part in text.split(","))
+    if named in ("", "0"):
         return None
-    if scheme not in QUANT_SCHEMES:
+    scheme, kv_cache = split_scheme(named)
+    if scheme not in QUANT_SCHEMES and (scheme or not kv_cache):
         raise ValueError(f"{scheme!r} is no scheme")
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"kv_cache": kv_cache}
     for detail in details:
         name, _, value = (part.strip() for part in detail.partition("="))
         if detail == "asymmetric" and scheme == "w4a16":
             given["symmetric"] = False
-        elif name not in _QUANT_DETAILS or name in given or (name == "group" and scheme != "w4a16"):
-            raise ValueError(f"{detail!r} is none of the details of {scheme}, or there twice")
+        elif (
+            name not in _QUANT_DETAILS
+            or name in given
+            or not scheme
+            or (name == "group" and scheme != "w4a16")
+        ):
+            raise ValueError(f"{detail!r} is none of the details of {named}, or there twice")
         else:
             given[name] = int(value)
             if given[name] not in _QUANT_DETAILS[name]:
@@ -305,10 +324,10 @@ VARIABLES: tuple[Variable, ...] = (
         "LITEBOOST_QUANT",
         "quant",
         _quant,
-        "0 (off), w8a16, w8a8 or w4a16, and behind it any of head=16 and, for w4a16, group=64, group=128, "
-        "asymmetric, separated by commas",
+        "0 (off), w8a16, w8a8, w4a16, kv8 or one of the first three with +kv8, and behind it any of head=16 "
+        "and, for w4a16, group=64, group=128, asymmetric, separated by commas",
         "Weights of linear layers are quantised to integers as a model is loaded; with w8a8, their inputs, "
-        "too. Changes results. "
+        "too; with kv8, keys and values of the cache as they come, at level 2. Changes results. "
         "See quantization.md.",
     ),
 )
@@ -378,10 +397,11 @@ def _as_text(value: Any) -> str:
             [str(value.sparsity), *(f"{name}={getattr(value, name)}" for name in _SPARSE_DETAILS)]
         )
     if isinstance(value, Quant):
-        details = [f"head={value.head}"]
+        details = [f"head={value.head}"] if value.scheme else []
         if value.scheme == "w4a16":
             details += [f"group={value.group}", *([] if value.symmetric else ["asymmetric"])]
-        return ",".join([value.scheme, *details])
+        named = "+".join(part for part in (value.scheme, KV8 if value.kv_cache else "") if part)
+        return ",".join([named, *details])
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (list, tuple)):

@@ -19,6 +19,8 @@
 // Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16 kernels multiplies bf16 by
 // bf16 and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
 // then sums the rounded ones. Everywhere else probabilities stay fp32. One rounding to the output's dtype.
+// Of rows of integers (int8_attention/) the integers are multiplied, which are exact in bf16, too: a key's factor
+// joins its dot product in fp32, a value's its probability before that is rounded.
 //
 // The keys are walked in blocks with an online softmax (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
 // al. 2022, arXiv:2205.14135), so that scratch memory does not depend on q_len * kv_len; grouped heads
@@ -32,6 +34,9 @@
 #include "common/isa.h"
 
 namespace liteboost {
+
+// Bytes of the float behind a row of integers.
+constexpr int64_t kInt8ScaleBytes = 4;
 
 enum class AttentionMask : int32_t { none, boolean, f32, bf16, f16 };
 
@@ -70,7 +75,10 @@ struct AttentionArgs {
   float softcap;   // 0: none
   int64_t window;  // 0: none
   bool is_causal;
-  DType dtype;
+  DType dtype;  // of query and output, and of key and value but for rows of integers
+  // Keys and values are rows of head_dim or value_dim int8 and, behind them at any alignment, the float that all
+  // of them are multiplied by.
+  bool int8_rows;
   AttentionMask mask_type;
 
   // The plan. A tile of work holds task_heads query heads of one kv head, each with up to task_queries

@@ -52,6 +52,12 @@ void check_attention(const char* op, const at::Tensor& query, const at::Tensor& 
                      const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                      int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
   check_attention_states(op, query, key, value);
+  check_attention_options(op, query, key, mask, scaling, is_causal, sliding_window, softcap, sinks);
+}
+
+void check_attention_options(const char* op, const at::Tensor& query, const at::Tensor& key,
+                             const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
+                             int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks) {
   const auto q = query.sym_sizes();
   if (mask.has_value()) {
     LB_CHECK_VALUE(mask_fits(mask->sym_sizes(), q, key.sym_size(2)), op,

@@ -1,9 +1,11 @@
 // Plans a call of attention, hands its tasks to torch's threads, and merges what they found.
+#include <ATen/ops/constant_pad_nd.h>
 #include <torch/library.h>
 
 #include <limits>
 
 #include "attention/attention_checks.h"
+#include "attention/attention_cpu.h"
 #include "attention/attention_plan.h"
 #include "common/tensors.h"
 
@@ -31,16 +33,24 @@ AttentionMask mask_type(const at::Tensor& mask) {
   }
 }
 
-// Fills `lse` if it is not null; the output is then fp32.
+// With no channels all dot products are 0.
+at::Tensor without_channels(const at::Tensor& key) {
+  return key.scalar_type() == at::kChar ? at::constant_pad_nd(key, {1, 0}) : one_zero_column(key);
+}
+
+}  // namespace
+
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const std::optional<at::Tensor>& mask, double scaling, bool is_causal,
                   int64_t sliding_window, double softcap, const std::optional<at::Tensor>& sinks,
                   at::Tensor* lse) {
   if (query.size(3) == 0) {
-    return attend(one_zero_column(query), one_zero_column(key), value, mask, scaling, is_causal,
+    return attend(one_zero_column(query), without_channels(key), value, mask, scaling, is_causal,
                   sliding_window, softcap, sinks, lse);
   }
-  at::Tensor output = empty_cpu({query.size(0), query.size(2), query.size(1), value.size(3)},
+  const bool int8_rows = key.scalar_type() == at::kChar;
+  const int64_t value_dim = value.size(3) - (int8_rows ? kInt8ScaleBytes : 0);
+  at::Tensor output = empty_cpu({query.size(0), query.size(2), query.size(1), value_dim},
                                 lse == nullptr ? query.scalar_type() : at::kFloat);
   if (output.numel() == 0 && lse == nullptr) return output;
   if (lse != nullptr) {
@@ -68,7 +78,8 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   args.q_len = q.size(2);
   args.kv_len = k.size(2);
   args.head_dim = q.size(3);
-  args.value_dim = v.size(3);
+  args.value_dim = value_dim;
+  args.int8_rows = int8_rows;
   args.scaling = static_cast<float>(scaling);
   args.softcap = static_cast<float>(softcap);
   // A window as long as the keys hides none.
@@ -112,6 +123,8 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   }
   return output;
 }
+
+namespace {
 
 at::Tensor attention_cpu(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double scaling, bool is_causal,

@@ -52,11 +52,12 @@ struct Task {
   float* queries_packed;  // [rows][query_stride] words
   float* keys_packed;
   float* values_packed;
-  float* logits;   // [chunk][kBlockKeys]
-  float* outputs;  // [rows][output_stride], unnormalised
-  float* maximum;  // [rows]
-  float* total;    // [rows]
-  float* decay;    // [rows]
+  float *key_scales, *value_scales;  // of rows of integers: those of the block at hand, 0 behind it
+  float* logits;                     // [chunk][kBlockKeys]
+  float* outputs;                    // [rows][output_stride], unnormalised
+  float* maximum;                    // [rows]
+  float* total;                      // [rows]
+  float* decay;                      // [rows]
   int64_t query_stride, output_stride;
 };
 
@@ -74,6 +75,10 @@ void lay_out(const AttentionArgs& a, Scratch& scratch, Task& t) {
   if (!a.direct) {
     t.keys_packed = scratch.floats(kBlockKeys * words_of<Words>(a.head_dim));
     t.values_packed = scratch.floats(words_of<Words>(kBlockKeys) * round_up(a.value_dim, kPanel));
+  }
+  if (a.int8_rows) {
+    t.key_scales = scratch.floats(kBlockKeys);
+    t.value_scales = scratch.floats(kBlockKeys);
   }
 }
 
@@ -112,19 +117,22 @@ Cover mask_cover(const AttentionArgs& a, const Task& t, int64_t begin, int64_t e
 }
 
 // Softmax of one row of dot products with the n keys at `key`, of which [from, from + width) were computed.
-template <typename Words>
+template <typename Words, typename Stored>
 LB_INLINE void softmax_row(const AttentionArgs& a, const Task& t, int64_t row, float* logits, int64_t key,
                            int64_t n, int64_t from, int64_t width, Cover cover) {
   const int64_t query = query_of(t, row);
   const int64_t begin = max_of(first_key(a, query) - key, from);
   const int64_t end = max_of(min_of(last_key(a, query) - key, n), begin);
+  constexpr bool kScaled = is_int8<Stored>;
   if (begin < end) {
+    if constexpr (kScaled) multiply_by(logits, t.key_scales, begin, end);
     if (!t.unscaled) scale_logits(logits, begin, end, a.scaling, a.softcap);
     if (cover == Cover::some) apply_mask(logits, begin, end, mask_row(a, t, row, key));
   }
   t.decay[row] =
-      softmax_step<Words>(logits + from, min_of(begin - from, width), min_of(end - from, width), width,
-                          t.unscaled ? kLog2e * a.scaling : kLog2e, t.maximum[row], t.total[row]);
+      softmax_step<Words, kScaled>(logits + from, min_of(begin - from, width), min_of(end - from, width),
+                                   width, t.unscaled ? kLog2e * a.scaling : kLog2e, t.maximum[row],
+                                   t.total[row], kScaled ? t.value_scales + from : nullptr);
 }
 
 struct Tile {
@@ -154,7 +162,7 @@ int64_t cut_tiles(const AttentionArgs& a, const Task& t, int64_t begin, int64_t 
 }
 
 // One block of keys for rows [begin, end), from packed operands.
-template <typename Words>
+template <typename Words, typename Stored>
 void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int64_t count, int64_t begin,
                   int64_t key, int64_t n, Cover cover) {
   const int64_t words = words_of<Words>(a.head_dim);
@@ -175,8 +183,8 @@ void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int6
   for (int64_t i = 0; i < count; ++i) {
     const Tile& tile = tiles[i];
     for (int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
-      softmax_row<Words>(a, t, row, t.logits + (row - begin) * kBlockKeys, key, n, tile.begin,
-                         tile.end - tile.begin, cover);
+      softmax_row<Words, Stored>(a, t, row, t.logits + (row - begin) * kBlockKeys, key, n, tile.begin,
+                                 tile.end - tile.begin, cover);
     }
   }
   constexpr int64_t capacity = kBlockKeys / Words::kPerWord;
@@ -216,6 +224,21 @@ LB_INLINE void each_stretch(const AttentionArgs& a, const T* keys, const T* valu
   }
 }
 
+// What the n keys at `key`, and their values, are multiplied by, where they are rows of integers.
+template <typename T>
+LB_INLINE void read_scales(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                           int64_t n) {
+  if constexpr (is_int8<T>) {
+    const T* k = keys + key * a.key_strides[2] + a.head_dim;
+    const T* v = values + key * a.value_strides[2] + a.value_dim;
+    for (int64_t j = 0; j < n; ++j) {
+      memcpy(t.key_scales + j, k + j * a.key_strides[2], sizeof(float));
+      memcpy(t.value_scales + j, v + j * a.value_strides[2], sizeof(float));
+    }
+    for (int64_t j = n; j < round_up(n, kLanes); ++j) t.key_scales[j] = t.value_scales[j] = 0.0f;
+  }
+}
+
 template <typename Words, typename T>
 void pack_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
                 int64_t n) {
@@ -237,9 +260,12 @@ void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
     if (count == 0) continue;
     const Cover cover = mask_cover(a, t, begin, end, key, n);
     if (cover == Cover::none) continue;
-    if (!packed) pack_block<Words>(a, t, keys, values, key, n);
+    if (!packed) {
+      read_scales(a, t, keys, values, key, n);
+      pack_block<Words>(a, t, keys, values, key, n);
+    }
     packed = true;
-    packed_chunk<Words>(a, t, tiles, count, begin, key, n, cover);
+    packed_chunk<Words, T>(a, t, tiles, count, begin, key, n, cover);
   }
 }
 
@@ -252,8 +278,9 @@ void direct_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
     dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, k, a.key_strides[2], rows, a.head_dim,
                     t.logits + first, kBlockKeys);
   });
+  read_scales(a, t, keys, values, key, n);
   for (int64_t row = 0; row < t.rows; ++row) {
-    softmax_row<Words>(a, t, row, t.logits + row * kBlockKeys, key, n, 0, round_up(n, kLanes), cover);
+    softmax_row<Words, T>(a, t, row, t.logits + row * kBlockKeys, key, n, 0, round_up(n, kLanes), cover);
   }
   each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T*, const T* v) {
     // What was summed before decays once, with the first stretch.
@@ -345,7 +372,8 @@ void walk_selected(const AttentionArgs& a, const Task& t, const Walk& walk) {
   }
 }
 
-template <typename Words, typename T>
+// `Stored` is the type of keys and values, T that of queries and output.
+template <typename Words, typename T, typename Stored>
 void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   const int64_t tile = task / a.kv_splits;
   const int64_t split = task % a.kv_splits;
@@ -369,9 +397,10 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   }
   memset(t.outputs, 0, sizeof(float) * static_cast<size_t>(t.rows * t.output_stride));
 
-  const T* keys = static_cast<const T*>(a.key) + t.batch * a.key_strides[0] + t.kv_head * a.key_strides[1];
-  const T* values =
-      static_cast<const T*>(a.value) + t.batch * a.value_strides[0] + t.kv_head * a.value_strides[1];
+  const Stored* keys =
+      static_cast<const Stored*>(a.key) + t.batch * a.key_strides[0] + t.kv_head * a.key_strides[1];
+  const Stored* values =
+      static_cast<const Stored*>(a.value) + t.batch * a.value_strides[0] + t.kv_head * a.value_strides[1];
   const int64_t step = a.direct ? kDirectKeys : kBlockKeys;
   const auto walk = [&](int64_t begin, int64_t end) {
     for (int64_t key = begin, n; key < end; key += n) {
@@ -440,17 +469,22 @@ size_t scratch_bytes(const AttentionArgs& a) {
   return scratch.used;
 }
 
+template <typename Words, typename T>
+void run_stored(const AttentionArgs& a, int64_t task, void* scratch) {
+  a.int8_rows ? run_task<Words, T, int8_t>(a, task, scratch) : run_task<Words, T, T>(a, task, scratch);
+}
+
 void run(const AttentionArgs& a, int64_t task, void* scratch) {
   switch (a.dtype) {
     case DType::f32:
-      return run_task<Words32, float>(a, task, scratch);
+      return run_stored<Words32, float>(a, task, scratch);
     case DType::f16:
-      return run_task<Words32, f16>(a, task, scratch);
+      return run_stored<Words32, f16>(a, task, scratch);
     case DType::bf16:
 #if defined(__AVX512BF16__)
-      return run_task<WordsBf16, bf16>(a, task, scratch);
+      return run_stored<WordsBf16, bf16>(a, task, scratch);
 #else
-      return run_task<Words32, bf16>(a, task, scratch);
+      return run_stored<Words32, bf16>(a, task, scratch);
 #endif
   }
 }

@@ -139,15 +139,15 @@ void weigh_rows(const float* p, int64_t p_stride, const T* values, int64_t value
 #if defined(__AVX512BF16__)
 // The same for probabilities that are bf16 pairs along the keys, with the pairs that the values of two rows
 // make together: half the instructions. `vectors` are of 32 channels; without `whole` there is one of `last`.
-template <int rows, int vectors, bool whole>
-void weigh_pairs(const float* p, int64_t p_stride, const bf16* values, int64_t value_stride, int64_t n,
+template <int rows, int vectors, bool whole, typename T>
+void weigh_pairs(const float* p, int64_t p_stride, const T* values, int64_t value_stride, int64_t n,
                  int64_t last, float* output, int64_t output_stride, const float* decay, int64_t ahead,
                  int64_t ahead_bytes) {
   VF sums[rows][2 * vectors] = {};
   const VU low = pair_order();
   const VU high = low + 0x00100010u;
   for (int64_t j = 0; j < n; j += 2) {
-    const bf16* at = values + j * value_stride;
+    const T* at = values + j * value_stride;
     prefetch(at + ahead * value_stride, ahead_bytes);
     prefetch(at + (ahead + 1) * value_stride, ahead_bytes);
     VF weights[rows];
@@ -180,11 +180,11 @@ void weigh_pairs(const float* p, int64_t p_stride, const bf16* values, int64_t v
   }
 }
 
-template <int rows>
-void weigh_rows_pairs(const float* p, int64_t p_stride, const bf16* values, int64_t value_stride, int64_t n,
+template <int rows, typename T>
+void weigh_rows_pairs(const float* p, int64_t p_stride, const T* values, int64_t value_stride, int64_t n,
                       int64_t dim, float* output, int64_t output_stride, const float* decay, bool first) {
-  const int64_t ahead = prefetch_rows<bf16>(dim);
-  int64_t ahead_bytes = first ? 2 * dim : 0;
+  const int64_t ahead = prefetch_rows<T>(dim);
+  int64_t ahead_bytes = first ? dim * static_cast<int64_t>(sizeof(T)) : 0;
   constexpr int kWide = rows <= 2 ? 4 : 2;
   constexpr int kStep = 2 * kLanes;
   int64_t c = 0;

@@ -12,6 +12,11 @@ namespace {
 
 LB_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+template <typename T>
+constexpr bool is_int8 = false;
+template <>
+constexpr bool is_int8<int8_t> = true;
+
 // Words that hold n values along the summed dimension.
 template <typename Words>
 LB_INLINE int64_t words_of(int64_t n) {
@@ -46,6 +51,12 @@ struct RowWords<WordsBf16> {
     if (n - c >= 2 * kLanes) return (VF)_mm512_loadu_si512(row + c);
     watch(row + c, 2 * (n - c));
     return (VF)_mm512_maskz_loadu_epi16((1u << (n - c)) - 1u, row + c);
+  }
+  // Integers of 8 bits are exact in bf16.
+  static LB_INLINE VF load(const int8_t* row, int64_t c, int64_t n) {
+    const VF low = load_some(row + c, n - c);
+    const VF high = n - c > kLanes ? load_some(row + c + kLanes, n - c - kLanes) : VF{};
+    return (VF)_mm512_cvtne2ps_pbh(high, low);
   }
 };
 #endif
@@ -132,7 +143,8 @@ LB_INLINE VU pair_order() {
 template <>
 struct ValueWords<WordsBf16> {
   static constexpr int kChannels = 2 * kLanes;
-  static LB_INLINE void pack(const bf16* row, int64_t stride, bool paired, int64_t channels, float* out) {
+  template <typename T>
+  static LB_INLINE void pack(const T* row, int64_t stride, bool paired, int64_t channels, float* out) {
     const VF first = RowWords<WordsBf16>::load(row, 0, channels);
     const VF second = paired ? RowWords<WordsBf16>::load(row + stride, 0, channels) : VF{};
     const VU pair = pair_order();

@@ -109,6 +109,12 @@ struct MaskRow {
   }
 };
 
+// Multiplies the dot products of keys [begin, end) of a row, and of keys that share a vector with these.
+LB_INLINE void multiply_by(float* row, const float* scales, int64_t begin, int64_t end) {
+  for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes)
+    store(row + j, load(row + j) * load(scales + j));
+}
+
 // Scales and caps the dot products of keys [begin, end) of a row, and of keys that share a vector with these.
 LB_INLINE void scale_logits(float* row, int64_t begin, int64_t end, float scaling, float softcap) {
   const float inner = softcap > 0.0f ? scaling / softcap : scaling;
@@ -173,10 +179,11 @@ struct StoreProbabilities<WordsBf16> {
 // One step of the online softmax over the keys [begin, end) of a row of `width` logits (a multiple of
 // kLanes); begin, end and width count from the same key. Replaces the logits by probabilities relative to the
 // largest logit so far (0 outside [begin, end)), updates that maximum and the sum, and returns the factor
-// that takes earlier sums to the new maximum. `to_log2` > 0 takes the row's values to logits of base 2.
-template <typename Words>
+// that takes earlier sums to the new maximum. `to_log2` > 0 takes the row's values to logits of base 2. With
+// `weighted`, what is stored, and not what is summed, is multiplied by `weights`, one for each of the row.
+template <typename Words, bool weighted>
 LB_INLINE float softmax_step(float* row, int64_t begin, int64_t end, int64_t width, float to_log2,
-                             float& maximum, float& total) {
+                             float& maximum, float& total, const float* weights) {
   if (begin > end) begin = end;
   for (int64_t j = 0; j < begin; ++j) row[j] = kMinusInfinity;
   for (int64_t j = end; j < width; ++j) row[j] = kMinusInfinity;
@@ -197,10 +204,22 @@ LB_INLINE float softmax_step(float* row, int64_t begin, int64_t end, int64_t wid
   for (; j + 2 * kLanes <= width; j += 2 * kLanes) {
     const VF low = exp2_nonpositive((load(row + j) - shift) * to_log2);
     const VF high = exp2_nonpositive((load(row + j + kLanes) - shift) * to_log2);
-    sums += StoreProbabilities<Words>::two(row, j, low, high);
+    if constexpr (weighted) {
+      sums += low + high;
+      StoreProbabilities<Words>::two(row, j, low * load(weights + j), high * load(weights + j + kLanes));
+    } else {
+      sums += StoreProbabilities<Words>::two(row, j, low, high);
+    }
   }
-  if (j < width)
-    sums += StoreProbabilities<Words>::one(row, j, exp2_nonpositive((load(row + j) - shift) * to_log2));
+  if (j < width) {
+    const VF last = exp2_nonpositive((load(row + j) - shift) * to_log2);
+    if constexpr (weighted) {
+      sums += last;
+      StoreProbabilities<Words>::one(row, j, last * load(weights + j));
+    } else {
+      sums += StoreProbabilities<Words>::one(row, j, last);
+    }
+  }
 
   const float decay = exp2_nonpositive((maximum - updated) * to_log2);
   maximum = updated;

@@ -6,7 +6,7 @@
 // the copy that the linker keeps for everybody. For the same reason there are no std headers.
 //
 //   VF, VI, VU            kLanes lanes of float, int32_t, uint32_t
-//   load(p) store(p, v)   p of float, bf16 or f16 at any alignment; store rounds to nearest even
+//   load(p) store(p, v)   p of float, bf16 or f16 at any alignment; store rounds to nearest even. load also of int8
 //   load(p, n)            the first n < kLanes elements, other lanes zero; store(p, v, n) writes n
 //   splat(x)              all lanes x
 //   fma(a, b, c)          a * b + c with one rounding where the CPU has it, two on baseline x86-64
@@ -222,6 +222,19 @@ LB_INLINE VF load(const float* p) {
 }
 LB_INLINE VF load(const bf16* p) { return bf16_to_float(load_half(p)); }
 LB_INLINE VF load(const f16* p) { return f16_to_float(load_half(p)); }
+// kLanes integers of 8 bits.
+typedef int8_t VB __attribute__((vector_size(kLanes)));
+LB_INLINE VF load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  VB bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return __builtin_convertvector(bytes, VF);
+#endif
+}
 LB_INLINE void store(float* p, VF v) { memcpy(p, &v, sizeof(v)); }
 LB_INLINE void store(bf16* p, VF v) {
   const VH half = float_to_bf16(v);
@@ -257,6 +270,10 @@ LB_INLINE VF load(const float* p, int n) {
   watch(p, 4 * n);
   return _mm512_maskz_loadu_ps(first_lanes(n), p);
 }
+LB_INLINE VF load(const int8_t* p, int n) {
+  watch(p, n);
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+}
 LB_INLINE void store(float* p, VF v, int n) {
   watch(p, 4 * n);
   _mm512_mask_storeu_ps(p, first_lanes(n), v);
@@ -276,6 +293,11 @@ LB_INLINE void store_half(void* p, VH v, int n) {
 }
 LB_INLINE VF load(const float* p, int n) {
   float lanes[kLanes] = {};
+  for (int i = 0; i < n && i < kLanes; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+LB_INLINE VF load(const int8_t* p, int n) {
+  int8_t lanes[kLanes] = {};
   for (int i = 0; i < n && i < kLanes; ++i) lanes[i] = p[i];
   return load(lanes);
 }

@@ -12,8 +12,6 @@ namespace {
 
 // ---- words ----
 
-typedef int8_t VB __attribute__((vector_size(kLanes)));
-
 #if defined(__AVX512VNNI__)
 // The instruction takes unsigned integers by signed ones: weights are 128 larger, which makes a sum larger by 128
 // times that of x.

@@ -21,8 +21,6 @@ namespace {
 
 #define LB_UNROLL _Pragma("GCC unroll 16")
 
-typedef int8_t VB __attribute__((vector_size(kLanes)));
-
 LB_INLINE VF from_int8(const char* p) {
 #if defined(__AVX512F__)
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

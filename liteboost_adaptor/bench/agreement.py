@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 #: transformers, differs by 1.5e-6 and 2.1e-2 in float32 and bfloat16 (28 layers, random weights); these are
 #: ten and three times as much.
 BOUNDS = {"float32": 2e-5, "float16": 8e-3, "bfloat16": 6e-2}
-#: The same where activations are rounded to 8 bits: what another rounding moves over a tie differs by a whole
-#: step from there on. Level 2 and transformers' code on the same integers differ by 6.4e-2 in bfloat16.
+#: The same where activations, or keys and values, are rounded to 8 bits: what another rounding moves over a
+#: tie differs by a whole step from there on. With activations on the same integers, level 2 and transformers'
+#: code differ by 6.4e-2 in bfloat16.
 ROUNDED_BOUNDS = {"float32": 2e-2, "float16": 4e-2, "bfloat16": 1.2e-1}
 
 
@@ -54,7 +55,7 @@ def compare(
     reference: dict[str, torch.Tensor],
     candidate: dict[str, torch.Tensor],
     dtype_name: str,
-    rounds_activations: bool = False,
+    rounds: bool = False,
 ) -> Agreement:
     """Compare what two workers saved.
 
@@ -62,7 +63,7 @@ def compare(
         reference: ``prefill`` ``[B, P, V]`` and ``decode`` ``[B, new, V]`` of the reference, fp32.
         candidate: The same of the variant, its decode steps forced along the reference's tokens.
         dtype_name: Chooses the bound.
-        rounds_activations: Whether the variant, as its reference, rounds inputs of layers to 8 bits.
+        rounds: Whether the variant, as its reference, rounds inputs of layers or keys and values to 8 bits.
     """
     l2 = largest = 0.0
     for phase in ("prefill", "decode"):
@@ -70,7 +71,7 @@ def compare(
         difference = found - expected
         l2 = _worst(l2, float(difference.norm() / expected.norm()))
         largest = _worst(largest, float(difference.abs().max() / expected.abs().max()))
-    bounds = ROUNDED_BOUNDS if rounds_activations else BOUNDS
+    bounds = ROUNDED_BOUNDS if rounds else BOUNDS
     chosen = candidate["decode"].argmax(-1) == reference["decode"].argmax(-1)
     return Agreement(l2, largest, int(chosen.sum()), chosen.numel(), bounds[dtype_name])
 

@@ -87,6 +87,8 @@ class Cost:
         attention_width: Query heads times ``head_dim``.
         kv_width: Key/value heads times ``head_dim``.
         itemsize: Bytes of one element.
+        kv_itemsize: Those of one of a key or value in a cache, its scales counted; None: as `itemsize`.
+        head_dim: Elements of a key.
     """
 
     weight_bytes: int
@@ -98,6 +100,8 @@ class Cost:
     attention_width: int
     kv_width: int
     itemsize: int
+    kv_itemsize: float | None = None
+    head_dim: int = 0
 
     def decode_bytes(self, batch: int, prompt: int, new: int) -> float:
         """Bytes an average decode step of ``generate`` must read: weights once, keys and values of each row.
@@ -106,7 +110,8 @@ class Cost:
         """
         steps = range(1, new)
         keys = sum(min(prompt + step, window or prompt + step) for window in self.windows for step in steps)
-        return self.token_bytes + batch * 2 * self.kv_width * self.itemsize * keys / len(steps)
+        itemsize = self.itemsize if self.kv_itemsize is None else self.kv_itemsize
+        return self.token_bytes + batch * 2 * self.kv_width * itemsize * keys / len(steps)
 
     def prefill_flops(self, batch: int, prompt: int) -> float:
         """Floating-point operations of a prefill: layers for every token, visible scores, one head row."""
@@ -264,6 +269,7 @@ def count(config: PretrainedConfig, dtype: torch.dtype) -> Cost:
         attention_width=num_heads * head_dim,
         kv_width=(getattr(text, "num_key_value_heads", None) or num_heads) * head_dim,
         itemsize=dtype.itemsize,
+        head_dim=head_dim,
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..ops.block_selection import select_blocks
 from ..ops.registry import ops as references
 from .attention_part_case import attention_part
+from .int8_attention_cases import int8_attention, int8_rows
 from .op_case import (
     CONTEXT,
     DELTA_KEY_HEADS,
@@ -474,6 +475,8 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "linear_tiles": linear_tiles,
     "attention": _attention,
     "attention_part": attention_part,
+    "int8_attention": int8_attention,
+    "int8_rows": int8_rows,
     "paged_attention": _paged_attention,
     "block_sparse_attention": _block_sparse_attention,
     "kv_append": _kv_append,

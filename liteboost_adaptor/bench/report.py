@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .settings import BASELINE, ROUNDING, Settings, divided
+from .settings import BASELINE, INT8_CACHES, ROUNDING, Settings, divided
 
 if TYPE_CHECKING:
     from .agreement import Agreement
@@ -108,6 +108,10 @@ def _variant(measured: Measurements, name: str) -> dict[str, float]:
     settings, cost = measured.settings, measured.model.cost
     if counted := measured.facts.get(name, {}).get("token_bytes"):
         cost = replace(cost, token_bytes=sum(counted.values()))
+    if name in INT8_CACHES and cost.head_dim:
+        from ..ops.int8_attention import SCALE_BYTES  # imports torch
+
+        cost = replace(cost, kv_itemsize=(cost.head_dim + SCALE_BYTES) / cost.head_dim)
     rounds = [one for one in measured.rounds if one.variant == name]
     prefill_s = median(one.prefill_s for one in rounds)
     # One step decodes one token of every sequence.

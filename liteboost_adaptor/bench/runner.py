@@ -15,7 +15,7 @@ from .agreement import Agreement, compare
 from .memory import plan_groups
 from .processes import Ranks, Worker
 from .report import Measurements, Round
-from .settings import BASELINE, DIVIDED, QUANTISED, ROUNDING, Settings, processes
+from .settings import BASELINE, DIVIDED, INT8_CACHES, QUANTISED, ROUNDING, Settings, processes
 
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
 
@@ -127,6 +127,7 @@ class _Session:
             common = {
                 "variant": name,
                 "quantised": name in QUANTISED,
+                "int8_cache": name in INT8_CACHES,
                 "package": str(_PACKAGE),
                 "dtype": self.settings.dtype,
                 "threads": self.settings.threads // processes(name),
@@ -163,7 +164,7 @@ class _Session:
                 self._step(f"{name}: comparing")
             _, candidate = self._logits(workers[name], tokens)
             expected = reference
-            if name in QUANTISED:  # transformers' own code on the very weights that are left after rounding
+            if name in QUANTISED:  # transformers' own code on what is left after rounding
                 _, expected = self._logits(workers[name], tokens, multiplied_out=True)
             agreement = compare(expected, candidate, self.settings.dtype, name in ROUNDING)
             self.agreements.setdefault(name, agreement)

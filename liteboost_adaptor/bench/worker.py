@@ -9,6 +9,7 @@ print goes to standard error. The first request is ``load`` with the options of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.util
@@ -48,6 +49,7 @@ class Variant:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.is_quantised = options.get("quantised", False)
+        self.keeps_integers = options.get("int8_cache", False)
         self.uses_package = options["variant"].startswith("level") or self.is_quantised
         if self.uses_package:
             import_package(options["package"])
@@ -106,7 +108,8 @@ class Variant:
             path: A file for ``torch.save``: ``prefill`` ``[B, P, V]`` and ``decode`` ``[B, new, V]``, fp32.
             forced: Tokens ``[B, new]`` to go on with in place of the model's own, so that every step of
                 every variant sees the same past; ``None`` to choose greedily.
-            multiplied_out: Of a copy without us, whose quantised weights are floating point again.
+            multiplied_out: Of a copy without us, whose quantised weights are floating point again, and whose
+                cache keeps the values that ours stands for.
 
         Returns:
             ``tokens``: what greedy search chooses at each step, ``[B, new]``.
@@ -116,8 +119,10 @@ class Variant:
 
         if multiplied_out:
             served, self.model = self.model, self._multiplied_out()
+            caches = importlib.import_module("liteboost_adaptor.bench.rounded_caches")
             try:
-                return self.check(path, forced)
+                with caches.rounding() if self.keeps_integers else contextlib.nullcontext():
+                    return self.check(path, forced)
             finally:
                 self.model = served
         positions = min(CHECKED_POSITIONS, self.prompt.shape[1])
@@ -139,7 +144,9 @@ class Variant:
         import liteboost_adaptor
         from liteboost_adaptor.quantization import QuantizedLinear
 
-        twin = copy.deepcopy(self.model).dequantize(dtype=self.model.dtype)
+        twin = copy.deepcopy(self.model)
+        if getattr(twin, "hf_quantizer", None) is not None:
+            twin = twin.dequantize(dtype=self.model.dtype)
         liteboost_adaptor.undo(twin)
         for name, layer in self.model.named_modules():
             if isinstance(layer, QuantizedLinear) and layer.scheme.rounds_activations:

@@ -26,7 +26,9 @@ _BAR = 30
 def quantize(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="folder of a model, as safetensors")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="folder to write: new, empty, or begun")],
-    scheme: Annotated[str, typer.Option(help="w8a16, w4a16 or w8a8")] = "w4a16",
+    scheme: Annotated[
+        str, typer.Option(help="w8a16, w4a16 or w8a8, with +kv8 behind it or not; kv8 alone: weights stay")
+    ] = "w4a16",
     group_size: Annotated[int, typer.Option(help="weights that share a scale, of w4a16: 32, 64 or 128")] = 32,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="with zero points, of w4a16")] = False,
     head: Annotated[int, typer.Option(help="bits of the output layer: 8, or 16 for as it is")] = 8,
@@ -35,6 +37,9 @@ def quantize(
     ] = "",
     calibrate: Annotated[
         str, typer.Option(metavar="TEXT", help="file with a text that the model reads before it is quantised")
+    ] = "",
+    kv_cache: Annotated[
+        str, typer.Option(help="int8: models that are loaded from DST keep keys and values as integers")
     ] = "",
     method: Annotated[
         str, typer.Option(help="with a text: awq or gptq; smoothquant, of w8a8. By default the first of them")
@@ -48,7 +53,14 @@ def quantize(
 
     names = [name.strip() for name in keep.split(",") if name.strip()] or None
     config = LiteBoostConfig(
-        scheme, group_size, not asymmetric, head, names, calibrate or None, method or None
+        scheme,
+        group_size,
+        not asymmetric,
+        head,
+        names,
+        calibrate or None,
+        method or None,
+        kv_cache=kv_cache or None,
     )
     with progress_bar() as advance:
         done = quantize_folder(source, target, config, advance)

@@ -11,7 +11,7 @@ them comes in a few, each sound by itself whatever surrounds it:
   ``r.of_calls(r_left, r_right)(self.child, self.left, self.right, x)``;
 - *factor*: ``f(a) * b`` for a function ``f`` becomes ``r(f, a, b)``;
 - *residual*: ``s = a + b`` followed by ``n = self.child(s)`` becomes ``n, s = r(self.child, a, b)``;
-- *receiver*: ``x.method(a, b, ...)`` of a local ``x`` becomes ``r(x).method(a, b, ...)``;
+- *receiver*: ``x.method(a, b, ...)`` of a local ``x`` becomes ``r(x, self).method(a, b, ...)``;
 - *function*: a global ``f``, called or handed on, becomes ``r`` for as long as ``f`` is the function it was.
 
 The new function keeps file name and line numbers (tracebacks and debuggers show the original text),
@@ -49,7 +49,7 @@ class Routes:
 
     ``function`` maps a global name to (original, replacement), ``factor`` the text of a callee, such as
     ``F.silu``, to the replacement of the product, ``receiver`` the name of a method to what is called with
-    the object it is called on.
+    the object it is called on and the module that calls.
     """
 
     call: dict[str, Any] = field(default_factory=dict)
@@ -321,7 +321,7 @@ class _Editor(ast.NodeTransformer):
             if len(node.args) >= _RECEIVER_ARGUMENTS:
                 target = self.routes.receiver[method]
                 node.func.value = self._replace(
-                    node.func.value, "receiver", method, target, [node.func.value]
+                    node.func.value, "receiver", method, target, [node.func.value, _load(self.self_name)]
                 )
         return node
 

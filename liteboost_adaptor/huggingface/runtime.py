@@ -22,7 +22,7 @@ from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
 from ..replacements import guards
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import adapters, caches, huge_pages, registries, sparse_attention, steps
+from . import adapters, caches, huge_pages, int8_caches, registries, sparse_attention, steps
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -191,6 +191,7 @@ class Runtime:
             with _recorded(model):
                 weights.consider(model, settings)
                 sparse_attention.consider(model, settings)
+                int8_caches.consider(model, settings)
                 huge_pages.consider(model, settings)
         return binding
 
@@ -211,6 +212,7 @@ class Runtime:
             left = []
             weights.give_back(model)
             sparse_attention.forget(model)
+            int8_caches.forget(model)
             huge_pages.forget(model)
             steps.forget(model)
             for part in model.modules():

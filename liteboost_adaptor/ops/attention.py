@@ -173,6 +173,21 @@ def _check_attention(
     sinks: Tensor | None,
 ) -> None:
     _check_states(op, query, key, value)
+    check_attention_options(op, query, key, mask, scaling, is_causal, sliding_window, softcap, sinks)
+
+
+def check_attention_options(
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    is_causal: bool,
+    sliding_window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> None:
+    """Raise unless the other arguments of ``op`` fit ``query``, and what there is of ``key``."""
     wanted = (*query.shape[:3], key.shape[2])
     if mask is not None:
         if mask.dim() != 4 or any(m not in (1, w) for m, w in zip(mask.shape, wanted, strict=True)):

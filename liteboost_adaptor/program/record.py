@@ -24,6 +24,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
+from ..replacements.int8_rows import Int8Rows, multiplied_out
 from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
@@ -233,6 +234,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         flat, structure = pytree.tree_flatten((args, kwargs))
+        if any(type(value) is Int8Rows for value in flat):
+            self.recording.fault = f"reads the values of a cache of integers ({func})"
+            flat = [_real(multiplied_out(value)) for value in flat]
         is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
         real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
         result = func(*real_args, **real_kwargs)

@@ -124,7 +124,8 @@ def _of_experts(
                 yield Choice(full, module, None, "experts of a form that is not read as integers")
             continue
         experts = Experts.of(parameter, known[local])
-        scheme, reason = config.of_experts(), experts.unsuited(config.of_experts())
+        scheme = config.of_experts()
+        reason = experts.unsuited(scheme) if scheme is not None else ""
         if not (should_convert_module(name, kept) and should_convert_module(full, kept)):
             scheme, reason = None, ""
         yield Choice(full, module, None if reason else scheme, reason, experts=experts)

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..config import INT8, Quant, split_scheme
 from ..config import QUANT_HEADS as HEADS
-from ..config import Quant
 from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
 from .names import QUANT_METHOD
@@ -18,14 +18,26 @@ from .stored import Stored
 _ONCE = ("calibrate", "method")
 #: What calibration may do, by scheme; the first is the default.
 METHODS = {"w8a16": ("awq", "gptq"), "w4a16": ("awq", "gptq"), "w8a8": ("smoothquant",)}
-_FIELDS = ("scheme", "group_size", "symmetric", "head", "modules_to_not_convert", "layers", "packing")
+_FIELDS = (
+    "scheme",
+    "group_size",
+    "symmetric",
+    "head",
+    "modules_to_not_convert",
+    "layers",
+    "kv_cache",
+    "packing",
+)
+#: Written where they say something: a checkpoint without them is read by versions that do not know them.
+_OPTIONAL = ("layers", "kv_cache")
 
 
 class LiteBoostConfig(QuantizationConfigMixin):
     """Quantise linear layers: ``from_pretrained(..., quantization_config=LiteBoostConfig("w4a16"))``.
 
     Args:
-        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``.
+        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``; with ``+kv8`` behind it, ``kv_cache="int8"``, too.
+            ``"kv8"`` or None: weights stay.
         group_size: Weights that share a scale, of w4a16: 32, 64 or 128.
         symmetric: Without zero points.
         head: Bits of the output layer: 8, or 16 for as it is. Where its weight is tied to the embedding, 8
@@ -38,6 +50,8 @@ class LiteBoostConfig(QuantizationConfigMixin):
             up for by the next ones; ``"smoothquant"``, of w8a8: activations and weights meet half way.
         layers: How each layer is kept, by its name, where they were read from another format: the others stay
             as they are, and the arguments above say nothing. A checkpoint says it.
+        kv_cache: ``"int8"``: keys and values of the cache are kept as integers of 8 bits, with a scale for
+            each token and head; None: as they are.
         packing: How 4 bits are packed; a checkpoint says it.
 
     Raises:
@@ -46,7 +60,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        scheme: str = "w4a16",
+        scheme: str | None = "w4a16",
         group_size: int = 32,
         symmetric: bool = True,
         head: int = 8,
@@ -54,12 +68,19 @@ class LiteBoostConfig(QuantizationConfigMixin):
         calibrate: str | None = None,
         method: str | None = None,
         layers: dict[str, dict[str, Any]] | None = None,
+        kv_cache: str | None = None,
         packing: int = PACKING,
         quant_method: str = QUANT_METHOD,
         **unknown: Any,
     ) -> None:
         self.quant_method = quant_method
-        self.scheme, self.group_size, self.symmetric = scheme, group_size, symmetric
+        scheme, named = split_scheme(scheme or "")
+        self.kv_cache = kv_cache or named or None
+        if self.kv_cache not in (None, INT8):
+            raise QuantizationError(f"kv_cache must be {INT8!r} or None, got {kv_cache!r}")
+        if not scheme and not self.kv_cache:
+            raise QuantizationError('scheme None needs kv_cache="int8", or nothing is quantised')
+        self.scheme, self.group_size, self.symmetric = scheme or None, group_size, symmetric
         self.head, self.packing = head, packing
         self.modules_to_not_convert, self.layers = modules_to_not_convert, layers
         if isinstance(packing, int) and packing > PACKING:
@@ -88,9 +109,9 @@ class LiteBoostConfig(QuantizationConfigMixin):
             raise QuantizationError(f"layers must name layers, got {layers!r}")
         self.stored()  # checked
 
-    def of_layers(self) -> Scheme:
-        """The scheme of linear layers."""
-        return Scheme(self.scheme, self.group_size, self.symmetric)
+    def of_layers(self) -> Scheme | None:
+        """The scheme of linear layers, or None where they stay."""
+        return Scheme(self.scheme, self.group_size, self.symmetric) if self.scheme else None
 
     def stored(self) -> dict[str, Stored] | None:
         """The scheme of each layer, where they were read from another format."""
@@ -100,14 +121,16 @@ class LiteBoostConfig(QuantizationConfigMixin):
 
     def of_head(self) -> Scheme | None:
         """The scheme of the output layer, or None where it stays."""
-        return Scheme("w8a16") if self.head == 8 else None
+        return Scheme("w8a16") if self.scheme and self.head == 8 else None
 
-    def of_experts(self) -> Scheme:
-        """The scheme of experts that are one parameter, whose activations stay as they are."""
+    def of_experts(self) -> Scheme | None:
+        """That of experts that are one parameter, whose activations stay as they are."""
         return Scheme("w8a16") if self.scheme == "w8a8" else self.of_layers()
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in _FIELDS if name != "layers" or self.layers}
+        values = {
+            name: getattr(self, name) for name in _FIELDS if name not in _OPTIONAL or getattr(self, name)
+        }
         return {"quant_method": self.quant_method, **values}
 
 
@@ -117,6 +140,8 @@ def _method(scheme: str, calibrate: str | None, method: str | None) -> str | Non
         if method is not None:
             raise QuantizationError(f"method {method!r} needs a text: name a file with calibrate")
         return None
+    if not scheme:
+        raise QuantizationError("calibrate is for weights, and scheme None leaves them as they are")
     if not isinstance(calibrate, str):
         raise QuantizationError(f"calibrate must be the name of a file with a text, got {calibrate!r}")
     if method is not None and method not in METHODS[scheme]:
@@ -128,4 +153,6 @@ def _method(scheme: str, calibrate: str | None, method: str | None) -> str | Non
 
 def of_settings(quant: Quant) -> LiteBoostConfig:
     """What ``LITEBOOST_QUANT`` asks for."""
-    return LiteBoostConfig(quant.scheme, quant.group, quant.symmetric, quant.head)
+    return LiteBoostConfig(
+        quant.scheme or None, quant.group, quant.symmetric, quant.head, kv_cache=quant.kv_cache or None
+    )

@@ -20,7 +20,7 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice])
     Raises:
         QuantizationError: There is none, or a weight cannot be rounded.
     """
-    if not any(choice.scheme for choice in made):
+    if config.scheme and not any(choice.scheme for choice in made):
         raise QuantizationError(
             f"{type(model).__name__} has no layer that {config.scheme} takes: "
             + ("; ".join(sorted({c.reason for c in made if c.reason})) or "it has none at all")

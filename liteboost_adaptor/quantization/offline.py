@@ -78,7 +78,8 @@ def quantize_folder(
     heads = {choice.tied: choice for choice in wanted.values() if choice.tied}
     tensors = tensors_of([str(source / file) for file in files])
     origins = origins_of(model, tensors)
-    _check_names(origins, wanted, source)
+    if config.scheme:
+        _check_names(origins, wanted, source)
     rounding = _Rounding(model, tensors, origins, wanted, heads, calibration, progress)
     record = _begin(source, target, config, files)
     total, at = sum(len(names) for names in files.values()), 0

@@ -37,7 +37,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
         settings: Those models are prepared under.
     """
     if importlib.util.find_spec("transformers.core_model_loading") is None:
-        if settings.quant is not None:
+        if settings.quant is not None and settings.quant.scheme:
             report.add(Outcome(RULE, REFUSED, "LITEBOOST_QUANT", "needs transformers 5"))
         return
     from . import foreign, reading
@@ -61,7 +61,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
                 mapping = getattr(auto, name)
                 if method in mapping:
                     hooks.set_item(mapping, method, entry(mapping[method]), f"{_AUTO}.{name}[{method!r}]")
-    if settings.quant is not None:
+    if settings.quant is not None and settings.quant.scheme:
         wanted = of_settings(settings.quant).to_dict()
         hooks.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))
 

@@ -12,6 +12,7 @@ from ..config import Sparse
 from ..report import Tally
 from . import sequence, sparse_attention
 from .guards import autocast, unserved
+from .int8_rows import Int8Rows, multiplied_out
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.modeling_utils:AttentionInterface"
@@ -43,6 +44,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
         if mark is not None and REGISTRY in mark.registries:
             bias = kwargs.get("position_bias")
             shared = sequence.active()
+            key, value = _alike(key, value, shared is None)
             if shared is not None:
                 options = {**kwargs, "is_causal": is_causal}
                 states = (query, key, value)
@@ -58,6 +60,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
                     query, key, value, attention_mask, bias, scaling, causal, None, None, choice
                 ), None
             tally.fell_back(reason)
+            key, value = multiplied_out(key), multiplied_out(value)
         return original(
             module,
             query,
@@ -106,6 +109,7 @@ def eager(
         sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks) if sinks else None
         added = kwargs.get(bias) if bias else None
         shared = sequence.active()
+        key, value = _alike(key, value, shared is None)
         if shared is not None:
             options = {name: value for name, value in kwargs.items() if name not in ("dropout", "scaling")}
             options |= {"position_bias": added}
@@ -131,6 +135,7 @@ def eager(
             reason = "a bool mask, which eager attention adds"
         if reason:
             tally.fell_back(reason)
+            key, value = multiplied_out(key), multiplied_out(value)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         tally.served()
         if query_sinks:
@@ -141,6 +146,13 @@ def eager(
         return _run(query, key, value, attention_mask, added, scaling, False, cap, sink_logits), None
 
     return attention
+
+
+def _alike(key: torch.Tensor, value: torch.Tensor, reads_integers: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as rows of integers, where they are and can be read; else both as values."""
+    if reads_integers and type(key) is type(value):
+        return key, value
+    return multiplied_out(key), multiplied_out(value)
 
 
 def _shared(
@@ -241,7 +253,10 @@ def _run(
         mask = _with_bias(mask, bias, key.dtype)
     if mask is not None and mask.shape[2] != query.shape[2]:
         mask = mask.expand(-1, -1, query.shape[2], -1)
-    return ops.attention(query, key, value, mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
+    options = (mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
+    if type(key) is Int8Rows:
+        return ops.int8_attention(query, key.rows, value.rows, *options)
+    return ops.attention(query, key, value, *options)
 
 
 def _run_sparse(
@@ -255,6 +270,8 @@ def _run_sparse(
     is_causal: bool,
 ) -> torch.Tensor | None:
     hides_by = "a mask" if mask is not None else "a bias" if bias is not None else ""
+    if type(key) is Int8Rows:
+        hides_by = "a cache of integers"
     if not hides_by and not is_causal:
         hides_by = "attention that is not causal"
     return sparse_attention.attend(choice, query, key, value, _scale(query, scaling), hides_by)
@@ -295,7 +312,8 @@ def _unserved(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> str:
-    reason = unserved(query, key, value, sinks) or autocast(query)
+    memory = (each.rows if type(each) is Int8Rows else each for each in (key, value))
+    reason = unserved(query, *memory, sinks) or autocast(query)
     if reason:
         return reason
     if dropout:

@@ -141,15 +141,20 @@ def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int]
             layer.__dict__.get(ROOMS, {}).pop(name, None)
             return torch.cat([held, new], dim=dim)
         tally.served()
-        rooms = layer.__dict__.setdefault(ROOMS, {})
-        result = in_place(layer, rooms, held, name, new, dim % new.dim())
-        if result is None:
-            # Once is a copy of what comes first; what is kept of it and appended to again gets a room.
-            result = torch.cat([held, new], dim=dim)
-            rooms[name] = result.untyped_storage()._cdata
-        return result
+        return grown(held, layer, name, new, dim % new.dim())
 
     return call
+
+
+def grown(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
+    """``new`` behind the ``held`` of ``layer.name``, in place where it is the last of what was handed out."""
+    rooms = layer.__dict__.setdefault(ROOMS, {})
+    result = in_place(layer, rooms, held, name, new, dim)
+    if result is None:
+        # Once is a copy of what comes first; what is kept of it and appended to again gets a room.
+        result = torch.cat([held, new], dim=dim)
+        rooms[name] = result.untyped_storage()._cdata
+    return result
 
 
 def in_place(
@@ -212,7 +217,7 @@ def methods(original: type, appending: dict[str, Callable[..., Any]]) -> dict[st
         for name in self.__dict__.get(ROOMS, ()):
             kept = self.__dict__.get(name)
             if isinstance(kept, torch.Tensor) and kept._base is not None:
-                setattr(self, name, kept.data)  # a view would hold on to what it was cut from
+                self.__dict__[name] = kept.data  # a view would hold on to what it was cut from
         return result
 
     def __getstate__(self: Any) -> Any:

@@ -14,6 +14,7 @@ void test_quantized_linear();
 void test_int8_linear();
 void test_experts();
 void test_attention();
+void test_int8_attention();
 void test_sparse_attention();
 void test_delta_rule();
 void test_causal_conv();

@@ -11,6 +11,7 @@ int main() {
   testing::test_int8_linear();
   testing::test_experts();
   testing::test_attention();
+  testing::test_int8_attention();
   testing::test_sparse_attention();
   testing::test_delta_rule();
   testing::test_causal_conv();

@@ -400,17 +400,17 @@ class Updated:
 
 
 def test_a_receiver_is_exchanged_and_nothing_else():
-    seen, cache = [], Updated()
+    seen, cache, caller = [], Updated(), Receivers()
 
-    def receiver(found):
-        seen.append(found)
+    def receiver(found, module):
+        seen.append((found, module))
         return found
 
     routes = Routes(receiver={"update": receiver})
     rewritten = rewrite(Receivers.handed_in, routes)
     assert rewritten.met == {"receiver": frozenset({"update"})}
-    assert rewritten.function(Receivers(), cache, 1) == (1, 2, 3)
+    assert rewritten.function(caller, cache, 1) == (1, 2, 3)
     assert rewritten.function(Receivers(), None, 1) == 1
-    assert seen == [cache]
+    assert seen == [(cache, caller)]
     assert rewrite(Receivers.own_only, routes) is None
     assert rewrite(Receivers.dictionary, routes) is None

@@ -1,0 +1,60 @@
+// The loop of int8_rows. Compiled once an instruction set. int8_attention runs those of attention/.
+#include "common/vec.h"
+#include "int8_attention/int8_attention.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+// 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
+constexpr float kRounder = 12582912.0f;
+// What a row's largest magnitude counts as at least, so that 127 divided by it is a number.
+constexpr float kLeast = 0x1p-100f;
+
+LB_INLINE VB rounded(VF v) {
+  return __builtin_convertvector((VI)as_uint(v + splat(kRounder)) << 24 >> 24, VB);
+}
+
+LB_INLINE void put(int8_t* p, VB v, Full) { memcpy(p, &v, sizeof(v)); }
+LB_INLINE void put(int8_t* p, VB v, int n) {
+  int8_t lanes[kLanes];
+  memcpy(lanes, &v, sizeof(v));
+  for (int i = 0; i < n && i < kLanes; ++i) p[i] = lanes[i];
+}
+
+template <typename T>
+void quantize_row(const T* x, int64_t cols, int8_t* out) {
+  VF largest{}, infinite{};
+  for_lanes(cols, [&](int64_t i, auto n) {
+    const VF v = load(x + i, n);
+    largest = max(largest, abs(v));
+    infinite += v * splat(0.0f);  // NaN for NaN and infinity
+  });
+  const bool is_finite = sum(infinite) == 0.0f;
+  const float top = hmax(largest);
+  const float limit = top > kLeast ? top : kLeast;
+  const float scale = is_finite ? limit / 127.0f : __builtin_nanf("");
+  memcpy(out + cols, &scale, sizeof(scale));
+  if (!is_finite) {
+    memset(out, 0, static_cast<size_t>(cols));
+    return;
+  }
+  const VF factor = splat(127.0f / limit);
+  for_lanes(cols, [&](int64_t i, auto n) { put(out + i, rounded(load(x + i, n) * factor), n); });
+}
+
+void quantize(DType dtype, const Int8RowsArgs& args, int64_t begin, int64_t end) {
+  const int64_t bytes = args.cols + kInt8ScaleBytes;
+  LB_DISPATCH_DTYPE(
+      dtype, T,
+      for (int64_t row = begin; row < end; ++row)
+          quantize_row(static_cast<const T*>(args.x) + row * args.stride, args.cols, args.out + row * bytes));
+}
+
+}  // namespace
+
+extern const Int8RowsKernels int8_rows_kernels;
+const Int8RowsKernels int8_rows_kernels = {&quantize};
+
+}  // namespace LB_ISA
+}  // namespace liteboost

@@ -1,0 +1,76 @@
+"""Which bound models keep keys and values as integers (kv8), and what the status says of it."""
+
+from __future__ import annotations
+
+import fnmatch
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..config import INT8, Settings
+from ..engine import swap
+from ..replacements.int8_cache import RULE, want, want_no_longer
+from ..report import APPLIED, DISABLED, IDLE, REFUSED, Outcome, report
+
+TITLE = "Keys and values of the cache as integers (kv8)"
+LEVEL = 2
+#: The rule by which modules meet a cache.
+_APPENDING = "cache.append"
+
+#: What was reported of each model.
+_outcomes: weakref.WeakKeyDictionary[torch.nn.Module, list[Outcome]] = weakref.WeakKeyDictionary()
+
+
+def consider(model: torch.nn.Module, settings: Settings) -> None:
+    """Have caches that modules of a bound ``model`` update keep integers, if it or its settings say so."""
+    if not (_is_set(settings) or _is_said_by(model)):
+        return
+    reason, outcomes = _turned_off(settings), []
+    for part in model.modules():
+        mark = swap.mark_of(part)
+        if mark is None or not any(outcome.rule == _APPENDING for outcome in mark.outcomes):
+            continue
+        if not reason:
+            want(part)
+        outcomes.append(Outcome(RULE, DISABLED if reason else APPLIED, type(part).__qualname__, reason))
+    if not outcomes:
+        reason = reason or f"no module updates a cache in a way that rule {_APPENDING} knows"
+        outcomes.append(Outcome(RULE, REFUSED, type(model).__qualname__, reason))
+    for outcome in outcomes:
+        report.add(outcome)
+    _outcomes[model] = outcomes
+
+
+def forget(model: torch.nn.Module) -> None:
+    """Take back what was asked of the modules of ``model``, and reported of it and of bound models in it."""
+    for part in model.modules():
+        want_no_longer(part)
+        for outcome in _outcomes.pop(part, []):
+            report.remove(outcome)
+
+
+def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """(id, title, state when no module keeps integers), where somebody asked for it."""
+    if _is_set(settings) or _outcomes:
+        yield RULE, TITLE, DISABLED if _turned_off(settings) else IDLE
+
+
+def _is_set(settings: Settings) -> bool:
+    return settings.quant is not None and settings.quant.kv_cache == INT8
+
+
+def _is_said_by(model: torch.nn.Module) -> bool:
+    """Whether the checkpoint of ``model`` says so."""
+    found: Any = getattr(getattr(model, "config", None), "quantization_config", None)
+    said = found.get("kv_cache") if isinstance(found, dict) else getattr(found, "kv_cache", None)
+    return said == INT8
+
+
+def _turned_off(settings: Settings) -> str:
+    for glob in settings.disable:
+        for rule in (RULE, _APPENDING):
+            if fnmatch.fnmatchcase(rule, glob):
+                return f"turned off by LITEBOOST_DISABLE={glob}"
+    return f"needs level {LEVEL}, level {settings.level} is set" if settings.level < LEVEL else ""
