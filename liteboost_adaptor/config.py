@@ -444,6 +444,11 @@ def launched() -> tuple[int, int] | None:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
+def master() -> tuple[str, int]:
+    """(host, port) where the ranks meet, as a launcher says it."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
 def local_rank() -> int:
     """The number of this process among those on its host, as a launcher says it."""
     return int(os.environ.get("LOCAL_RANK") or 0)
@@ -454,7 +459,7 @@ def agent_store() -> tuple[str, int, str] | None:
     if launched() is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), attempt
+    return *master(), attempt
 
 
 def user_cache_dir() -> Path:

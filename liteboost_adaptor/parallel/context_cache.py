@@ -27,7 +27,7 @@ class Held:
         seen: Tokens in the cache, on all ranks together.
         positions: Of the tokens this rank holds.
         kept: Which of the tokens that come now it keeps.
-        has_windows_only: Whether all layers would have dropped tokens behind a window.
+        window: Of how many tokens all layers would have kept no more than the last; None: some keep all.
         returns_own: Whether a layer gives the new tokens back and not all that it holds.
     """
 
@@ -36,7 +36,7 @@ class Held:
         self.positions = torch.empty(0, dtype=torch.int64)
         self.kept = slice(None)
         self.returns_own = False
-        self.has_windows_only = False
+        self.window: int | None = None
 
     def take(self, count: int, rank: int, size: int) -> None:
         """Say which of the next ``count`` tokens, which every rank computes, this one keeps."""
@@ -118,7 +118,8 @@ def share_out(cache: Any, layers: int) -> Held:
             "cannot be shared. Begin with an empty cache."
         )
     held, made = Held(), _layer_class()
-    held.has_windows_only = kinds == {_KNOWN[1]}
+    if kinds == {_KNOWN[1]}:
+        held.window = min(layer.sliding_window for layer in cache.layers)
     cache.layers = [made(held) for _ in cache.layers or range(layers)]
     cache.layer_class_to_replicate = None
     setattr(cache, HELD, held)

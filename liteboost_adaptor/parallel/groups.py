@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import functools
-import itertools
-import json
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +16,8 @@ from .. import config, native
 from ..errors import ParallelError
 from ..ops import collectives
 from ..report import report
+from . import starts
 
-#: How long a rank waits for one that is alive; one that has ended is noticed at once.
-_PATIENCE = datetime.timedelta(minutes=10)
 #: Of shared memory, for each rank and once more; longer tensors go through it piece by piece.
 _SLOT_BYTES = 1 << 20
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -46,7 +40,8 @@ def join() -> Group:
     """The group of all processes; started by the variables that ``torchrun`` sets, unless it runs.
 
     Raises:
-        ParallelError: There is no process group, and no launcher has said how to make one.
+        ParallelError: There is no process group, and no launcher has said how to make one; or as
+            `starts.make_process_group` says.
     """
     if not dist.is_available():
         raise ParallelError("this torch is built without torch.distributed, which several processes need")
@@ -58,7 +53,7 @@ def join() -> Group:
                 "`torchrun --nproc-per-node=N`, or call torch.distributed.init_process_group first."
             )
         _use_own_device()
-        dist.init_process_group(_backend(), timeout=_PATIENCE)
+        starts.make_process_group(_backend())
     default = dist.distributed_c10d._get_default_group()
     group = Group(default.group_name, dist.get_rank(), dist.get_world_size())
     share_memory(group)
@@ -91,53 +86,6 @@ def _use_own_device() -> None:
         torch.npu.set_device(device)
 
 
-@functools.cache
-def _agent_store() -> Any:
-    """The store that torchrun serves, or None where another launcher has started us."""
-    place = config.agent_store()
-    if place is None:
-        return None
-    host, port, attempt = place
-    store = dist.TCPStore(host, port, is_master=False, timeout=_PATIENCE)
-    return dist.PrefixStore(f"liteboost/{attempt}", store)
-
-
-#: How often ranks have compared what they start with.
-_starts = itertools.count()
-
-
-def compare_starts(facts: dict[str, str], waits: bool) -> None:
-    """Compare ``facts`` over the ranks that torchrun has started, before they work together.
-
-    Args:
-        waits: Until all ranks have said theirs; else only with those that have.
-
-    Raises:
-        ParallelError: They differ; on those ranks that find it out, at which torchrun ends the others.
-    """
-    store = _agent_store()
-    if store is None:
-        return
-    rank, size = config.launched()
-    start = next(_starts)
-    store.set(f"{start}/{rank}", json.dumps(facts))
-    found = [facts]
-    ranks = [rank]
-    deadline = time.monotonic() + _PATIENCE.total_seconds()
-    for other in (each for each in range(size) if each != rank):
-        while not (is_there := store.check([f"{start}/{other}"])) and waits and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if is_there:
-            ranks.append(other)
-            found.append(json.loads(store.get(f"{start}/{other}")))
-        elif waits:
-            raise ParallelError(
-                f"rank {other} has not come to load a model within {_PATIENCE.total_seconds():.0f} s. All "
-                "processes load one together, each its part; with LITEBOOST_TP=1 each loads one of its own."
-            )
-    _compare(ranks, found)
-
-
 @contextlib.contextmanager
 def together(group: Group) -> Iterator[None]:
     """What every rank does by itself, where none goes on if one fails.
@@ -164,20 +112,7 @@ def agree(group: Group, **facts: Any) -> None:
     Raises:
         ParallelError: On every rank, where they differ; says on which ranks, and how.
     """
-    _compare(list(range(group.size)), gathered(group, facts))
-
-
-def _compare(ranks: list[int], found: list[dict[str, Any]]) -> None:
-    for name in found[0]:
-        values = {
-            rank: each.get(name) for rank, each in sorted(zip(ranks, found, strict=True), key=lambda x: x[0])
-        }
-        if len({str(value) for value in values.values()}) > 1:
-            said = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
-            raise ParallelError(
-                f"the ranks have been started with different {name.replace('_', ' ')} ({said}). Start every "
-                "rank with the same program, model and settings."
-            )
+    starts.compare(list(range(group.size)), gathered(group, facts))
 
 
 def share_memory(group: Group) -> None:
@@ -190,7 +125,7 @@ def share_memory(group: Group) -> None:
         return
     reason = ""
     try:
-        ops._share_memory(group.name, offers[0][1], _SLOT_BYTES, _PATIENCE.total_seconds())
+        ops._share_memory(group.name, offers[0][1], _SLOT_BYTES, starts.PATIENCE.total_seconds())
     except RuntimeError as fault:
         reason = str(fault).splitlines()[0]
     reasons = [each for each in gathered(group, reason) if each]

@@ -24,7 +24,7 @@ from .. import __version__, config
 from ..checkpoint.files import File, Slice
 from ..errors import CheckpointError
 from ..report import report
-from . import groups, layout, offline, quantized, shard, sources
+from . import groups, layout, offline, quantized, shard, sources, starts
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
@@ -93,7 +93,7 @@ class _Loading:
             sizes = meshes.sizes(self.settings, _started()) if self.is_wanted else {"tp": 1}
             reason = _why_whole(model, load_config, sizes["tp"]) if self.is_wanted else "not asked for"
             facts = {"settings": config.spelled(self.settings), "model": type(model).__name__}
-            groups.compare_starts(facts, waits=not reason)
+            starts.compare_starts(facts, waits=not reason)
             if reason:
                 offline.refuse_whole(checkpoint_files, reason)
                 if self.is_wanted:

@@ -45,11 +45,17 @@ class _Refusing:
 class SharedPrompt(_Refusing, sequence_masks.SharesMasks):
     """Attention while each rank has some tokens of a prompt."""
 
-    def __init__(self, tokens: Tokens, padding: Tensor | None, wants_window: bool) -> None:
-        self.tokens, self.padding, self.wants_window = tokens, padding, wants_window
+    def __init__(self, tokens: Tokens, padding: Tensor | None, window: int | None) -> None:
+        self.tokens, self.padding = tokens, padding
+        self._wants_window = window is not None and window < tokens.length
 
     def attend(self, call: Call) -> Tensor:
         self.check(call)
+        if self._wants_window and (call.mask is None or call.mask.shape[2] == 1):
+            raise ParallelError(
+                f"attention of {type(call.module).__name__} cannot be shared by processes: it has a window "
+                f"that only the cache knows of. {_OFF}"
+            )
         heads = self.tokens.mesh.heads
         states, sinks, mask = (call.query, call.key, call.value), call.sinks, call.mask
         if heads.size > 1:
@@ -134,7 +140,7 @@ class Sharer:
             held.take_part(*tokens.own, length)
             context_cache.believe(cache, tokens.own[0])
             padding = _padding(kwargs.get("attention_mask"))
-            self._forward = _Forward(SharedPrompt(tokens, padding, held.has_windows_only), tokens, kwargs)
+            self._forward = _Forward(SharedPrompt(tokens, padding, held.window), tokens, kwargs)
             kwargs = {each: _cut(each, value, tokens) for each, value in kwargs.items()}
         self._forward.context.__enter__()
         return (), kwargs
@@ -188,7 +194,7 @@ def attach(model: nn.Module, mesh: Mesh) -> None:
     """Let the ranks of ``mesh.sequence`` share the prompts of ``model``.
 
     Raises:
-        ParallelError: Its forward takes no cache, or it has an encoder.
+        ParallelError: Its forward takes no cache, it has an encoder, or it is made of several models.
     """
     if "past_key_values" not in inspect.signature(type(model).forward).parameters:
         raise ParallelError(
@@ -197,6 +203,11 @@ def attach(model: nn.Module, mesh: Mesh) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ParallelError(
             f"{type(model).__name__} has an encoder, and processes cannot share its prompts. {_OFF}"
+        )
+    if not hasattr(model.config.get_text_config(decoder=True), "num_hidden_layers"):
+        raise ParallelError(
+            f"{type(model).__name__} is made of several models, each with layers of its own, and processes "
+            f"cannot share its prompts. {_OFF}"
         )
     sharer = Sharer(model, mesh)
     model.register_forward_pre_hook(sharer.before, with_kwargs=True)

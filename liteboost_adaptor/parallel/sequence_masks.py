@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import ParallelError
@@ -24,13 +25,11 @@ class SharesMasks:
 
     Attributes:
         tokens: Who holds which.
-        wants_window: Whether only a mask with a window says what the cache would have dropped.
         padding: The mask of all tokens that the model was given, ``[batch, tokens]`` bool; None: all count.
     """
 
     tokens: Tokens
     padding: Tensor | None
-    wants_window: bool
 
 
 def install() -> None:
@@ -72,14 +71,19 @@ def of_shared(shared: SharesMasks, original: Callable[..., Any], kwargs: dict[st
 
     local = kwargs.get("local_size")
     is_causal = kwargs.get("mask_function", causal_mask_function) is causal_mask_function
-    is_known = bool(local) or (is_causal and not shared.wants_window)
-    if not is_known or kwargs.get("use_vmap") or not kwargs.get("allow_is_causal_skip", True):
+    if (
+        not (is_causal or local is not None)
+        or kwargs.get("use_vmap")
+        or not kwargs.get("allow_is_causal_skip", True)
+    ):
         raise ParallelError(
             f"the model hides keys in a way of its own, and processes cannot share its prompts. {_OFF}"
         )
     tokens, padding = shared.tokens, shared.padding
     first, last = tokens.of_heads(tokens.mesh.context.rank)
     padding = None if padding is None else padding[:, :last]
+    if local == 0:  # of a model that has windows in no layer: nobody reads it, and it may be long
+        return torch.zeros(1, 1, 1, last, dtype=torch.bool, device=kwargs.get("device"))
     if is_causal or local >= tokens.length:
         return None if padding is None else padding[:, None, None]
     if tokens.mesh.heads.size > 1 and padding is not None:

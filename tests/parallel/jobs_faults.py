@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from parallel import ranks
 from parallel.jobs import _quiet, _raised
 from transformers import AutoModelForCausalLM
+
+from liteboost_adaptor.parallel import starts
 
 
 def one_ends(folder: str, when: str) -> None:
@@ -33,3 +36,20 @@ def one_ends(folder: str, when: str) -> None:
     text = _raised(lambda: model.generate(ids, max_new_tokens=40, pad_token_id=0))
     ranks.report({"text": text, "seconds": time.monotonic() - start})
     os._exit(0)  # the process group would wait for the rank that is gone
+
+
+def waits_for_missing(folder: str, seconds: float) -> dict[str, Any]:
+    """What loading says where ranks are missing, and how long after; they wait ``seconds``, 0: as ever."""
+    _quiet()
+    if seconds:
+        starts._TO_COME = datetime.timedelta(seconds=seconds)
+    start = time.monotonic()
+    text = _raised(lambda: AutoModelForCausalLM.from_pretrained(folder))
+    return {"text": text, "seconds": time.monotonic() - start}
+
+
+def loads(folder: str, names: list[str]) -> str:
+    """What loading says where each rank loads a model of its own."""
+    _quiet()
+    name = names[int(os.environ["RANK"])]
+    return _raised(lambda: AutoModelForCausalLM.from_pretrained(f"{folder}/{name}"))

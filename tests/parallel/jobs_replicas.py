@@ -41,7 +41,7 @@ def _ending(alone: Any, inputs: dict[str, torch.Tensor]) -> int:
 def replicas(folder: str, files: str = "") -> dict[str, Any]:
     """Batches of all kinds, by one process and by replicas that share their rows, loaded from ``files``."""
     _quiet()
-    liteboost_adaptor.apply(tp=1, dp=1)
+    liteboost_adaptor.apply(tp=1, dp=1, sp=1, cp=1)
     alone = AutoModelForCausalLM.from_pretrained(folder)
     alone.generation_config = GenerationConfig(pad_token_id=PAD)
     liteboost_adaptor.undo()

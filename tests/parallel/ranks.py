@@ -61,18 +61,24 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def start(
-    world_size: int, job: str, *arguments: Any, each: list[dict[str, str]] | None = None, **changes: str
+    world_size: int,
+    job: str,
+    *arguments: Any,
+    each: list[dict[str, str]] | None = None,
+    left_out: tuple[int, ...] = (),
+    **changes: str,
 ) -> list[Rank]:
     """Start ``module:function`` in so many processes, as ``torchrun`` would; ``arguments`` go by JSON.
 
     Args:
         each: Variables of the single ranks, beside ``changes``, which all have.
+        left_out: Ranks that are not started.
     """
     from support import processes  # imports our package, which a rank does under its own variables
 
     port = str(free_port())
     found = []
-    for rank in range(world_size):
+    for rank in sorted({*range(world_size)} - {*left_out}):
         variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),

@@ -33,6 +33,40 @@ def test_a_rank_that_ends(tmp_path: Path, when: str, status: int, says: str) -> 
     assert ("planted in rank 1" in other) == (when == "token")
 
 
+@pytest.mark.parametrize("waited", [2, pytest.param(0, marks=pytest.mark.full)])
+def test_ranks_that_are_not_started_are_named(tmp_path: Path, waited: float) -> None:
+    """Also one that does not come because it is of another level, without a launcher that has a store."""
+    save(tmp_path, ("llama",))
+    job = ("parallel.jobs_faults:waits_for_missing", str(tmp_path / "llama"), waited)
+    started = {
+        "no rank 1": ranks.start(2, *job, left_out=(1,)),
+        "no rank 0": ranks.start(2, *job, left_out=(0,)),
+        "level": ranks.start(2, *job, each=[{}, {"LITEBOOST_LEVEL": "1"}]),
+    }
+    if not waited:  # ranks that have come take part in time
+        started["no ranks 1 and 3"] = ranks.start(4, *job, left_out=(1, 3))
+    said_of = {"no rank 0": "rank 0 has not come", "no ranks 1 and 3": "ranks 1, 3 have not come"}
+    found = {case: ranks.finish(each) for case, each in started.items()}
+    for case in started:
+        says = said_of.get(case, "rank 1 has not come")
+        (code, text), *others = found[case]
+        said = ranks.result(text)
+        assert code == 0 and said["text"].startswith(f"ParallelError: {says} within"), text
+        assert waited or said["seconds"] < 30
+        assert all(other == 0 for other, _ in others)
+    assert "another LITEBOOST_LEVEL" in ranks.result(found["level"][0][1])["text"]
+    assert ranks.result(found["level"][1][1])["text"] == "nothing raised"
+    assert "MASTER_PORT" in ranks.result(found["no rank 0"][0][1])["text"]
+
+
+def test_ranks_of_different_models_are_told_so_at_start(tmp_path: Path) -> None:
+    save(tmp_path, ("llama", "qwen3"))
+    done = ranks.finish(ranks.start(2, "parallel.jobs_faults:loads", str(tmp_path), ["llama", "qwen3"]))
+    for code, text in done:
+        assert code == 0
+        assert "different model (rank 0: LlamaForCausalLM; rank 1: Qwen3ForCausalLM)" in ranks.result(text)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["raise ValueError('planted')", "os.kill(os.getpid(), 9)"])
 def test_torchrun_ends_all_with_the_reason(tmp_path: Path, fault: str) -> None:

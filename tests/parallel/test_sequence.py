@@ -14,8 +14,9 @@ from liteboost_adaptor.parallel.exchange import Heads
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
-#: In the first tier: windows, a softcap, sinks, norms of queries and keys, latent attention, experts.
-FIRST = ("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3")
+#: In the first tier: windows (beside full attention that no layer has, and of no token for none), a softcap,
+#: sinks, norms of queries and keys, latent attention, experts.
+FIRST = ("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "ministral", "qwen2_moe")
 FIRST_ON_FOUR = ("llama", "gemma3_text")
 #: Ring attention, Ulysses, both, and each with divided weights. Of two heads of keys and values each of four
 #: ranks has one.
@@ -71,8 +72,10 @@ def test_behaviour(sizes: dict[str, int]) -> None:
 
 
 def test_what_mixes_tokens_elsewhere_is_refused() -> None:
-    names = ("mamba", "lfm2", "qwen3_next", "t5", "rwkv")
-    for found in ranks.run(2, "parallel.jobs_sequence:refused", names, {"cp": 2}):
+    names = ("mamba", "lfm2", "qwen3_next", "t5", "rwkv", "blt")
+    window = "llama with a window in the cache"
+    for found in ranks.run(2, "parallel.jobs_sequence:refused", (*names, window), {"cp": 2}):
+        assert "ParallelError" in found[window] and "only the cache knows of" in found[window]
         for name in names:
             assert found[name].startswith("ParallelError"), name
             assert "cannot share its prompts" in found[name] or "cannot share the prompts" in found[name]
