@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,27 @@ def test_two_replicas_of_two_parts(tmp_path: Path) -> None:
     results = ranks.run(4, "parallel.jobs_replicas:replicas", str(folder), str(divided), LITEBOOST_DP="2")
     check(results, replicas=2)
     assert results[0]["held"] < 0.51 * sum(p.numel() for p in tiny_models.build("llama").parameters())
+    check_saved(folder)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"DP": 2, "CP": 2},
+        pytest.param({"DP": 2, "SP": 2}, marks=pytest.mark.full),
+        pytest.param({"DP": 2, "SP": 2, "TP": 2}, marks=pytest.mark.full),
+        pytest.param({"DP": 2, "CP": 2, "TP": 2}, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_replicas_whose_ranks_share_prompts(tmp_path: Path, sizes: dict[str, int]) -> None:
+    save(tmp_path, ("llama",))
+    folder = tmp_path / "llama"
+    asked = {f"LITEBOOST_{name}": str(size) for name, size in sizes.items()}
+    results = ranks.run(math.prod(sizes.values()), "parallel.jobs_replicas:replicas", str(folder), **asked)
+    check(results, replicas=2)
+    part = 0.51 if "TP" in sizes else 1
+    assert results[0]["held"] <= part * sum(p.numel() for p in tiny_models.build("llama").parameters())
     check_saved(folder)
 
 

@@ -22,6 +22,8 @@ FIRST_ON_FOUR = ("llama", "gemma3_text")
 #: ranks has one.
 ON_TWO = ({"cp": 2}, {"sp": 2})
 ON_FOUR = ({"cp": 4}, {"sp": 4}, {"sp": 2, "cp": 2}, {"tp": 2, "cp": 2}, {"tp": 2, "sp": 2})
+#: All three at once; replicas beside them are for `generate`, see test_replicas.py.
+ON_EIGHT = ({"tp": 2, "sp": 2, "cp": 2},)
 #: A length that does not divide evenly; the window of the tiny models is shorter than a rank's part.
 LENGTH = 43
 
@@ -48,6 +50,19 @@ def test_families_on_four_ranks() -> None:
     results = ranks.run(4, "parallel.jobs_sequence:of_families", FIRST_ON_FOUR, ON_FOUR, LENGTH)
     check(results, FIRST_ON_FOUR, ON_FOUR)
     assert results[0]["llama {'tp': 2, 'cp': 2}"]["held"] < 0.51
+
+
+def test_whole_experts_and_shared_prompts() -> None:
+    kinds = ({"tp": 2, "cp": 2, "ep": True},)
+    check(
+        ranks.run(4, "parallel.jobs_sequence:of_families", ("mixtral",), kinds, LENGTH), ("mixtral",), kinds
+    )
+
+
+@pytest.mark.full
+def test_families_on_eight_ranks() -> None:
+    results = ranks.run(8, "parallel.jobs_sequence:of_families", FIRST_ON_FOUR, ON_EIGHT, LENGTH, timeout=900)
+    check(results, FIRST_ON_FOUR, ON_EIGHT)
 
 
 @pytest.mark.parametrize("sizes", [{"cp": 2}, {"sp": 2}], ids=str)
