@@ -73,10 +73,16 @@ STATIC_S = {"matmul": 5e-6, "vector": 2e-6, "collective": 10e-6}
 HOST_LAUNCH_S = 12.5e-6
 
 
-def all_reduce_seconds(card: Card, nbytes: float, cards: int) -> float:
-    """Modelled time of an all-reduce of ``nbytes`` on every card: each sends nearly twice as many."""
-    if cards == 1:
-        return 0.0
-    link = card.near if cards <= card.connected else card.far
-    sent = 2 * nbytes * (cards - 1) / cards
-    return STATIC_S["collective"] + link.latency + sent / (link.bandwidth * LINK_EFFICIENCY)
+def all_reduce_seconds(card: Card, nbytes: float, cards: int, spread: int = 0) -> float:
+    """Modelled time of an all-reduce of ``nbytes`` on every card: each sends nearly twice as many.
+
+    Args:
+        spread: Among how many cards these are spread out; 0: among no others.
+    """
+    return send_seconds(card, 2 * nbytes * (cards - 1) / cards, spread or cards) if cards > 1 else 0.0
+
+
+def send_seconds(card: Card, nbytes: float, spread: int) -> float:
+    """Modelled time in which every card sends ``nbytes`` to others that ``spread`` cards are spread over."""
+    link = card.near if spread <= card.connected else card.far
+    return STATIC_S["collective"] + link.latency + nbytes / (link.bandwidth * LINK_EFFICIENCY)

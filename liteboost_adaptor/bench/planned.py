@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ParallelError
 from ..parallel.plan import HEAD, Layout, Plan
 from ..parallel.summary import brought
 from . import models
@@ -26,9 +26,12 @@ from .cards import (
     Card,
     all_reduce_seconds,
 )
+from .sharing import Sharing, exchanged
 
 #: Kernels of a layer for one token (tests/npu/test_launches.py): products and attention, and the others.
 _MATMULS, _VECTORS = 5, 5
+#: Where a cache is shared out, further ones that bring a partial result, and that join each of the others'.
+_BRINGING, _JOINING = 5, 6
 #: Of a card's memory, what the runtime and its buffers leave.
 USABLE = 0.9
 
@@ -74,7 +77,15 @@ class Planned:
         return self.batch / (self.device + HOST_LAUNCH_S)
 
 
-def planned(model: Any, how: Plan, layout: Layout, device: str, context: int, batch: int) -> Planned:
+def planned(
+    model: Any,
+    how: Plan,
+    layout: Layout,
+    device: str,
+    context: int,
+    batch: int,
+    sharing: Sharing = Sharing(),  # noqa: B008 - it is frozen
+) -> Planned:
     """The figures of ``how`` for ``model``, which is whole and on the meta device.
 
     Args:
@@ -82,9 +93,11 @@ def planned(model: Any, how: Plan, layout: Layout, device: str, context: int, ba
         device: A name in `CARDS`.
         context: Tokens of each sequence: of the prompt, and what a step sees.
         batch: Sequences.
+        sharing: What processes share beside the weights.
 
     Raises:
         ConfigError: The device is unknown, or a number is below 1.
+        ParallelError: As `sharing.exchanged` says.
     """
     if device not in CARDS:
         raise ConfigError(f"--device must be one of {', '.join(CARDS)}; found {device!r}. Choose one.")
@@ -93,39 +106,67 @@ def planned(model: Any, how: Plan, layout: Layout, device: str, context: int, ba
             raise ConfigError(f"{name} must be at least 1; found {value}. Raise it.")
     card = CARDS[device]
     cost = models.count(model.config, model.dtype)
-    windows = _windows(model)
-    keys = sum(min(context, window or context) for window in windows)
-    share = _share_of_heads(model, layout, how, len(windows))
-    cache = int(batch * keys * cache_width(model, layout) * share * cost.itemsize)
-    read = _read_a_token(model, how, batch) + cache
+    rows = sharing.rows(batch)
+    cache = _cache(model, layout, how, sharing, context, rows)
+    read = _read_a_token(model, how, rows) + cache
     layers = model.config.get_text_config().num_hidden_layers
     exchanging = sum(
-        all_reduce_seconds(card, batch * nbytes, how.world_size) for nbytes in _brought(model, how)
+        all_reduce_seconds(card, rows * nbytes, how.world_size) for nbytes in _brought(model, how)
     )
-    launches = layers * (_MATMULS + _VECTORS) + sum(1 for _ in _brought(model, how))
-    static = layers * (_MATMULS * STATIC_S["matmul"] + _VECTORS * STATIC_S["vector"])
+    matmuls, vectors = layers * _MATMULS, layers * _VECTORS
+    exchanges = sum(1 for _ in _brought(model, how))
+    prefill = _prefill(model, how, card, cost, context, rows, sharing)
+    if sharing.of_tokens > 1:
+        of_attention = exchanged(model, layout, how.world_size, sharing, context, rows)
+        prefill += layers * of_attention.prompt_seconds(card, sharing, how.world_size)
+        exchanging += layers * of_attention.token_seconds(card, sharing, how.world_size)
+        exchanges += layers
+        vectors += layers * (_BRINGING + _JOINING * (sharing.of_tokens - 1))
+    static = matmuls * STATIC_S["matmul"] + vectors * STATIC_S["vector"]
     return Planned(
-        cards=how.world_size,
+        cards=how.world_size * sharing.processes,
         weights=_weights(model, how),
         cache=cache,
-        activations=_activations(model, how, batch * context, batch),
+        activations=_activations(model, how, rows * sharing.tokens(context), rows),
         usable=int(card.memory_gb * 1e9 * USABLE),
-        prefill=_prefill(model, how, card, cost, context, batch),
+        prefill=prefill,
         device=static + read / (card.bandwidth * MEMORY_EFFICIENCY) + exchanging,
-        host=HOST_LAUNCH_S * launches,
+        host=HOST_LAUNCH_S * (matmuls + vectors + exchanges),
         exchanging=exchanging,
         batch=batch,
     )
 
 
 def over(
-    model: Any, layout: Layout, device: str, context: int, batch: int, most: int, whole_experts: bool = False
+    model: Any,
+    layout: Layout,
+    device: str,
+    context: int,
+    batch: int,
+    most: int,
+    whole_experts: bool = False,
+    sharing: Sharing = Sharing(),  # noqa: B008 - it is frozen
 ) -> list[Planned]:
-    """`planned` for one card and every number up to ``most`` that fits the model."""
-    sizes = [1, *(size for size in layout.world_sizes() if size <= most)]
-    return [
-        planned(model, layout.plan(size, whole_experts), layout, device, context, batch) for size in sizes
-    ]
+    """`planned` for weights on one card and on every number up to ``most`` that fits the model."""
+    found = []
+    for size in (1, *(size for size in layout.world_sizes() if size <= most)):
+        try:
+            how = layout.plan(size, whole_experts)
+            found.append(planned(model, how, layout, device, context, batch, sharing))
+        except ParallelError:  # so many leave no heads to share
+            continue
+    return found
+
+
+def _cache(model: Any, layout: Layout, how: Plan, sharing: Sharing, context: int, rows: int) -> int:
+    """Bytes of keys and values of a card. Shared out, a cache keeps all keys of layers with a window."""
+    windows = _windows(model)
+    if sharing.of_tokens > 1:
+        keys = len(windows) * sharing.tokens(context)
+    else:
+        keys = sum(min(context, window or context) for window in windows)
+    share = _share_of_heads(model, layout, how, len(windows))
+    return int(rows * keys * cache_width(model, layout) * share * model.dtype.itemsize)
 
 
 #: Words in the names of layers that keep a state and no keys.
@@ -230,12 +271,18 @@ def _owner(model: Any, name: str) -> Any:
     return model.get_submodule(name.rpartition(".")[0])
 
 
-def _prefill(model: Any, how: Plan, card: Card, cost: models.Cost, context: int, batch: int) -> float:
-    """Arithmetic shared evenly, and the exchanges of all tokens."""
+def _prefill(
+    model: Any, how: Plan, card: Card, cost: models.Cost, context: int, rows: int, sharing: Sharing
+) -> float:
+    """Arithmetic of the card that has most of it, and the exchanges of its tokens for divided weights."""
     peak = card.cube.get(str(model.dtype).removeprefix("torch."), card.cube["float16"])
-    arithmetic = cost.prefill_flops(batch, context) / how.world_size / (peak * COMPUTE_EFFICIENCY)
+    layers = rows * context * cost.linear_flops
+    head = rows * cost.head_flops
+    attention = cost.prefill_flops(rows, context) - layers - head
+    own = layers / sharing.of_tokens + attention * sharing.attention_share() + head
+    arithmetic = own / how.world_size / (peak * COMPUTE_EFFICIENCY)
     tokens = [
-        nbytes * batch * (1 if role == HEAD else context)
+        nbytes * rows * (1 if role == HEAD else sharing.tokens(context))
         for nbytes, role in zip(_brought(model, how), how.roles.values(), strict=False)
     ]
     return arithmetic + sum(all_reduce_seconds(card, nbytes, how.world_size) for nbytes in tokens)

@@ -28,7 +28,12 @@ def plan(
     model: Annotated[
         str, typer.Argument(help="folder of a model, or its name on the hub; only config.json is read")
     ],
-    tp: Annotated[int, typer.Option("--tp", min=2, help="number of processes")],
+    tp: Annotated[int, typer.Option("--tp", min=1, help="processes that share the weights")] = 1,
+    dp: Annotated[int, typer.Option("--dp", min=1, help="replicas, as LITEBOOST_DP")] = 1,
+    sp: Annotated[
+        int, typer.Option("--sp", min=1, help="processes that share a prompt's tokens, as LITEBOOST_SP")
+    ] = 1,
+    cp: Annotated[int, typer.Option("--cp", min=1, help="the same, as LITEBOOST_CP")] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON: the figures, and the plan itself")
     ] = False,
@@ -46,26 +51,32 @@ def plan(
     """Say what each of so many processes would hold and exchange, or why it cannot be so many.
 
     Memory is that of a card of --device for --batch sequences of --context tokens; times are modelled, not
-    measured. Exit status 1 where so many processes cannot share the model.
+    measured. There are --tp times --dp times --sp times --cp processes. Exit status 1 where so many cannot
+    share the model.
     """
     from ..bench import planned
+    from ..bench.sharing import Sharing
     from ..parallel import layout
     from ..parallel.summary import summary
     from .bench import check_outputs
 
     check_outputs(None, plot, None)
+    sharing = Sharing(dp, sp, cp)
+    if tp * sharing.processes == 1:
+        raise typer.BadParameter("nothing is shared by one process; give --tp, --dp, --sp or --cp")
     built = _on_meta(model)
     found = layout.of(built)
     how = found.plan(tp, ep)
     title = f"{how.model}, {str(built.dtype).removeprefix('torch.')}, {batch} x {context} tokens, {device}"
     figures = summary(built, how) | {"world_sizes": found.world_sizes()}
+    figures["shared"] = _shared(built, found, tp, sharing, context, batch)
     try:
-        several = planned.over(built, found, device, context, batch, max(tp, _PLOTTED), ep)
+        several = planned.over(built, found, device, context, batch, max(tp, _PLOTTED), ep, sharing)
     except (AttributeError, KeyError, TypeError) as fault:  # a configuration of a form that is not known
         figures["card"] = None
         title = f"{title}: memory and time are not known ({str(fault).splitlines()[0]})"
     else:
-        card = planned.planned(built, how, found, device, context, batch)
+        card = planned.planned(built, how, found, device, context, batch, sharing)
         figures["card"] = dataclasses.asdict(card) | {
             "device_name": device,
             "context": context,
@@ -83,6 +94,25 @@ def plan(
         sys.stdout.write(_text(how, figures, title))
 
 
+def _shared(
+    model: Any, layout: Any, tp: int, sharing: Any, context: int, batch: int
+) -> dict[str, float] | None:
+    """What is shared beside the weights and exchanged for it; None where nothing is."""
+    from ..bench.sharing import exchanged
+
+    if sharing.processes == 1:
+        return None
+    sizes = {**dataclasses.asdict(sharing), "rows": sharing.rows(batch), "tokens": sharing.tokens(context)}
+    if sharing.of_tokens == 1:
+        return sizes
+    layers = model.config.get_text_config().num_hidden_layers
+    one = exchanged(model, layout, tp, sharing, context, sharing.rows(batch))
+    return sizes | {
+        "prompt_bytes": layers * (one.heads + (sharing.cp - 1) * one.passed),
+        "token_bytes": layers * one.joined,
+    }
+
+
 def _on_meta(name: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -97,22 +127,42 @@ def _on_meta(name: str) -> Any:
 
 def _text(how: Any, figures: dict[str, Any], title: str) -> str:
     weights = figures["weights"]
+    shared = figures["shared"] or {"dp": 1, "sp": 1, "cp": 1}
     lines = [
-        f"{how.model} over {how.world_size} processes",
+        f"{how.model} over {how.world_size * shared['dp'] * shared['sp'] * shared['cp']} processes",
         f"  weights a process: {_bytes(max(weights))} of {_bytes(figures['all_weights'])}, "
         f"{_bytes(figures['repeated'])} of them the same in every process",
         f"  exchanged a token: {_bytes(figures['exchanged'])} from each process, in "
         f"{sum(figures['exchanges'].values())} exchanges",
     ]
     lines += [f"    {count} {_TITLES[role]}" for role, count in figures["exchanges"].items()]
+    lines += _of_sharing(figures["shared"])
     lines += _of_card(figures["card"], title)
-    lines.append(f"  numbers of processes that work: {', '.join(map(str, figures['world_sizes']))}")
+    lines.append(
+        f"  numbers of processes that can share the weights: {', '.join(map(str, figures['world_sizes']))}"
+    )
     if how.whole:
         lines.append("  recognised, and whole in every process:")
         lines += [f"    {name}: {reason}" for name, reason in list(how.whole.items())[:_NAMED]]
         if len(how.whole) > _NAMED:
             lines.append(f"    and {len(how.whole) - _NAMED} more")
     return "\n".join(lines) + "\n"
+
+
+def _of_sharing(shared: dict[str, Any] | None) -> list[str]:
+    if shared is None:
+        return []
+    lines = []
+    if shared["dp"] > 1:
+        lines.append(f"  {shared['dp']} replicas, each with {shared['rows']} of the sequences at most")
+    if "prompt_bytes" in shared:
+        lines.append(
+            f"  {shared['sp'] * shared['cp']} processes share the tokens of a prompt (LITEBOOST_SP="
+            f"{shared['sp']}, LITEBOOST_CP={shared['cp']}), {shared['tokens']} each at most; attention "
+            f"exchanges {_bytes(shared['prompt_bytes'])} from each for a prompt, "
+            f"{_bytes(shared['token_bytes'])} for a later token"
+        )
+    return lines
 
 
 def _of_card(card: dict[str, Any] | None, title: str) -> list[str]:

@@ -12,7 +12,8 @@ from support import tiny_models
 
 from liteboost_adaptor import cli
 from liteboost_adaptor.bench import cards, planned
-from liteboost_adaptor.errors import ConfigError, PlanError
+from liteboost_adaptor.bench.sharing import Exchanged, Sharing, exchanged
+from liteboost_adaptor.errors import ConfigError, ParallelError, PlanError
 from liteboost_adaptor.parallel import layout
 from liteboost_adaptor.parallel.plan import EMBEDDING, HEAD, NORM, SUM, Cut, Part, Plan
 from liteboost_adaptor.parallel.summary import summary
@@ -179,6 +180,14 @@ def test_command_prints_the_plan_or_what_does_not_fit(
     assert cli.main(["plan", str(tmp_path), "--tp", "3"]) == 1
     assert "World sizes that work: 2, 4." in capsys.readouterr().err
     assert cli.main(["plan", str(tmp_path / "nowhere"), "--tp", "2"]) == 2
+    assert cli.main(["plan", str(tmp_path)]) == 2
+    assert "nothing is shared by one process" in capsys.readouterr().err
+    assert cli.main(["plan", str(tmp_path), "--tp", "2", "--dp", "2", "--sp", "2", "--cp", "2"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("MixtralForCausalLM over 16 processes") and "2 replicas" in text
+    assert "4 processes share the tokens of a prompt (LITEBOOST_SP=2, LITEBOOST_CP=2), 1024 each" in text
+    assert cli.main(["plan", str(tmp_path), "--sp", "3"]) == 1
+    assert "Sizes that work: 1, 2, 4." in capsys.readouterr().err
 
 
 def test_memory_and_time_on_cards() -> None:
@@ -201,6 +210,47 @@ def test_memory_and_time_on_cards() -> None:
     assert not longer.fits and longer.cache == 10**7 * two.cache and longer.tokens_s < two.tokens_s
     with pytest.raises(ConfigError, match="910B, 910B-280T, 910C; found 'A100'"):
         planned.planned(model, found.plan(2), found, "A100", context=1, batch=1)
+
+
+def test_memory_and_time_of_what_is_shared_beside_the_weights() -> None:
+    model = on_meta("llama")
+    found = layout.of(model)
+
+    def of(tp: int = 1, context: int = 4096, batch: int = 4, **sizes: int) -> planned.Planned:
+        how = found.plan(tp)
+        return planned.planned(model, how, found, "910B", context, batch, Sharing(**sizes))
+
+    one = of()
+    for sizes in ({"sp": 2}, {"cp": 2}, {"dp": 2}):
+        two = of(**sizes)
+        assert two.cards == 2 and two.weights == one.weights and two.cache == one.cache // 2
+        assert two.activations < 0.51 * one.activations + two.batch * 256 * 8
+    # Of a long prompt attention is most; the last of a ring has three quarters of it and not half.
+    single, ring, heads = (of(context=10**6, **sizes).prefill for sizes in ({}, {"cp": 2}, {"sp": 2}))
+    assert 0.45 * single < heads < 0.6 * single and 0.7 * single < ring < 0.85 * single
+    # Replicas exchange nothing; of a short context processes that share its cache lose more than they gain.
+    assert of(dp=2).exchanging == 0 < of(cp=2).exchanging and of(cp=2).tokens_s < one.tokens_s
+    assert of(batch=4, dp=4).device == of(batch=1).device
+    both = of(tp=2, sp=2, dp=2)
+    assert both.cards == 8 and both.weights == of(tp=2).weights
+    with pytest.raises(ParallelError, match="LITEBOOST_SP=8"):
+        of(sp=8)
+
+
+def test_what_attention_exchanges_is_counted() -> None:
+    model = on_meta("llama")  # 4 heads, 2 of keys and values, of 16; fp32
+    found = layout.of(model)
+    rows, length, item = 3, 64, model.dtype.itemsize
+    heads = exchanged(model, found, 1, Sharing(sp=2), length, rows)
+    # 32 tokens of 2 heads of queries and outputs and 1 of keys and values go to the other process.
+    assert heads.heads == rows * 32 * (2 + 2 + 1 + 1) * 16 * item and heads.passed == 0
+    ring = exchanged(model, found, 1, Sharing(cp=4), length, rows)
+    assert ring.passed == rows * 16 * 2 * 2 * 16 * item and ring.heads == 0
+    assert ring.joined == 4 * rows * 4 * (16 + 1) * 4
+    both = exchanged(model, found, 2, Sharing(sp=2, cp=2), length, rows)
+    assert both.heads == rows * 16 * (1 + 1 + 1 + 1) * 16 * item
+    assert both.passed == rows * 16 * 2 * (1 + 1) * 16 * item
+    assert exchanged(model, found, 1, Sharing(dp=4), length, rows) == Exchanged(0, 0, 0)
 
 
 @pytest.mark.parametrize(
