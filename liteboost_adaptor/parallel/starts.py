@@ -17,7 +17,7 @@ from ..errors import ParallelError
 #: How long a rank waits for one that is alive; one that has ended is noticed at once.
 PATIENCE = datetime.timedelta(minutes=10)
 #: How long ranks wait for one that has never been heard of, where no launcher says whether it is alive.
-_TO_COME = datetime.timedelta(seconds=25)
+TO_COME = datetime.timedelta(seconds=25)
 _PERIOD_S = 0.02
 
 
@@ -54,7 +54,7 @@ def _store_of_rank_0(rank: int, size: int) -> dist.TCPStore:
     try:
         # As torch.distributed makes it, but for the waiting, which says who is missing.
         return dist.TCPStore(
-            host, port, size, rank == 0, timeout=_TO_COME, wait_for_workers=False, multi_tenant=True
+            host, port, size, rank == 0, timeout=TO_COME, wait_for_workers=False, multi_tenant=True
         )
     except RuntimeError as fault:
         if rank == 0:
@@ -68,7 +68,7 @@ def _store_of_rank_0(rank: int, size: int) -> dist.TCPStore:
 
 
 def _wait_for_all(store: dist.TCPStore, rank: int, size: int) -> None:
-    deadline = time.monotonic() + _TO_COME.total_seconds()
+    deadline = time.monotonic() + TO_COME.total_seconds()
     missing = [other for other in range(size) if other != rank]
     while missing := [other for other in missing if not store.check([f"liteboost/come/{other}"])]:
         if time.monotonic() > deadline:
@@ -79,7 +79,7 @@ def _wait_for_all(store: dist.TCPStore, rank: int, size: int) -> None:
 def _missing(ranks: list[int], size: int, where: str = "") -> ParallelError:
     named = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
     return ParallelError(
-        f"{named} not come within {_TO_COME.total_seconds():.0f} s, of {size} processes that are to share a "
+        f"{named} not come within {TO_COME.total_seconds():.0f} s, of {size} processes that are to share a "
         f"model (WORLD_SIZE={size}): not started, ended before (its own output says why), or started with "
         f"another LITEBOOST_LEVEL or LITEBOOST_TP.{where} Start all of them, best with torchrun. Where they "
         "need longer, call torch.distributed.init_process_group first, which waits as long as it is told to."

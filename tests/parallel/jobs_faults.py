@@ -41,8 +41,7 @@ def one_ends(folder: str, when: str) -> None:
 def waits_for_missing(folder: str, seconds: float) -> dict[str, Any]:
     """What loading says where ranks are missing, and how long after; they wait ``seconds``, 0: as ever."""
     _quiet()
-    if seconds:
-        starts._TO_COME = datetime.timedelta(seconds=seconds)
+    starts.TO_COME = datetime.timedelta(seconds=seconds) if seconds else ranks.usual["wait"]
     start = time.monotonic()
     text = _raised(lambda: AutoModelForCausalLM.from_pretrained(folder))
     return {"text": text, "seconds": time.monotonic() - start}

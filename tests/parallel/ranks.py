@@ -33,6 +33,10 @@ _IMPORTED = (
 )
 
 
+#: How long ranks wait for missing ones outside of tests; here they wait longer, on machines that are busy.
+usual: dict[str, Any] = {}
+
+
 @dataclass
 class Rank:
     """A process of a group, and the file that has its output."""
@@ -158,7 +162,10 @@ def _run(job: str, arguments: list[Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    from liteboost_adaptor.parallel import starts
+
     torch.set_num_threads(1)
+    usual["wait"], starts.TO_COME = starts.TO_COME, starts.PATIENCE
     module, _, function = job.partition(":")
     report(getattr(importlib.import_module(module), function)(*arguments))
     if dist.is_initialized():
