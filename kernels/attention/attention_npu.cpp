@@ -14,6 +14,7 @@
 #include "attention/attention_checks.h"
 #include "attention/attention_npu_hiding.h"
 #include "attention/attention_npu_infer.h"
+#include "attention/attention_npu_launch.h"
 #include "attention/attention_npu_operands.h"
 #include "npu/aclnn.h"
 #include "npu/kept.h"
@@ -44,7 +45,7 @@ const npu::Operator<
     kFlash{"aclnnFlashAttentionScore"};
 // clang-format on
 
-enum Precision : int64_t { kPrecise = 0, kPreciseAndRepaired = 2 };
+}  // namespace
 
 Refusal refusal_of(const Call& call) {
   const at::Tensor &query = call.query, &key = call.keys.key;
@@ -70,6 +71,8 @@ Refusal refusal_of(const Call& call) {
   }
   return (call.is_half() ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
 }
+
+namespace {
 
 // How the operator is to read the tensors of a call; `within_cache` as of `plan`.
 Plan plan_of(const Call& call, bool within_cache) {
@@ -102,11 +105,11 @@ std::string kind(const Call& call, const Plan& plan) {
   return text;
 }
 
-// Returns the logarithms of the sums of exponentials, [B, N, q_len, 1] in fp32, where there are late sinks.
+}  // namespace
+
 at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
-                 Precision precise) {
+                 Precision precise, bool want_lse) {
   const at::Tensor none;
-  const bool want_lse = call.has_late_sinks();
   // Asked for or not, the operator wants a place for them.
   const std::vector<int64_t> lse_sizes =
       want_lse ? std::vector<int64_t>{call.query.size(0), call.query.size(1), call.query.size(2), 1}
@@ -128,6 +131,8 @@ at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const 
   return lse;
 }
 
+namespace {
+
 // How many positions behind those that count do not, as the operator reads it.
 at::Tensor counted_from_end(int64_t after, const at::Device& device) {
   static auto* kept = new npu::Kept<int>;
@@ -145,12 +150,12 @@ at::Tensor fused(const Call& call, const Plan& plan) {
   const at::Tensor after = plan.has_lengths() && plan.cache->at_end
                                ? counted_from_end(plan.cache->after, query.device())
                                : at::Tensor();
-  const bool can_repair = !call.is_one() || query.size(3) == 64 || query.size(3) == 128;
+  const bool can_repair = call.can_repair();
   const bool is_masked = call.hides() == Hides::mask;
   const int64_t columns = on.key.size(position_axis(plan.order));
   const Hiding how = hiding(call, columns);
-  const at::Tensor lse =
-      infer(call, on, how, after, is_masked && can_repair ? kPreciseAndRepaired : kPrecise);
+  const at::Tensor lse = infer(call, on, how, after, is_masked && can_repair ? kPreciseAndRepaired : kPrecise,
+                               call.has_late_sinks());
   // [B, N or 1, q_len] beside [B, q_len, N, D].
   const auto beside_out = [](const at::Tensor& x) { return x.transpose(1, 2).unsqueeze(-1); };
   if (call.has_late_sinks()) {

@@ -45,6 +45,8 @@ struct Call {
     if (!is_causal) return Hides::nothing;
     return window > 0 ? Hides::window : Hides::causality;
   }
+  // Whether the operator for inference can be asked to give 0 where a mask hides every key of a query.
+  bool can_repair() const { return !is_one() || query.size(3) == 64 || query.size(3) == 128; }
   // Whether the triangular mask is needed.
   bool is_diagonal() const { return hides() == Hides::causality || hides() == Hides::window; }
   // Whether there are sinks that the operator does not take.

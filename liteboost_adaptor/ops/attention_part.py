@@ -42,7 +42,7 @@ def attention_part(
         ShapeError, DTypeError, DeviceError, AttentionError: As `attention`.
 
     Numerics:
-        As `attention`, but the output is not rounded to ``query.dtype``.
+        As `attention`, but the output is not rounded to ``query.dtype``, unless by an operator of an NPU.
 
     Source:
         Milakov & Gimelshein 2018, arXiv:1805.02867; parts on several processes: Liu et al. 2023,

@@ -192,11 +192,16 @@ def _worst(case: Case, found: list[Tensor], own: list[Tensor], exact: list[Tenso
 
 
 def _error(result: Tensor, exact: Tensor) -> float:
-    """Largest difference over the largest exact value of its row; infinite where one is no number."""
+    """Largest difference over the largest finite exact value of its row; infinite where one is no number.
+
+    Infinities that are the same do not differ.
+    """
     if not exact.numel():
         return 0.0
-    scale = exact.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    error = ((result.double() - exact).abs() / scale).max().item()
+    result = result.double()
+    finite = exact.abs().masked_fill(exact.isinf(), 0)
+    scale = finite.amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    error = ((result - exact).masked_fill(result == exact, 0).abs() / scale).max().item()
     return error if math.isfinite(error) else math.inf
 
 

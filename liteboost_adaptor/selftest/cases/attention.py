@@ -51,25 +51,36 @@ def attention(kind: Kind) -> Iterator[Case]:
             yield Case(label + order, dict(arguments))
 
 
-@makes_cases("attention_part", "", "causal", "mask")
+#: Layouts of parts of the keys; queries stand behind the last of them, or causality hides some.
+PARTS = tuple(
+    " ".join(f"{phase} {hides} {beside}".split())
+    for phase in ("prefill", "decode")
+    for hides in ("", "causal", "mask", "mask causal", "softcap")
+    for beside in ("", "cache")
+)
+
+
+@makes_cases("attention_part", *PARTS)
 def attention_part(kind: Kind) -> Iterator[Case]:
-    for size in (*PREFILL, *DECODE):
+    phase, *options = kind.words
+    for size in PREFILL if phase == "prefill" else DECODE:
         batch, heads, kv_heads, queries, keys, head = size
-        mask = _option("mask", kind, size)["mask"] if kind.layout == "mask" else None
-        if mask is not None:
-            mask[..., 0] = True  # every query sees a key
+        arguments = {
+            "query": kind.swapped(batch, heads, queries, head),
+            "mask": _option("mask", kind, size)["mask"] if "mask" in options else None,
+            "scaling": 1.5 * head**-0.5,
+            "is_causal": "causal" in options,
+            "softcap": 2.0 if "softcap" in options else 0.0,
+        }
+        spare = SPARE if "cache" in options else 0
+        for name in ("key", "value"):
+            states = kind.normal(batch, kv_heads, keys + spare, head)
+            states[:, :, keys:] = torch.nan  # never written, so anything may stand there
+            arguments[name] = states[:, :, :keys]
         yield Case(
             f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}",
-            {
-                "query": kind.swapped(batch, heads, queries, head),
-                "key": kind.normal(batch, kv_heads, keys, head),
-                "value": kind.normal(batch, kv_heads, keys, head),
-                "mask": mask,
-                "scaling": 1.5 * head**-0.5,
-                "is_causal": kind.layout == "causal",
-                "softcap": 2.0 if kind.layout == "mask" else 0.0,
-            },
-            rounds_to=kind.dtype,  # probabilities, before the product with the values
+            arguments,
+            rounds_to=kind.dtype,  # probabilities, before the product with the values, or parts of the output
         )
 
 

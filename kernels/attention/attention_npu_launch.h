@@ -1,0 +1,20 @@
+// What attention and attention_part have in common: which calls the operators take, and the one for inference.
+#pragma once
+
+#include "attention/attention_npu_hiding.h"
+#include "attention/attention_npu_operands.h"
+#include "npu/serve.h"
+
+namespace liteboost {
+
+enum Precision : int64_t { kPrecise = 0, kPreciseAndRepaired = 2 };
+
+// Why no operator takes a call.
+npu::Refusal refusal_of(const Call& call);
+
+// Runs FusedInferAttentionScore. Returns the logarithms of the sums of exponentials, [B, N, q_len, 1] in fp32,
+// where they are wanted; those of queries that see no key mean nothing.
+at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
+                 Precision precise, bool want_lse);
+
+}  // namespace liteboost
