@@ -120,8 +120,8 @@ def share_memory(group: Group) -> None:
     ops = torch.ops.liteboost_parallel
     if not native.load().loaded or group.size == 1 or ops._shares_memory(group.name):
         return
-    offers = gathered(group, (_host(), f"/liteboost-{secrets.token_hex(8)}"))
-    if len({host for host, _ in offers}) > 1:
+    offers = gathered(group, (host(), f"/liteboost-{secrets.token_hex(8)}"))
+    if len({each for each, _ in offers}) > 1:
         return
     reason = ""
     try:
@@ -160,7 +160,7 @@ def talking(group: Group) -> Iterator[None]:
         ) from fault
 
 
-def _host() -> str:
+def host() -> str:
     """What only processes that see the same /dev/shm and the same process numbers have in common."""
     try:
         with open(_BOOT_ID, encoding="ascii") as file:

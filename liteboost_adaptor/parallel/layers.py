@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..program.state import RECORDABLE
 from ..quantization.layers import QuantizedLinear
 from ..replacements.guards import autocast, unserved
-from . import plan
+from . import fused, plan
 from .code import ROUTED
 from .parts import is_transposed
 
@@ -60,13 +60,19 @@ class SumLinear(_Linear):
 
     Attributes:
         other: Empty, or the product that a `DeferredLinear` has left, which is added with this one.
+        is_fusible: Whether no rank adds a bias, or anything else, before the sum.
     """
 
     other: list[Tensor]
+    is_fusible: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        product = self.product(x)
         other = self.__dict__["other"]
+        if not x.is_cpu and self.__dict__["is_fusible"] and not other:
+            summed = fused.product(x, self._parameters["weight"], self.group)
+            if summed is not None:
+                return summed
+        product = self.product(x)
         return _summed(product + other.pop() if other else product, self.group)
 
 
@@ -221,9 +227,15 @@ def become_pair(later: nn.Module, earlier: nn.Module, group: str) -> None:
     vars(earlier)["other"] = vars(later)["other"]
 
 
+def let_fuse(module: nn.Module) -> None:
+    """Let `SumLinear` ``module``, whose products no rank adds anything to, use an operator that sums them."""
+    is_plain = not isinstance(module, QuantizedLinear) and not module.is_transposed
+    vars(module)["is_fusible"] = is_plain and module._parameters["bias"] is None
+
+
 def _become_linear(module: nn.Module, cls: type, group: str) -> None:
     own = vars(module)
-    own["group"], own["other"] = group, []
+    own["group"], own["other"], own["is_fusible"] = group, [], False
     if isinstance(module, QuantizedLinear):
         module.__class__ = _QUANTIZED[cls]
         return

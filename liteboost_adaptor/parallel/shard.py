@@ -55,6 +55,9 @@ def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, s
             modules[name].form = forms[name]
     for later, earlier in how.pairs.items():
         layers.become_pair(modules[later], modules[earlier], group.name)
+    for name, role in how.roles.items():
+        if role == plan.SUM and name not in how.pairs and f"{name}.bias" not in how.once:
+            layers.let_fuse(modules[name])
     for name, attributes in how.attributes.items():
         _set(modules[name], attributes)
     model.eval()

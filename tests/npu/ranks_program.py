@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -91,6 +92,34 @@ def launches() -> dict[str, Any]:
     return found
 
 
+def fused() -> dict[str, Any]:
+    """What a prompt and a token exchange and how, and how far a prompt's logits are from those in fp32."""
+    torch.npu.set_device(RANK)
+    model = llama(2)
+    ids = torch.randint(3, 1000, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        exact = copy.deepcopy(model).cpu().float()(ids).logits
+        ids = ids.npu()
+        alone = model(ids).logits.cpu().float()
+        liteboost_adaptor.shard(model)
+        divided = model(ids).logits.cpu().float()
+        with recording() as prompt:
+            cache = model(ids, use_cache=True).past_key_values
+        with recording() as token:
+            model(ids[:, :1], past_key_values=cache)
+    return {
+        "fused": [
+            sum(each.op == "aclnnMatmulAllReduce" for each in part.launches) for part in (prompt, token)
+        ],
+        "sums": [
+            sum(event.fields["op"] == "HcclAllReduce" for event in part.of("collective"))
+            for part in (prompt, token)
+        ],
+        "alone": (alone - exact).norm().item(),
+        "divided": (divided - exact).norm().item(),
+    }
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     step.RECORDED_AT = 2
@@ -99,6 +128,8 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name, folder, place in task["scripts"]:
         results[f"{name} {place}"] = generated(folder, place, task["inputs"][name], task["settings"])
+    if task["fused"]:
+        results["fused"] = fused()
     if task["launches"]:
         results["launches"] = launches()
     Path(f"{sys.argv[1]}.{RANK}").write_text(json.dumps(results))

@@ -18,6 +18,7 @@ from support import tiny_models
 
 import liteboost_adaptor
 
+simulated = pytest.importorskip("cann_sim.environment", reason="needs the simulator").environment
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
 if not torch.npu.is_available():
     pytest.skip("needs an NPU", allow_module_level=True)
@@ -43,17 +44,30 @@ def _alone(family: str, folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def ran(ranks: int, families: tuple[str, ...], places: tuple[str, ...], with_launches: bool) -> Any:
-    """What one process gave, and what each rank found."""
+def ran(
+    ranks: int,
+    families: tuple[str, ...],
+    places: tuple[str, ...],
+    with_launches: bool = False,
+    sizes: str = "",
+    soc: str = "",
+) -> Any:
+    """What one process gave, and what each rank found.
+
+    Args:
+        sizes: How the ranks share, as ``"SP=2 CP=2"``; by their weights, if empty.
+        soc: Of the NPUs; then a prompt's products are looked at as well. Empty: the present one.
+    """
     with tempfile.TemporaryDirectory(prefix="ranks-") as scratch:
         alone = {family: _alone(family, Path(scratch) / family) for family in families}
-        scripts = [(families[0], place) for place in places]
+        scripts = [(family, place) for family in families[:1] for place in places]
         scripts += [(family, "auto") for family in families[1:]]
         task = {
             "scripts": [(family, str(Path(scratch) / family), place) for family, place in scripts],
             "inputs": {family: each["inputs"] for family, each in alone.items()},
             "settings": SETTINGS,
             "launches": with_launches,
+            "fused": bool(soc),
         }
         file = Path(scratch) / "task"
         file.write_text(json.dumps(task))
@@ -61,7 +75,9 @@ def ran(ranks: int, families: tuple[str, ...], places: tuple[str, ...], with_lau
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-        environment = os.environ | {"SIMCANN_DEVICES": str(ranks), "LITEBOOST_LEVEL": "2"}
+        environment = simulated(soc=soc) if soc else dict(os.environ)
+        environment |= {"SIMCANN_DEVICES": str(ranks), "LITEBOOST_LEVEL": "2"}
+        environment |= {f"LITEBOOST_{name}": size for name, size in _sizes(sizes).items()}
         done = subprocess.run(
             [*command, f"--master-port={port}", str(PROGRAM), str(file)],
             env=environment,
@@ -72,6 +88,10 @@ def ran(ranks: int, families: tuple[str, ...], places: tuple[str, ...], with_lau
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
         return alone, [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(ranks)]
+
+
+def _sizes(text: str) -> dict[str, str]:
+    return dict(each.split("=") for each in text.split())
 
 
 def check(alone: dict[str, Any], found: list[dict[str, Any]], ranks: int) -> None:
@@ -98,6 +118,17 @@ def test_two_ranks() -> None:
     check(alone, found, 2)
 
 
+@pytest.mark.parametrize(("soc", "is_fused"), [("910B", True), ("910C", False)])
+def test_products_of_a_prompt_are_fused_with_their_sums(soc: str, is_fused: bool) -> None:
+    """On an A2 alone, and not for a single token."""
+    for results in ran(2, (), (), soc=soc)[1]:
+        found = results["fused"]
+        layers = 2 * 2  # sums of two layers; beside them that of the embedding
+        assert found["fused"] == [layers if is_fused else 0, 0]
+        assert found["sums"] == [1 if is_fused else layers + 1, layers + 1]
+        assert found["divided"] <= 1.5 * found["alone"]
+
+
 def test_launches_of_a_layer_are_those_of_one_process() -> None:
     for results in ran(2, FAMILIES, PLACES, with_launches=True)[1]:
         (launches, none), (divided, exchanges) = results["launches"]["alone"], results["launches"]["divided"]
@@ -107,5 +138,56 @@ def test_launches_of_a_layer_are_those_of_one_process() -> None:
 
 @pytest.mark.full
 def test_four_ranks() -> None:
-    alone, found = ran(4, ("llama", "phi3"), ("auto",), with_launches=False)
+    alone, found = ran(4, ("llama", "phi3"), ("auto",))
     check(alone, found, 4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [
+        (2, "CP=2"),
+        (2, "SP=2"),
+        (2, "DP=2"),
+        pytest.param(4, "SP=2 CP=2", marks=pytest.mark.full),
+        pytest.param(4, "DP=2 CP=2", marks=pytest.mark.full),
+        pytest.param(4, "TP=2 SP=2", marks=pytest.mark.full),
+        pytest.param(4, "TP=2 DP=2", marks=pytest.mark.full),
+    ],
+)
+def test_shared_prompts_and_batches(ranks: int, sizes: str) -> None:
+    alone, found = ran(ranks, ("llama", "qwen2"), ("auto",), sizes=sizes)
+    parts = int(_sizes(sizes).get("TP", 1))
+    for rank, results in enumerate(found):
+        for script, result in results.items():
+            family = script.split()[0]
+            assert result["greedy"] == alone[family]["tokens"], script
+            assert result["sampled"] == found[0][script]["sampled"], script
+            assert result["devices"] == [f"npu:{rank}"], script
+            assert result["held"] <= alone[family]["parameters"] * (1 / parts + (0.1 if parts > 1 else 0))
+            assert _moved(result["exchanged"]) == _expected_moves(rank, ranks, _sizes(sizes)), script
+
+
+LAYERS = 2  # of the tiny models
+
+
+def _moved(exchanged: dict[str, int]) -> dict[str, int]:
+    """What the cards, and not the hosts, have exchanged for the attention of a prompt."""
+    return {
+        "handed on": exchanged.get("HcclSend", 0),
+        "taken over": exchanged.get("HcclRecv", 0),
+        "both at once": exchanged.get("HcclBatchSendRecv", 0),
+        "heads for tokens": exchanged.get("HcclAlltoAllV", 0),
+    }
+
+
+def _expected_moves(rank: int, ranks: int, sizes: dict[str, str]) -> dict[str, int]:
+    size = {name: int(sizes.get(name, 1)) for name in ("DP", "CP", "SP")}
+    of_weights = ranks // (size["DP"] * size["CP"] * size["SP"])
+    place = rank // (of_weights * size["SP"]) % size["CP"]
+    is_first, is_last = place == 0, place == size["CP"] - 1
+    return {
+        "handed on": LAYERS * (is_first and not is_last),
+        "taken over": LAYERS * (is_last and not is_first),
+        "both at once": LAYERS * (not is_first and not is_last),
+        "heads for tokens": 2 * LAYERS * (size["SP"] > 1),
+    }
