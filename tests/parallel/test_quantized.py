@@ -38,6 +38,21 @@ def test_two_ranks_write_what_one_process_writes(tmp_path: Path) -> None:
             assert part["layers"] == one["layers"] and part["held"] == one["held"] / 2
 
 
+def test_integer_activations_are_as_near_as_in_one_process(tmp_path: Path) -> None:
+    """Ranks scale the part of an activation that they hold by itself: other roundings, no larger ones."""
+    offline.quantize_folder(MODEL, tmp_path / "w8a8", LiteBoostConfig("w8a8"))
+    folders = [str(tmp_path / "w8a8"), str(MODEL)]
+    (alone,) = ranks.run(1, "parallel.jobs_quantized:load", folders, LENGTH, WORLD_SIZE="1", LITEBOOST_TP="1")
+    exact = torch.tensor(alone[folders[1]]["logits"])
+    one = (torch.tensor(alone[folders[0]]["logits"]) - exact).norm()
+    results = [each[folders[0]] for each in ranks.run(2, "parallel.jobs_quantized:load", folders, LENGTH)]
+    for found in results:
+        assert found["divided"] and found["held"] == alone[folders[0]]["held"] / 2
+        assert found["recorded"] > 0
+        assert found["tokens"] == results[0]["tokens"] and found["logits"] == results[0]["logits"]
+        assert 0 < (torch.tensor(found["logits"]) - exact).norm() <= 1.2 * one
+
+
 def _gptq(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

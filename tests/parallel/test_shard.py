@@ -26,10 +26,15 @@ FIRST = (
 #: Two heads of keys and values: with four ranks, two hold the same one.
 FIRST_ON_FOUR = ("llama", "phi3", "olmo2")
 #: Whose collectives are counted.
-COUNTED = ("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere", "falcon")
+COUNTED = (
+    *("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere", "falcon"),
+    *("qwen2_moe", "deepseek_v3", "llama4_text"),
+)
 #: Those that run attention and MLP beside each other.
 PARALLEL = ("phi", "gpt_neox", "cohere", "falcon")
 #: Whose steps are recorded: plain, experts, norms over all heads, attention beside the MLP, latent attention.
+#: Those with an expert that all tokens are given to, beside the others, and in how many of their layers.
+SHARED_EXPERTS = {"qwen2_moe": 2, "deepseek_v3": 1, "llama4_text": 1}
 RECORDED = ("llama", "gpt_oss", "olmo2", "phi", "deepseek_v3")
 
 
@@ -86,10 +91,11 @@ def test_collectives_are_those_of_the_plan() -> None:
         for name in COUNTED:
             called, planned, layers = (found[name][key] for key in ("called", "planned", "layers"))
             assert called == {"all_reduce": sum(planned.values()) - planned["head"], "all_gather": 1}, name
-            # Beside the embedding: two a layer, or one for attention and MLP beside each other; and with
-            # norms over all heads one for each norm.
+            # Beside the embedding: two a layer, or one for attention and MLP beside each other; with norms
+            # over all heads one for each norm, and one for a shared expert.
             norms = planned.get("norm", 0)
-            assert called["all_reduce"] - 1 - norms == (1 if name in PARALLEL else 2) * layers, name
+            expected = (1 if name in PARALLEL else 2) * layers + SHARED_EXPERTS.get(name, 0)
+            assert called["all_reduce"] - 1 - norms == expected, name
             assert norms == (2 * layers if name == "olmo2" else 0), name
 
 
