@@ -28,13 +28,13 @@ FIRST_ON_FOUR = ("llama", "phi3", "olmo2")
 #: Whose collectives are counted.
 COUNTED = (
     *("llama", "mixtral", "gpt_oss", "olmo2", "phi", "gpt_neox", "cohere", "falcon"),
-    *("qwen2_moe", "deepseek_v3", "llama4_text"),
+    *("qwen2_moe", "deepseek_v3"),
 )
 #: Those that run attention and MLP beside each other.
 PARALLEL = ("phi", "gpt_neox", "cohere", "falcon")
-#: Whose steps are recorded: plain, experts, norms over all heads, attention beside the MLP, latent attention.
 #: Those with an expert that all tokens are given to, beside the others, and in how many of their layers.
-SHARED_EXPERTS = {"qwen2_moe": 2, "deepseek_v3": 1, "llama4_text": 1}
+SHARED_EXPERTS = {"qwen2_moe": 2, "deepseek_v3": 1}
+#: Whose steps are recorded: plain, experts, norms over all heads, attention beside the MLP, latent attention.
 RECORDED = ("llama", "gpt_oss", "olmo2", "phi", "deepseek_v3")
 
 
