@@ -55,11 +55,9 @@ def _is_nz(weight: Tensor) -> bool:
 @functools.cache
 def _communicator(name: str, dtype: torch.dtype, device: int) -> str:
     """What the operator calls the group ``name``; empty where it may not be used. All ranks ask together."""
-    if not torch.ops.liteboost._npu_soc().startswith("Ascend910B"):
-        return ""
     ranks = dist.distributed_c10d._resolve_process_group(name)
     group = Group(name, dist.get_rank(ranks), dist.get_world_size(ranks))
-    if group.size not in _SIZES or len(set(gathered(group, host()))) > 1:
+    if group.size not in _SIZES or set(gathered(group, (host(), _is_a2()))) != {(host(), True)}:
         return ""
     dist.all_reduce(torch.zeros(1, device=f"npu:{device}"), group=ranks)  # from here on there is one
     # A group has a communicator for each device; what is asked for by a rank means the device of that number.
@@ -68,6 +66,11 @@ def _communicator(name: str, dtype: torch.dtype, device: int) -> str:
     if reason:
         report.note(f"Products are not fused with their sums over the processes: {reason}.")
     return "" if reason else communicator
+
+
+def _is_a2() -> bool:
+    soc = getattr(torch.ops.liteboost, "_npu_soc", None)  # there is none without our library for NPUs
+    return soc is not None and soc().startswith("Ascend910B")
 
 
 def _why_not(communicator: str, group: Group, dtype: torch.dtype, device: int) -> str:
