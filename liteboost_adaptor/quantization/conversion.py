@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import memory
 from ..errors import QuantizationError
 from ..report import REFUSED, Outcome, report
 from .calibration import Calibration, blocks_of, calibrate
@@ -13,6 +14,9 @@ from .names import RULE
 from .rounding import Quantized
 from .weights import QuantizedWeight
 
+#: Bytes after which freed memory is given back: an allocator keeps what lies between other memory.
+_FREED = 32 << 20
+
 
 def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice]) -> None:
     """Put quantised layers in the place of those that are ``made`` so, by a text where ``config`` has one.
@@ -20,7 +24,7 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, made: list[Choice])
     Raises:
         QuantizationError: There is none, or a weight cannot be rounded.
     """
-    if config.scheme and not any(choice.scheme for choice in made):
+    if not any(choice.scheme for choice in made):
         raise QuantizationError(
             f"{type(model).__name__} has no layer that {config.scheme} takes: "
             + ("; ".join(sorted({c.reason for c in made if c.reason})) or "it has none at all")
@@ -63,6 +67,12 @@ def arrange(model: torch.nn.Module) -> None:
 
     Layers whose weights accelerate brings in for each call are elsewhere now, and come as they are saved.
     """
+    freed = 0
     for layer in model.modules():
-        if isinstance(layer, QuantizedWeight):
-            layer.arrange()
+        if not isinstance(layer, QuantizedWeight) or layer.is_arranged:
+            continue
+        layer.arrange()
+        freed += layer.weight.nbytes if layer.is_arranged else 0
+        if freed > _FREED:  # else all that was read would stay beside what is made of it
+            memory.give_back()
+            freed = 0

@@ -20,6 +20,11 @@ OPS = {"w8a16": "linear_w8", "w4a16": "linear_w4", "w8a8": "linear_w8a8"}
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3")
 #: As in `test_families_bf16`: random projections on the device; an original that torch_npu refuses.
 NOT_COMPARABLE = ("reformer", "xlnet")
+#: Of w8a8: rounded activations leave too few positions at which no router has a close choice.
+UNCLEAR = (
+    *("bailing_hybrid", "deepseek_v2", "flex_olmo", "granitemoe", "granitemoe_swa", "hy_v4", "jamba"),
+    *("kimi_linear", "lfm2_moe", "llama4", "llama4_text", "longcat_flash"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +34,18 @@ def undone(no_grad: None) -> Any:
     liteboost_adaptor.undo()
 
 
-def _marked(family: str) -> Any:
-    return pytest.param(family, marks=[] if family in SAMPLE else [pytest.mark.full])
+def _cases() -> Any:
+    for family in families.buildable():
+        for scheme in OPS:
+            if family not in NOT_COMPARABLE and not (scheme == "w8a8" and family in UNCLEAR):
+                yield pytest.param(family, scheme, marks=[] if family in SAMPLE else [pytest.mark.full])
 
 
-@pytest.mark.parametrize("scheme", list(OPS))
-@pytest.mark.parametrize("family", [_marked(f) for f in families.buildable() if f not in NOT_COMPARABLE])
+@pytest.mark.parametrize(("family", "scheme"), _cases())
 def test_layers_of_integers_are_aclnn_calls_and_near(family: str, scheme: str) -> None:
     outcome = npu_families.examine_quantised(family, scheme)
     # A family whose layers are of classes of its own has but a head, of 8 bits.
-    assert outcome.launches.get("linear_w8", 0) + outcome.launches.get("linear_w4", 0) > 0, outcome
+    assert sum(outcome.launches.get(op, 0) for op in OPS.values()) > 0, outcome
     if family in SAMPLE:
         assert outcome.launches[OPS[scheme]] > 10, outcome
     assert outcome.is_whole, outcome.unserved
