@@ -46,6 +46,8 @@ def int8_rows(x: Tensor) -> Tensor:
     integers, scales = quantize_rows(x)
     if not x.shape[-1]:
         scales = torch.full_like(scales, 2.0**-100 / 127)
+    # A copy: what is contiguous may have any strides where there is one element, or none.
+    scales = scales.new_empty(scales.shape).copy_(scales)
     return torch.cat([integers, scales.view(torch.int8)], dim=-1)
 
 
@@ -56,7 +58,8 @@ def dequantized(rows: Tensor, dtype: torch.dtype) -> Tensor:
         rows: ``[..., head_dim + 4]``, int8.
         dtype: Of the result ``[..., head_dim]``.
     """
-    scales = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    # A copy: one row that is contiguous may lie at any address, and a view of floats may not.
+    scales = rows[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     compute = torch.promote_types(dtype, torch.float32)
     return (rows[..., :-SCALE_BYTES].to(compute) * scales.to(compute)).to(dtype)
 

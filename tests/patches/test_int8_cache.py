@@ -193,6 +193,13 @@ def test_anybody_reads_the_values(read: str, dtype: torch.dtype) -> None:
     assert type(found) is torch.Tensor and torch.equal(found, expected)
 
 
+def test_one_row_at_an_odd_address_is_read() -> None:
+    rows = int8_rows(torch.randn(1, 1, 9, 5))
+    for row in range(9):
+        one = Int8Rows(rows, torch.float32)[:, :, row : row + 1]
+        assert torch.equal(one + 0, dequantized(rows, torch.float32)[:, :, row : row + 1])
+
+
 def test_reading_values_is_counted() -> None:
     layer = DynamicLayer()
     served(layer)
