@@ -67,7 +67,7 @@ def test_baseline_is_always_measured_and_order_is_fixed() -> None:
 
 def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"qwen3-0\.6b, llama-1b or a folder with a config\.json; found 'gpt9'"
+        ConfigError, match=r"qwen3-0\.6b, llama-1b, narrow-28 or a folder with a config\.json; found 'gpt9'"
     ):
         models.prepare("gpt9", "float32", tmp_path)
 
