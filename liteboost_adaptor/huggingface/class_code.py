@@ -8,12 +8,21 @@ import inspect
 import sys
 import textwrap
 
+import torch
+
 from ..engine import source
 
 #: Of models in general: they know no child by its name.
 _GENERAL = (
     *("torch", "builtins"),
     *("transformers.modeling_utils", "transformers.generation", "transformers.utils"),
+)
+
+#: How Falcon writes ``nn.Linear.forward``.
+_PRODUCT = (
+    "hidden_states = input @ self.weight.T",
+    "if self.bias is None:\n    return hidden_states",
+    "return hidden_states + self.bias",
 )
 
 
@@ -48,3 +57,10 @@ def _definition(cls: type) -> ast.ClassDef | None:
     except (OSError, TypeError, SyntaxError):
         return None
     return tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else None
+
+
+def is_product(cls: type) -> bool:
+    """Whether a subclass of ``torch.nn.Linear`` computes what that does, in other words."""
+    if not issubclass(cls, torch.nn.Linear) or cls is torch.nn.Linear or set(methods(cls)) != {"forward"}:
+        return False
+    return tuple(map(ast.unparse, methods(cls)["forward"].body)) == _PRODUCT

@@ -248,21 +248,6 @@ def is_rms_norm(module: nn.Module) -> bool:
     return names == ["weight"] and "RMSNorm" in type(module).__name__
 
 
-#: How Falcon writes ``nn.Linear.forward``.
-_PRODUCT = (
-    "hidden_states = input @ self.weight.T",
-    "if self.bias is None:\n    return hidden_states",
-    "return hidden_states + self.bias",
-)
-
-
-def is_product(cls: type) -> bool:
-    """Whether a subclass of ``nn.Linear`` computes what that does, in other words."""
-    if not issubclass(cls, nn.Linear) or cls is nn.Linear or set(_methods(cls)) != {"forward"}:
-        return False
-    return tuple(map(ast.unparse, _methods(cls)["forward"].body)) == _PRODUCT
-
-
 def is_lookup(module: nn.Module) -> bool:
     """Whether an embedding returns rows of its weight, times a number where its class says so."""
     if type(module).forward is nn.Embedding.forward:

@@ -7,14 +7,14 @@ import re
 import torch
 from torch import nn
 
-from . import code
+from ..huggingface.class_code import is_product
 from .plan import SUM, Cut, Layout, Need, Part, WholeExperts
 
 
 def is_linear(module: nn.Module | None) -> bool:
     """Whether it is exactly ``nn.Linear``, a class that only writes the product down once more, or GPT-2's
     ``Conv1D``, which keeps its weight transposed."""
-    return type(module) is nn.Linear or is_transposed(module) or code.is_product(type(module))
+    return type(module) is nn.Linear or is_transposed(module) or is_product(type(module))
 
 
 def is_transposed(module: nn.Module | None) -> bool:

@@ -34,10 +34,15 @@ def layers_of(model: nn.Module) -> dict[str, QuantizedLinear]:
 @contextlib.contextmanager
 def as_linear(model: nn.Module) -> Iterator[None]:
     """While it lasts, layers of integers are linear layers on the meta device, for who looks for those."""
+    from transformers.pytorch_utils import Conv1D  # not before there is a model
+
     found = layers_of(model)
     for name, layer in found.items():
         with torch.device("meta"):
-            plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
+            if layer.is_transposed:
+                plain: nn.Module = Conv1D(layer.out_features, layer.in_features)
+            else:
+                plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
         plain.bias = layer.bias
         model.set_submodule(name, plain)
     try:
@@ -60,6 +65,8 @@ def why_not(model: nn.Module, plan: Plan) -> str:
     """Why ``plan`` cannot divide the layers of integers of ``model``, or an empty string."""
     for name, layer in layers_of(model).items():
         cut = plan.cuts.get(f"{name}.weight")
+        if cut is not None and layer.is_transposed:
+            return f"{name} stands for a layer that keeps its weight transposed"
         if cut is None or cut.dim == 0:
             continue
         if layer.columns is not None:
@@ -92,7 +99,8 @@ def tensors_of(
         names = [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]
         of = {name: owner for name, owner in owners(model, names, weight_mapping).items() if owner in layers}
         for name, owner in of.items():
-            shapes[f"{name}.weight"] = (layers[owner].out_features, layers[owner].in_features)
+            sizes = (layers[owner].out_features, layers[owner].in_features)
+            shapes[f"{name}.weight"] = sizes[::-1] if layers[owner].is_transposed else sizes
         found = sources.of(model, shapes, plan, weight_mapping)
     made: dict[str, Any] = {}
     for name, tensor in tensors.items():

@@ -53,7 +53,7 @@ class Calibration:
         assert choice.scheme is not None
         if choice.experts is not None:
             return choice.experts.quantize(weight, choice.scheme, choice.name)
-        weight = self.scaled(choice.name, weight)
+        weight = self.scaled(choice.name, choice.matrix(weight))
         gram = self.grams.get(choice.name)
         if gram is None:
             return quantize(weight, choice.scheme, choice.name)
@@ -106,8 +106,12 @@ def calibrate(
             "a model that is divided over processes cannot be calibrated: quantise the checkpoint first "
             "(python -m liteboost_adaptor quantize --calibrate), and load that"
         )
-    # Experts are rounded to nearest: which tokens each has is the router's.
-    chosen = {choice.name: choice for choice in made if choice.scheme is not None and choice.experts is None}
+    # Experts are rounded to nearest, for which tokens each has is the router's, and so are transposed layers.
+    chosen = {
+        choice.name: choice
+        for choice in made
+        if choice.scheme is not None and choice.experts is None and not choice.is_transposed
+    }
     layers = {name: choice.layer for name, choice in chosen.items()}
     with original_code(model):
         flow = trace(model, blocks[:1, :_TRACED], layers)

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import QuantizationError
+from ..huggingface.class_code import is_product
 from ..replacements.experts import weights_of
+from ..replacements.guards import class_as_written
 from ..report import APPLIED, REFUSED, Outcome, report
 from .config import LiteBoostConfig
 from .experts import Experts, QuantizedExperts
@@ -55,18 +58,25 @@ class Choice:
             dtype = getattr(layer, self.name.rpartition(".")[2]).dtype
             made: QuantizedWeight = QuantizedExperts(self.experts, scheme, dtype, device)
         else:
-            made = QuantizedLinear(
-                layer.in_features, layer.out_features, False, scheme, layer.weight.dtype, device
-            )
+            outputs, inputs = sizes_of(layer)
+            made = QuantizedLinear(inputs, outputs, False, scheme, layer.weight.dtype, device)
+            made.is_transposed = self.is_transposed
         return made.train(layer.training)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether a linear layer keeps its weight ``[in, out]``."""
+        return self.experts is None and isinstance(self.layer, Conv1D)
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The parameter as `Quantized.dequantized` gives it back."""
-        return weight if self.experts is None else self.experts.matrix(weight)
+        if self.experts is not None:
+            return self.experts.matrix(weight)
+        return weight.t().contiguous() if self.is_transposed else weight
 
 
 def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]:
-    """Every ``nn.Linear`` of ``model``, every parameter of experts, and what becomes of it."""
+    """Every linear layer of ``model``, every parameter of experts, and what becomes of it."""
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     stored = config.stored()
@@ -90,7 +100,7 @@ def choices(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Choice]
         weight = f"{name}.weight"
         reason = ""
         if scheme is not None:
-            reason = scheme.unsuited(layer.out_features, layer.in_features)
+            reason = scheme.unsuited(*sizes_of(layer))
             if weight in sources or (weight in tied and layer is not head):
                 reason = "its weight is another module's, too"
             if name in read:
@@ -132,10 +142,16 @@ def _of_experts(
 
 
 def _is_linear(layer: torch.nn.Module) -> bool:
+    """Whether it computes what ``nn.Linear`` does: that, ``Conv1D``, or a class that says it otherwise."""
+    cls = class_as_written(layer)
     # A bound layer is of a subclass of the same name, see engine.swap.
-    return type(layer) is torch.nn.Linear or (
-        isinstance(layer, torch.nn.Linear) and type(layer).__qualname__ == torch.nn.Linear.__qualname__
-    )
+    is_plain = isinstance(layer, torch.nn.Linear) and cls.__qualname__ == torch.nn.Linear.__qualname__
+    return is_plain or isinstance(layer, Conv1D) or is_product(cls)
+
+
+def sizes_of(layer: torch.nn.Module) -> tuple[int, int]:
+    """Outputs and inputs of a linear layer."""
+    return (layer.nf, layer.nx) if isinstance(layer, Conv1D) else (layer.out_features, layer.in_features)
 
 
 def note(model: torch.nn.Module, made: list[Choice]) -> None:

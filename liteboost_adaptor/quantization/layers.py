@@ -22,7 +22,12 @@ class QuantizedLinear(QuantizedWeight):
     ``bias`` is a parameter or None. Where gradients are wanted, the weight is multiplied out and torch's
     linear runs: they reach ``x`` (past its rounding, where the scheme rounds it) and ``bias``, not the
     weight.
+
+    Attributes:
+        is_transposed: Whether the layer it stands for keeps its weight ``[in, out]`` (``Conv1D``).
     """
+
+    is_transposed = False
 
     def __init__(
         self,
@@ -84,6 +89,20 @@ class QuantizedLinear(QuantizedWeight):
         return (integers * scales.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype) + (
             x - x.detach()
         )
+
+    def multiplied_out(self, dtype: torch.dtype) -> torch.nn.Module:
+        """The layer that it stands for, with the rounded weight."""
+        from transformers.pytorch_utils import Conv1D  # not before somebody has a model
+
+        weight = self.dequantized(dtype)
+        with torch.device("meta"):
+            if self.is_transposed:
+                made: torch.nn.Module = Conv1D(self.out_features, self.in_features)
+            else:
+                made = torch.nn.Linear(self.in_features, self.out_features, bias=False)
+        made.weight = torch.nn.Parameter(weight.t().contiguous() if self.is_transposed else weight)
+        made.bias = self.bias
+        return made.train(self.training)
 
     def extra_repr(self) -> str:
         kept = f"{self.scheme.name}, in_features={self.in_features}, out_features={self.out_features}"

@@ -135,12 +135,7 @@ class LiteBoostQuantizer(HfQuantizer):
         wanted = dtype or torch.float32
         for name, layer in list(model.named_modules()):
             if isinstance(layer, QuantizedLinear):
-                with torch.device("meta"):
-                    made = torch.nn.Linear(layer.in_features, layer.out_features, bias=False)
-                made.weight = torch.nn.Parameter(layer.dequantized(wanted))
-                made.bias = layer.bias
-                made.train(layer.training)
-                model.set_submodule(name, made)
+                model.set_submodule(name, layer.multiplied_out(wanted))
             elif isinstance(layer, QuantizedExperts):
                 owner, _, local = name.rpartition(".")
                 delattr(model.get_submodule(owner), local)
@@ -193,6 +188,7 @@ class _Quantize(ConversionOps):
     def _quantized(self, model: torch.nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
         layer, _ = get_module_from_name(model, name)
         prefix = name.removesuffix("weight")
+        weight = weight.t().contiguous() if layer.is_transposed else weight
         _check_shape(name, weight, (layer.out_features, layer.in_features))
         tensors = quantize(weight, layer.scheme, name).tensors()
         return {prefix + part: tensor for part, tensor in tensors.items()}
