@@ -23,6 +23,7 @@ def aarch64_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.full  # minutes, nearly all of them in torch's headers; the loops are compiled below
 def test_all_sources_compile(aarch64_build: Path) -> None:
     kernel_build.build(aarch64_build, "lb_ops", "lb_cpu_features", "lb_isa_baseline")
     objects = list(aarch64_build.glob("CMakeFiles/lb_*.dir/**/*.o"))
