@@ -13,7 +13,8 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet
 
 # The set-up is as old as what goes into it: the interpreter, the place (scripts in .venv hold it), the
 # requirements, and what is compiled. `build_support` and the kernels are compiled on a change.
-SETUP_INPUTS := pyproject.toml constraints.txt CMakeLists.txt Makefile build_support kernels
+SETUP_INPUTS := pyproject.toml constraints.txt CMakeLists.txt Makefile build_support kernels \
+	tests/csrc
 SETUP_KEY := $(shell { "$(PYTHON)" -VV || echo none; pwd; find $(SETUP_INPUTS) -type f -not -name '*.pyc' -print0 \
 	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
 READY := .venv/ready-$(SETUP_KEY)
@@ -23,6 +24,8 @@ NPU_READY := .venv-npu/ready-$(SETUP_KEY)
 # What .venv has compiled already is not compiled again: the same sources for the same torch.
 COMPILED = $(wildcard build/editable-*/kernels)
 NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
+# The programs in tests/csrc come with it: they hold the very objects of the library (tests/cross).
+WITH_CXX_TESTS := $(addprefix --config-settings=cmake.define.LITEBOOST_,CXX_TESTS=ON WERROR=ON)
 # The first tier: a process a core; those done with their share take from the others'.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 
@@ -53,7 +56,7 @@ $(READY):
 	fi
 	@rm -f .venv/ready-*
 	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation --editable '.[test,bench,dev]'
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_CXX_TESTS) --editable '.[test,bench,dev]'
 	@touch $@
 
 demo: $(READY)

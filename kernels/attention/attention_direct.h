@@ -52,6 +52,8 @@ void dot_rows(const float* queries, int64_t query_stride, const T* keys, int64_t
         }
       }
     }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) sums[i] = Words::number(sums[i]);
     float found[kLanes];
     store(found, sum_each(sums));
 #pragma GCC unroll 4

@@ -109,10 +109,11 @@ struct MaskRow {
   }
 };
 
-// Multiplies the dot products of keys [begin, end) of a row, and of keys that share a vector with these.
-LB_INLINE void multiply_by(float* row, const float* scales, int64_t begin, int64_t end) {
+// Multiplies the dot products of keys [begin, end) of a row, and of keys that share a vector with these, by the
+// scales of the keys and of the query.
+LB_INLINE void multiply_by(float* row, const float* scales, float scale, int64_t begin, int64_t end) {
   for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes)
-    store(row + j, load(row + j) * load(scales + j));
+    store(row + j, load(row + j) * splat(scale) * load(scales + j));
 }
 
 // Scales and caps the dot products of keys [begin, end) of a row, and of keys that share a vector with these.

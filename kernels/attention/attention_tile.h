@@ -25,6 +25,7 @@ constexpr int kPanel = kTileVectors * kLanes;
 struct Words32 {
   static constexpr int kPerWord = 1;
   static LB_INLINE VF multiply_add(VF a, VF b, VF sum) { return fma(a, b, sum); }
+  static LB_INLINE VF number(VF sum) { return sum; }
 };
 
 #if defined(__AVX512BF16__)
@@ -33,6 +34,7 @@ struct WordsBf16 {
   static LB_INLINE VF multiply_add(VF a, VF b, VF sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }
+  static LB_INLINE VF number(VF sum) { return sum; }
 };
 #endif
 

@@ -9,6 +9,7 @@
 // x is packed as [block][group of up to kTileX rows][step][row][lanes]: what meets a tile is then one stream.
 #include "linear/linear.h"
 
+#include "common/prefetch.h"
 #include "common/vec.h"
 #include "common/vec_sums.h"
 
@@ -208,7 +209,7 @@ LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, c
   const T* next_end = next + k;
   int64_t at = 0;
   for (; at + kUnroll * S::kSize <= k; at += kUnroll * S::kSize, x += kUnroll * kXBytes) {
-    LB_UNROLL for (int i = 0; i < Ahead; ++i) __builtin_prefetch(next + i * kUnroll * S::kSize);
+    LB_UNROLL for (int i = 0; i < Ahead; ++i) fetch_ahead(next + i * kUnroll * S::kSize);
     if (Ahead > 0) next += Ahead * kUnroll * S::kSize;
     if (Ahead > 1 && next >= next_end) {
       next += stride - k;

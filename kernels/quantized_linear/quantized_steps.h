@@ -21,17 +21,7 @@ namespace {
 
 #define LB_UNROLL _Pragma("GCC unroll 16")
 
-LB_INLINE VF from_int8(const char* p) {
-#if defined(__AVX512F__)
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  VB bytes;
-  memcpy(&bytes, p, sizeof(bytes));
-  return __builtin_convertvector(__builtin_convertvector(bytes, VI), VF);
-#endif
-}
+LB_INLINE VF from_int8(const char* p) { return load(reinterpret_cast<const int8_t*>(p)); }
 
 LB_INLINE VF from_uint8(const uint8_t* p) {
 #if defined(__AVX512F__)

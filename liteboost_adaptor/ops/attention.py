@@ -254,6 +254,11 @@ def _check_states(op: str, query: Tensor, key: Tensor, value: Tensor) -> None:
             f"liteboost::{op}: key must have the head_dim of query = {query.shape[3]}, got {key.shape[3]}; "
             "project both to one size"
         )
+    check_cached_heads(op, query, key, value)
+
+
+def check_cached_heads(op: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless ``value`` has the heads and the length of ``key``, and ``query`` their heads in groups."""
     if value.shape[:3] != key.shape[:3]:
         raise ShapeError(
             f"liteboost::{op}: value must have the batch, num_kv_heads and kv_len of key = "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,18 +55,28 @@ def experts_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor
     if out.is_meta or isinstance(out, FakeTensor):
         return out  # traced: there are no experts to read
     out.zero_()
+    for expert, place, rows in by_expert("experts_linear", x, index, experts):
+        out[place] = F.linear(rows, weight[expert], None if bias is None else bias[expert])
+    return out
+
+
+def by_expert(
+    op: str, x: Tensor, index: Tensor, experts: int
+) -> Iterator[tuple[int, tuple[Tensor, ...], Tensor]]:
+    """Each expert that ``index`` names, the tokens and slots that name it, and their rows of ``x``.
+
+    Raises:
+        ExpertIndexError: ``index`` has a number below 0 or above ``experts``.
+    """
     for expert in index.unique().tolist():
         if not 0 <= expert <= experts:
             raise ExpertIndexError(
-                f"liteboost::experts_linear: index must be 0 .. {experts} for {experts} experts ({experts} "
+                f"liteboost::{op}: index must be 0 .. {experts} for {experts} experts ({experts} "
                 f"for none), got {expert}; check the router"
             )
-        if expert == experts:
-            continue
-        token, slot = torch.where(index == expert)
-        rows = x[token] if x.dim() == 2 else x[token, slot]
-        out[token, slot] = F.linear(rows, weight[expert], None if bias is None else bias[expert])
-    return out
+        if expert < experts:
+            token, slot = torch.where(index == expert)
+            yield expert, (token, slot), x[token] if x.dim() == 2 else x[token, slot]
 
 
 def experts_combine(y: Tensor, scores: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DTypeError, ShapeError
-from .attention import attention, check_attention_options
+from .attention import attention, check_attention_options, check_cached_heads
 from .checks import check_dtype, check_same_device, dtype_name, shape_text
 from .int8_linear import quantize_rows
 from .registry import define
@@ -102,7 +102,8 @@ def int8_attention(
 
     Numerics:
         Of `attention` over the values multiplied out exactly. The bf16 kernel for AVX-512 BF16 rounds the
-        unnormalised probabilities times the scales of their values to bf16.
+        unnormalised probabilities times the scales of their values to bf16; for few queries, to 24 bits of
+        the largest of 128 keys, and queries to 16 bits of the largest magnitude of each.
 
     Source:
         `attention`; a scale for each token and head of the cache: Sheng et al. 2023, arXiv:2303.06865.
@@ -157,18 +158,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"liteboost::{op}: value must have rows of value_dim + {SCALE_BYTES}, got {value.shape[3]}; "
             f"{advice}"
         )
-    if value.shape[:3] != key.shape[:3]:
-        raise ShapeError(
-            f"liteboost::{op}: value must have the batch, num_kv_heads and kv_len of key = "
-            f"{shape_text(key.shape[:3])}, got {shape_text(value.shape)}; update both halves of the cache "
-            "together"
-        )
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if kv_heads != heads and (kv_heads == 0 or heads % kv_heads != 0):
-        raise ShapeError(
-            f"liteboost::{op}: key must have a number of heads that divides num_heads of query = {heads}, "
-            f"got {kv_heads}; pass the grouped heads without repeating them"
-        )
+    check_cached_heads(op, query, key, value)
 
 
 define("int8_rows(Tensor x) -> Tensor", int8_rows)

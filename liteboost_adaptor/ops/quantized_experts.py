@@ -15,7 +15,7 @@ from .checks import (
     dtype_name,
     shape_text,
 )
-from .experts import ExpertIndexError
+from .experts import by_expert
 from .quantized_linear import PACK, STEP, TILE, linear_tiles
 from .registry import define
 
@@ -75,18 +75,10 @@ def experts_tiles(
     if out.is_meta or isinstance(out, FakeTensor):
         return out  # traced: there are no experts to read
     out.zero_()
-    for expert in index.unique().tolist():
-        if not 0 <= expert <= experts:
-            raise ExpertIndexError(
-                f"liteboost::{_OP}: index must be 0 .. {experts} for {experts} experts ({experts} "
-                f"for none), got {expert}; check the router"
-            )
-        if expert == experts:
-            continue
-        token, slot = torch.where(index == expert)
+    for expert, place, rows in by_expert(_OP, x, index, experts):
         own = slice(expert * a_expert, (expert + 1) * a_expert)
-        out[token, slot] = linear_tiles(
-            x[token] if x.dim() == 2 else x[token, slot],
+        out[place] = linear_tiles(
+            rows,
             tiles[own],
             scales[own],
             None if zero_points is None else zero_points[own],

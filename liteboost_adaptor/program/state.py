@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import sys
 import types
 import weakref
@@ -246,12 +247,15 @@ def watched(model: torch.nn.Module) -> Iterator[Ran]:
         elif event == "c_call" and not ran.fault:
             ran.fault = _fault(called, frame)
 
-    former = sys.getprofile()
+    former, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # what is collected, and who is told of that, is not the model's doing
     sys.setprofile(note)
     try:
         yield ran
     finally:
         sys.setprofile(former)
+        if collects:
+            gc.enable()
         ran.names += found.values()
 
 

@@ -12,6 +12,7 @@ outputs, eight in the order 0, 2, 4, 6, 1, 3, 5, 7), compressed-tensors' ``pack-
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..errors import QuantizationError
 Tensors = Mapping[str, Slice]
 
 
-class StoredLayer:
+class StoredLayer(ABC):
     """One layer of a checkpoint.
 
     Attributes:
@@ -64,17 +65,17 @@ class StoredLayer:
         found = self.tensors.get(f"{self.name}.{suffix}")
         return found is not None and math.prod(found.shape) > 0
 
+    @abstractmethod
     def integers(self) -> Tensor:
         """uint8 ``[out, in]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scales(self) -> Tensor:
         """``[out, groups]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stored_zeros(self) -> Tensor | None:
         """uint8 ``[out, groups]``; None: the middle of the range."""
-        raise NotImplementedError
 
     def zeros(self) -> Tensor | None:
         """uint8 ``[out, groups]``; None where all are the middle of the range."""
@@ -234,7 +235,7 @@ def _dtype(tensor: Slice) -> torch.dtype:
     return tensor.file.entries[tensor.name].dtype
 
 
-class Format:
+class Format(ABC):
     """A method of quantisation: which layers of a checkpoint it has, and how to read them.
 
     Attributes:
@@ -243,13 +244,13 @@ class Format:
 
     parts: tuple[str, ...] = ()
 
+    @abstractmethod
     def names(self, tensors: Tensors) -> Iterator[str]:
         """The quantised layers, by the names of the checkpoint."""
-        raise NotImplementedError
 
+    @abstractmethod
     def layer(self, name: str, tensors: Tensors, inputs: int) -> StoredLayer:
         """One of them, which takes ``inputs`` features."""
-        raise NotImplementedError
 
 
 class Gptq(Format):

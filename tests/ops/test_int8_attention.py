@@ -178,6 +178,53 @@ def test_rows_that_nobody_sees_do_not_matter(isa: str, native_only: None, dtype:
     assert torch.equal(attention(query, key, value, mask, 0.125), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_light_keys_beside_a_heavy_one(isa: str, dtype: torch.dtype) -> None:
+    """A key with nearly all of the weight, and values of 0, leaves the others as exact as alone."""
+    query, key, value = make(1, 2, 1, 1, 100, 64, 64, dtype)
+    value += 3
+    key[:, :, 5], value[:, :, 5] = 40 * query[:, :1, 0] / query[:, :1, 0].norm(), 0
+    query[:, 1] = query[:, 0]
+    given = query, int8_rows(key), int8_rows(value)
+    scaling = 10 / (40 * query[0, 0].norm().item())
+    result = check(*given, None, scaling).double()
+    exact = eager(query.double(), *(dequantized(rows, torch.float64) for rows in given[1:]), None, scaling)
+    assert exact.abs().max() < 0.1
+    assert ((result - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("q_len", [1, 30])
+def test_scales_below_zero(isa: str, dtype: torch.dtype, q_len: int) -> None:
+    query, key, value = states(1, 2, 1, q_len, 70, 32, 48, dtype=dtype)
+    for rows in (key, value):
+        scales = rows[:, :, ::3, -4:].clone().view(torch.float32)
+        rows[:, :, ::3, -4:] = scales.neg().view(torch.int8)
+    check(query, key, value, None, 0.2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [128, 512, 576, 1000])
+def test_the_largest_sums(isa: str, dtype: torch.dtype, dim: int) -> None:
+    query, key, value = make(1, 2, 1, 2, 9, dim, 16, dtype)
+    rows = int8_rows(torch.ones_like(key) * torch.tensor([1.0, -1.0]).repeat(5)[:9, None].to(dtype))
+    rows[..., 4, :-4] = -128
+    query = torch.ones_like(query)
+    check(query, rows, int8_rows(value), None, 1 / dim)
+    check(-query, rows, int8_rows(value), None, 1 / dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [NAN, torch.inf, -torch.inf], ids=str)
+def test_queries_of_no_numbers(isa: str, dtype: torch.dtype, kind: float) -> None:
+    query, key, value = states(1, 4, 2, 1, 40, 40, 16, dtype=dtype)
+    expected = attention(query, key, value, None, 0.2)
+    query[:, 1, :, 33] = kind
+    result = attention(query, key, value, None, 0.2)
+    assert result[:, :, 1].isnan().all()
+    assert torch.equal(result[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]])
+
+
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_every_plan(threads: int) -> None:
     torch.set_num_threads(threads)

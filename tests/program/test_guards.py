@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -146,6 +147,25 @@ def test_a_function_of_somebody_else_is_called_for_every_token(monkeypatch: pyte
     pair.agree(8)
     assert len(called) == 2 * 9 and served() == before
     assert any(reason.startswith("runs a function of") for reason in reasons())
+
+
+def test_who_is_told_of_collected_garbage_is_no_part_of_a_step() -> None:
+    """As hypothesis is. Every allocation collects here; what it calls belongs to nobody's model."""
+    pair, collections = Pair(), []
+    foreign = {"__name__": "somebody.elses", "collections": collections}
+    exec("def told(phase, info):\n    collections.append(phase)", foreign)
+    pair.start()
+    gc.callbacks.append(foreign["told"])
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        before = served()
+        pair.agree(8)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(foreign["told"])
+    assert collections and gc.isenabled()
+    assert served() > before
 
 
 def test_a_global_hook_is_called(recorded: Pair) -> None:

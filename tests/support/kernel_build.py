@@ -34,6 +34,19 @@ def configure(folder: Path, *options: str) -> Path:
     return folder
 
 
+def compiled() -> Path | None:
+    """The folder where `make setup` has compiled the kernels as they are now, with the test programs."""
+    sources = [path for part in ("kernels", "tests/csrc") for path in (ROOT / part).rglob("*.*")]
+    newest = max(path.stat().st_mtime for path in sources)
+    for folder in ROOT.glob("build/editable-*/kernels"):
+        library = folder / "_C.so"
+        names = [f"csrc/{name}_{isa}" for isa in built_isas(folder) for name in ("vec_test", "loops_test")]
+        made = [library, *(folder / name for name in names)]
+        if all(path.exists() and path.stat().st_mtime > newest for path in made):
+            return folder
+    return None
+
+
 def build(folder: Path, *targets: str) -> None:
     """Build ``targets`` in the configured ``folder``, on all cores."""
     cmake = find("cmake", why="builds the kernels for this test")

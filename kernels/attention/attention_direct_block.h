@@ -1,0 +1,93 @@
+// One block of keys for a few rows, read where it lies. Part of attention_cpu_isa.cpp; compiled once an
+// instruction set.
+#pragma once
+
+#include "attention/attention_direct.h"
+#include "attention/attention_int8.h"
+#include "attention/attention_task.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+// output[row] = decay[row] * output + probabilities times the values of the block.
+template <typename Words, typename T>
+void weigh_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                 int64_t n) {
+  each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T*, const T* v) {
+    // What was summed before decays once, with the first stretch.
+    for (int64_t row = 0; first > 0 && row < t.rows; ++row) t.decay[row] = 1.0f;
+    weigh_values<Words>(t.logits + first / Words::kPerWord, kBlockKeys, t.rows, v, a.value_strides[2], rows,
+                        a.value_dim, t.outputs, t.output_stride, t.decay);
+  });
+}
+
+template <typename Words, typename T>
+void dot_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+               int64_t n) {
+  each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T* k, const T*) {
+    dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, k, a.key_strides[2], rows, a.head_dim,
+                    t.logits + first, kBlockKeys);
+  });
+}
+
+// Softmax of all rows; probabilities are stored as Words.
+template <typename Words, typename T>
+void softmax_block(const AttentionArgs& a, const Task& t, int64_t key, int64_t n, Cover cover) {
+  for (int64_t row = 0; row < t.rows; ++row) {
+    softmax_row<Words, T>(a, t, row, t.logits + row * kBlockKeys, key, n, 0, round_up(n, kLanes), cover);
+  }
+}
+
+// How a few rows meet keys and values of type T.
+template <typename Words, typename T>
+struct Direct {
+  template <typename Q>
+  static void pack(const Task& t, int64_t row, const Q* query, int64_t dim) {
+    pack_query<Words>(query, dim, t.queries_packed + row * t.query_stride);
+    if constexpr (is_int8<T>) t.query_scales[row] = 1.0f;
+  }
+
+  static void block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                    int64_t n) {
+    const Cover cover = mask_cover(a, t, 0, t.rows, key, n);
+    if (cover == Cover::none) return;
+    dot_block<Words>(a, t, keys, values, key, n);
+    read_scales(a, t, keys, values, key, n);
+    softmax_block<Words, T>(a, t, key, n, cover);
+    weigh_block<Words>(a, t, keys, values, key, n);
+  }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+template <>
+struct Direct<WordsBf16, int8_t> {
+  template <typename Q>
+  static void pack(const Task& t, int64_t row, const Q* query, int64_t dim) {
+    t.query_scales[row] = pack_query_int16(query, dim, t.queries_packed + row * t.query_stride);
+  }
+
+  static void block(const AttentionArgs& a, const Task& t, const int8_t* keys, const int8_t* values,
+                    int64_t key, int64_t n) {
+    const Cover cover = mask_cover(a, t, 0, t.rows, key, n);
+    if (cover == Cover::none) return;
+    dot_block<WordsInt16>(a, t, keys, values, key, n);
+    read_scales(a, t, keys, values, key, n);
+    softmax_block<Words32, int8_t>(a, t, key, n, cover);
+    bool has_digits = true;
+    for (int64_t row = 0; row < t.rows && has_digits; ++row) {
+      has_digits = split_weights(t.logits + row * kBlockKeys, round_up(n, kLanes), t.digits[row]);
+    }
+    if (!has_digits) return weigh_block<Words32>(a, t, keys, values, key, n);
+    each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const int8_t*, const int8_t* v) {
+      for (int64_t row = 0; first > 0 && row < t.rows; ++row) t.decay[row] = 1.0f;
+      weigh_int8(t.digits, first, t.rows, v, a.value_strides[2], rows, a.value_dim, t.outputs,
+                 t.output_stride, t.decay);
+    });
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
