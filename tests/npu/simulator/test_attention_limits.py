@@ -383,7 +383,9 @@ def test_integers() -> None:
     check("keyAntiquantScale is not contiguous", **integers(scales=(strided(scales), scales)))
     check("keyAntiquantMode 2 is not simulated", **integers(modes=(2, 2)))
     check("D is 80, with integers it must be a multiple of 32", **integers(d=80))
-    check("integers do not go with packed layouts", version=4, **integers(sinks=zeros(8)))
+    check(
+        "integers do not go with packed layouts", version=4, **integers(sinks=zeros(8, dtype=torch.bfloat16))
+    )
 
 
 def test_integers_and_several_query_rows() -> None:
