@@ -126,12 +126,11 @@ at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const 
     return lse;
   }
   kInfer(on.query, keys, values, how.shift, how.mask, {}, lengths, none, none, none, none, none, none, none,
-         none, none, after, none, none, none, none, none, none, {}, none, none, none, heads, call.scaling,
-         how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, want_lse, 0, 0, on.out, lse);
+         none, none, after, on.key_scales, none, on.value_scales, none, none, none, {}, none, none, none,
+         heads, call.scaling, how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, want_lse,
+         on.scaled_by, on.scaled_by, on.out, lse);
   return lse;
 }
-
-namespace {
 
 // How many positions behind those that count do not, as the operator reads it.
 at::Tensor counted_from_end(int64_t after, const at::Device& device) {
@@ -141,6 +140,8 @@ at::Tensor counted_from_end(int64_t after, const at::Device& device) {
       after == 0 ? kept->get(device.index(), [&] { return at::full({1}, 0, options); }) : at::Tensor();
   return zero.defined() ? zero : at::full({1}, after, options);
 }
+
+namespace {
 
 at::Tensor fused(const Call& call, const Plan& plan) {
   const at::Tensor& query = call.query;

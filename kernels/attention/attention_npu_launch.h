@@ -17,4 +17,7 @@ npu::Refusal refusal_of(const Call& call);
 at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
                  Precision precise, bool want_lse);
 
+// How many positions behind those that count do not, as the operator reads it.
+at::Tensor counted_from_end(int64_t after, const at::Device& device);
+
 }  // namespace liteboost

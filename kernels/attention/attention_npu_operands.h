@@ -117,6 +117,9 @@ struct Operands {
   at::Tensor result;  // out as [B, S, N, D]
   npu::Text layout = nullptr;
   std::optional<int64_t> length;  // of keys and values; the same for all sequences
+  // Of keys and values that are integers: their scales, and which of them have one together (antiquantMode).
+  at::Tensor key_scales, value_scales;
+  int64_t scaled_by = 0;
 };
 
 inline Operands operands(const Plan& plan, const at::Tensor& query, const Keys& keys,

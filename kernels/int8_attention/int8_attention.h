@@ -17,6 +17,8 @@
 // scale, then as there. A probability is multiplied by the value's scale in fp32 before it meets the integers; with
 // the avx512_bf16 kernels this product is rounded to bf16. The denominator sums the probabilities as they were.
 //
+// An NPU reads integers and scales from memory of their own (int8_attention_npu.h).
+//
 // A scale for each token and head: Dettmers et al. 2022, arXiv:2208.07339 (per-row absmax), on the cache of keys and
 // values, Sheng et al. 2023, arXiv:2303.06865.
 #pragma once

@@ -4,9 +4,16 @@
 // become the other neighbour; a row of zeros has the scale 0 and gives the bias. Sums of integers are exact, then in
 // fp32 times the scales of outputs and rows, plus the bias, and one rounding. Scales of other dtypes are cast to fp32,
 // by a launch. The weight is read as it is saved. A 310P wants another layout for scales of rows, and runs the reference.
+//
+// In a recorded step rows that several layers read become integers once (_npu_int8_rows, int8_attention/), or in the
+// norm that makes them (_npu_add_rms_norm_int8, AddRmsNormDynamicQuant, which does not round them before); then the
+// product is a call of its own (_npu_linear_int8). RmsNormDynamicQuant, without a sum, excludes rows of zeros, which
+// the embedding of padding may be.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
+
+#include <tuple>
 
 #include "int8_linear/int8_linear_checks.h"
 #include "npu/aclnn.h"
@@ -31,6 +38,10 @@ const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tens
                     int64_t, Tensor>
     kV5{"aclnnQuantMatmulV5"};
 
+// x1, x2, gamma, smoothScale1, smoothScale2, epsilon, y1, y2, x, scale1, scale2
+const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, double, Tensor, Tensor, Tensor, Tensor, Tensor>
+    kNorm{"aclnnAddRmsNormDynamicQuant"};
+
 constexpr bool kAsItIs = false, kTransposed = true;
 constexpr int64_t kNoGroups = 0;
 
@@ -39,6 +50,21 @@ Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
   if (x.scalar_type() == at::kFloat) return "fp32";
   if (npu::soc() == npu::Soc::a310p) return "8-bit activations on a 310P";
   return kQuantize.available() && (kV5.available() || kV4.available()) ? kServed : "not in this CANN";
+}
+
+// Rows of integers [M, K] and their scales [M], times the weight.
+at::Tensor product(const at::Tensor& integers, const at::Tensor& row_scales, const at::Tensor& weight,
+                   const at::Tensor& scales, const OptionalTensor& bias, at::ScalarType dtype) {
+  const at::Tensor matrix = weight.contiguous(), factors = scales.to(at::kFloat).contiguous(), none;
+  const at::Tensor added = bias.has_value() ? bias->contiguous() : none;
+  const at::Tensor out = at::empty({integers.size(0), weight.size(0)}, integers.options().dtype(dtype));
+  if (kV5.available()) {
+    kV5(integers, matrix, row_scales, factors, none, none, none, none, added, kAsItIs, kTransposed, kNoGroups,
+        out);
+  } else {
+    kV4(integers, matrix, factors, none, row_scales, added, kAsItIs, kTransposed, out);
+  }
+  return out;
 }
 
 at::Tensor linear_w8a8_npu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
@@ -56,21 +82,74 @@ at::Tensor linear_w8a8_npu(const at::Tensor& x, const at::Tensor& weight, const 
   const at::Tensor integers = at::empty(rows.sizes(), rows.options().dtype(at::kChar));
   const at::Tensor row_scales = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
   kQuantize(rows, none, integers, row_scales);
-  const at::Tensor matrix = weight.contiguous(), factors = scales.to(at::kFloat).contiguous();
-  const at::Tensor added = bias.has_value() ? bias->contiguous() : none;
-  const at::Tensor out = at::empty({rows.size(0), weight.size(0)}, rows.options());
-  if (kV5.available()) {
-    kV5(integers, matrix, row_scales, factors, none, none, none, none, added, kAsItIs, kTransposed, kNoGroups,
-        out);
-  } else {
-    kV4(integers, matrix, factors, none, row_scales, added, kAsItIs, kTransposed, out);
-  }
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  return out.view(sizes);
+  return product(integers, row_scales, weight, scales, bias, x.scalar_type()).view(sizes);
+}
+
+// linear_w8a8 of rows that are integers already, [..., K] with scales [..., 1].
+at::Tensor linear_int8_npu(const at::Tensor& integers, const at::Tensor& row_scales, const at::Tensor& weight,
+                           const at::Tensor& scales, const OptionalTensor& bias, at::ScalarType dtype) {
+  TORCH_CHECK(
+      integers.scalar_type() == at::kChar && row_scales.scalar_type() == at::kFloat &&
+          row_scales.numel() * integers.size(-1) == integers.numel() && integers.size(-1) == weight.size(1),
+      "liteboost: _npu_linear_int8 takes int8 [..., K] with fp32 [..., 1] and a weight [N, K], got ",
+      integers.sizes(), ", ", row_scales.sizes(), " and ", weight.sizes(), "; make them with _npu_int8_rows");
+  const c10::DeviceGuard guard(integers.device());
+  npu::count_served("linear_w8a8");
+  std::vector<int64_t> sizes = integers.sizes().vec();
+  sizes.back() = weight.size(0);
+  return product(integers.view({-1, weight.size(1)}), row_scales.view({-1}), weight, scales, bias, dtype)
+      .view(sizes);
+}
+
+// add_rms_norm whose result is rounded to integers [..., K] with scales [..., 1]; beside them the sum.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_int8_npu(const at::Tensor& x,
+                                                                     const at::Tensor& residual,
+                                                                     const at::Tensor& weight, double eps) {
+  TORCH_CHECK(kNorm.available(), "liteboost: this CANN has no ", kNorm.name(), "; use a release that has it");
+  const c10::DeviceGuard guard(x.device());
+  npu::count_served("add_rms_norm");
+  std::vector<int64_t> sizes = x.sizes().vec();
+  const auto empty = [&](at::IntArrayRef shape, at::ScalarType dtype) {
+    return at::empty(shape, x.options().dtype(dtype));
+  };
+  const at::Tensor integers = empty(sizes, at::kChar), sum = empty(sizes, x.scalar_type()), none;
+  sizes.pop_back();
+  const at::Tensor row_scales = empty(sizes, at::kFloat);
+  // The second pair is for another smoothing of the same rows.
+  kNorm(x, residual, weight, none, none, eps, integers, empty({1}, at::kChar), sum, row_scales,
+        empty({1}, at::kFloat));
+  return {integers, row_scales.unsqueeze(-1), sum};
+}
+
+// Why a norm's rows are not made integers by the operator that adds and norms; empty where they are.
+std::string norm_int8_refusal(const at::Tensor& x) {
+  if (x.scalar_type() == at::kFloat) return "fp32";
+  if (npu::soc() == npu::Soc::a310p) return "a 310P";
+  if (!kNorm.available() || !kQuantize.available() || !(kV5.available() || kV4.available())) {
+    return "not in this CANN";
+  }
+  const c10::DeviceGuard guard(x.device());
+  const Refusal refusal = npu::unverified("linear_w8a8", npu::dtype_name(x.scalar_type()));
+  return refusal == kServed ? "" : refusal;
 }
 
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) { m.impl("linear_w8a8", &liteboost::linear_w8a8_npu); }
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def(
+      "_npu_linear_int8(Tensor integers, Tensor row_scales, Tensor weight, Tensor scales, Tensor? bias, "
+      "ScalarType dtype) -> Tensor");
+  m.def(
+      "_npu_add_rms_norm_int8(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, "
+      "Tensor)");
+  m.def("_npu_norm_int8_refusal(Tensor x) -> str", &liteboost::norm_int8_refusal);
+}
+
+TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {
+  m.impl("linear_w8a8", &liteboost::linear_w8a8_npu);
+  m.impl("_npu_linear_int8", &liteboost::linear_int8_npu);
+  m.impl("_npu_add_rms_norm_int8", &liteboost::add_rms_norm_int8_npu);
+}

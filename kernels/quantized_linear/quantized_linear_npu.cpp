@@ -27,6 +27,7 @@
 #include "npu/aclnn.h"
 #include "npu/serve.h"
 #include "quantized_linear/quantized_linear_checks.h"
+#include "quantized_linear/quantized_linear_npu.h"
 
 namespace liteboost {
 namespace {
@@ -124,8 +125,8 @@ Refusal int4_refusal(const at::Tensor& x, const at::Tensor& weight) {
   return npu::unverified("linear_w4", npu::dtype_name(x.scalar_type()));
 }
 
-// Packing 1 of w4, [N, K / 2] bytes, as CANN packs 4 bits: words [N, K / 8] of eight columns, the first in the lowest
-// bits, each in two's complement, in which 8 of packing 1 is 0.
+}  // namespace
+
 at::Tensor words_of(const at::Tensor& packed) {
   const int64_t rows = packed.size(0), blocks = packed.size(1) / 16;
   // Word q of a block of 32 columns holds column 8 j + 2 q at bit 4 j, and 8 j + 2 q + 1 at bit 16 + 4 j.
@@ -144,6 +145,8 @@ at::Tensor words_of(const at::Tensor& packed) {
   const at::Tensor words = at::stack(made, -1).view({rows, blocks * 4});
   return at::bitwise_xor(words, at::Scalar(static_cast<int32_t>(0x88888888)));
 }
+
+namespace {
 
 at::Tensor linear_w4_npu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
                          const OptionalTensor& zero_points, const OptionalTensor& bias) {

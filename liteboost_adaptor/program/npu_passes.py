@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import beside
+from .npu_integers import with_rows_of_integers
 from .passes import Step, is_slot, renamed, slots_read
 from .recording import Appended, Call, Recording
 
@@ -28,6 +29,7 @@ def merge(
         may_move: Whether weights may be given other memory.
     """
     calls = list(_with_linears_at_once(recording.calls, recording, shapes, may_move))
+    calls = with_rows_of_integers(calls, recording, shapes, returned)
     recording.calls = list(_with_rope_in_place(calls, recording, shapes, returned))
 
 

@@ -93,10 +93,28 @@ class QuantizedExperts(QuantizedWeight):
             return torch.ops.liteboost.experts_tiles(
                 x, self.weight, self.scales, self.zero_points, bias, index, self.form.outputs
             )
+        if self._is_read_by_npu():
+            each = self.form.count, self.form.outputs
+            scales = self.scales.view(each) if self.scheme.bits == 8 else self.scales
+            return torch.ops.liteboost._npu_experts(
+                x, self.weight.view(*each, -1), scales, self.zero_points, bias, index
+            )
         return self._one_by_one(x, bias, index)
 
+    def _is_read_by_npu(self) -> bool:
+        """Whether one operator takes them all: 8 bits as they are saved, 4 as they are arranged."""
+        if self.weight.device.type != "npu" or not hasattr(torch.ops.liteboost, "_npu_experts"):
+            return False
+        return self.scheme.bits == 8 or self.is_arranged_for_npu
+
+    def _groups_for_npu(self, groups: Tensor) -> Tensor:
+        return groups.unflatten(0, (self.form.count, -1)).transpose(1, 2).contiguous()
+
+    def _groups_of_npu(self, groups: Tensor) -> Tensor:
+        return groups.transpose(1, 2).flatten(0, 1).contiguous()
+
     def _one_by_one(self, x: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
-        """Where they are not in tiles: on other devices, and where they are brought in for each call."""
+        """Where nothing takes them all: on other devices, and where they are brought in for each call."""
         out = x.new_zeros(*index.shape, self.form.outputs)
         for expert in index.unique().tolist():
             if expert < self.form.count:  # the next stands for none
@@ -107,10 +125,6 @@ class QuantizedExperts(QuantizedWeight):
 
     def _multiply(self, rows: Tensor, expert: int, bias: Tensor | None) -> Tensor:
         own, zeros = self._rows_of(expert), self.zero_points
-        if self.weight.dtype == torch.int32:
-            scales = self.scales[:, own].contiguous()
-            offsets = None if zeros is None else zeros[:, own].contiguous()
-            return torch.ops.liteboost._npu_linear_int4(rows, self.weight[own], scales, offsets, bias)
         if self.scheme.bits == 8:
             return torch.ops.liteboost.linear_w8(rows, self.weight[own], self.scales[own], bias)
         zeros = None if zeros is None else zeros[own]

@@ -101,9 +101,17 @@ class QuantizedWeight(torch.nn.Module):
                 self.exact_scales, self.scales = self.scales, self.scales.to(self.dtype)
             return
         self.weight = torch.ops.liteboost._npu_int4(self.weight)
-        self.scales = self.scales.t().contiguous()
         if self.zero_points is not None:  # what is added to integers of -8 to 7; exact
-            self.zero_points = (8 - self.zero_points.to(self.scales.dtype)).t().contiguous()
+            self.zero_points = self._groups_for_npu(8 - self.zero_points.to(self.scales.dtype))
+        self.scales = self._groups_for_npu(self.scales)
+
+    def _groups_for_npu(self, groups: Tensor) -> Tensor:
+        """What comes with the groups of outputs, ``[out, groups]``, as the operator for 4 bits reads it."""
+        return groups.t().contiguous()
+
+    def _groups_of_npu(self, groups: Tensor) -> Tensor:
+        """The inverse of `_groups_for_npu`."""
+        return groups.t().contiguous()
 
     def saved(self) -> Quantized:
         """The tensors as they are saved; copies, if the layer is arranged."""
@@ -121,8 +129,8 @@ class QuantizedWeight(torch.nn.Module):
         zeros = self.zero_points
         return Quantized(
             from_int4(self.weight.cpu()).to(self.weight.device),
-            self.scales.t().contiguous(),
-            None if zeros is None else (8 - zeros).t().contiguous().to(torch.uint8),
+            self._groups_of_npu(self.scales),
+            None if zeros is None else self._groups_of_npu(8 - zeros).to(torch.uint8),
         )
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from ..config import Sparse
 from ..report import Tally
-from . import sequence, sparse_attention
+from . import int8_rows, sequence, sparse_attention
 from .guards import autocast, unserved
 from .int8_rows import Int8Rows, multiplied_out
 
@@ -255,7 +255,7 @@ def _run(
         mask = mask.expand(-1, -1, query.shape[2], -1)
     options = (mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
     if type(key) is Int8Rows:
-        return ops.int8_attention(query, key.rows, value.rows, *options)
+        return int8_rows.attend(query, key, value, *options)
     return ops.attention(query, key, value, *options)
 
 

@@ -3,7 +3,7 @@
 What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.int8_rows`, which hold their
 scales; they grow in place as those of any layer (`replacements.cache`). Whoever reads the attribute, or is
 handed what ``update`` returns, gets an `Int8Rows`: our attention reads the rows as they are, anybody else the
-values multiplied out.
+values multiplied out. On an NPU the scales are a tensor of their own, which the layer keeps beside.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from ..ops.int8_attention import dequantized
 from ..report import REFUSED, Outcome, report
 from . import cache
 from .guards import unserved
-from .int8_rows import Int8Rows, multiplied_out
+from .int8_rows import Int8Rows, lies_apart, multiplied_out, rounded, values_of
 
-ops = torch.ops.liteboost
 #: The row of the status.
 RULE = "cache.int8"
 #: What a layer keeps as integers.
 NAMES = ("keys", "values")
 #: Behind a name of `NAMES`: under which attribute a layer keeps the dtype that its integers stand for.
 _DTYPE = "_liteboost_dtype_of_"
+#: The same: under which it keeps the scales that do not lie behind their integers.
+_SCALES = "_liteboost_scales_of_"
 
 tally = report.tally(RULE)
 #: Modules whose caches are to keep integers.
@@ -64,15 +64,25 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
             tally.fell_back(reason)
             return plain_append(multiplied_out(held), layer, name, new, dim)
         tally.served()
-        rows = ops.int8_rows(new)
+        is_apart = lies_apart(new)
+        added = rounded(new, is_apart)
         if type(held) is Int8Rows:
-            kept = held.rows
+            kept = held.laid_out(is_apart)
         else:  # nothing, or what somebody else has put there
-            kept = ops.int8_rows(held) if held.numel() else rows.new_empty(0)
+            kept = rounded(held, is_apart) if held.numel() else None
         vars(layer)[_DTYPE + name] = new.dtype
         recording = cache.recorder()
         grow = cache.grown if recording is None else recording.append
-        return Int8Rows(grow(kept, layer, name, rows, dim % new.dim()), new.dtype)
+
+        def behind(before: torch.Tensor | None, under: str, after: torch.Tensor) -> torch.Tensor:
+            before = after.new_empty(0) if before is None else before
+            return grow(before, layer, under, after, dim % new.dim())
+
+        rows = behind(None if kept is None else kept.rows, name, added.rows)
+        if not is_apart:
+            return Int8Rows(rows, new.dtype)
+        scales = behind(None if kept is None else kept.scales, _SCALES + name, added.scales)
+        return Int8Rows(rows, new.dtype, scales)
 
     return call
 
@@ -83,8 +93,6 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     reason = unserved(new, held.rows if type(held) is Int8Rows else held)
     if reason:
         return reason
-    if not new.is_cpu:
-        return f"device {new.device.type}, where nothing reads integers"
     if new.dim() != 4 or dim % new.dim() != 2:
         return "no heads with rows of tokens"
     if not (held.dim() == 1 and held.numel() == 0):  # what transformers begins with
@@ -105,34 +113,43 @@ def methods(original: type, appending: dict[str, Callable[..., Any]]) -> dict[st
         state = state_of(self)
         if not isinstance(state, dict):
             return state
-        own = {name: _read(state[name], state.get(_DTYPE + name)) for name in NAMES if name in state}
-        return {**state, **own}
+        own = {name: _kept(state, name) for name in NAMES if name in state}
+        others = {name: value for name, value in state.items() if not str(name).startswith(_SCALES)}
+        return {**others, **own}
 
     return {**made, "__getstate__": __getstate__, **{name: _attribute(name) for name in NAMES}}
 
 
 def _attribute(name: str) -> property:
     def get(self: Any) -> Any:
-        try:
-            value = self.__dict__[name]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
-        return _read(value, self.__dict__.get(_DTYPE + name))
+        if name not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return _kept(self.__dict__, name)
 
     def put(self: Any, value: Any) -> None:
+        own = self.__dict__
+        scales = None
         if type(value) is Int8Rows:
-            self.__dict__[_DTYPE + name] = value.dtype
-            value = value.rows
-        self.__dict__[name] = value
+            own[_DTYPE + name] = value.dtype
+            value, scales = value.rows, value.scales
+        own[name] = value
+        if scales is not None:
+            own[_SCALES + name] = scales
+        else:
+            own.pop(_SCALES + name, None)
 
     return property(get, put)
 
 
-def _read(value: Any, dtype: torch.dtype | None) -> Any:
-    """What a layer that has ``value`` in its dict says that it keeps."""
+def _kept(own: dict[str, Any], name: str) -> Any:
+    """What a layer that has ``own`` in its dict says that it keeps under ``name``."""
+    value, dtype = own[name], own.get(_DTYPE + name)
     if dtype is None or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
         return value
-    return dequantized(value, dtype) if torch.compiler.is_compiling() else Int8Rows(value, dtype)
+    scales = own.get(_SCALES + name)
+    if torch.compiler.is_compiling():
+        return values_of(value, scales, dtype)
+    return Int8Rows(value, dtype, scales)
 
 
 def is_one(layer: Any) -> bool:
@@ -152,6 +169,7 @@ def release(layer: Any) -> None:
     """Let ``layer`` keep values again, if it kept integers."""
     own = vars(layer)
     for name in NAMES:
-        dtype = own.pop(_DTYPE + name, None)
         if name in own:
-            own[name] = multiplied_out(_read(own[name], dtype))
+            own[name] = multiplied_out(_kept(own, name))
+        for beside in (_DTYPE, _SCALES):
+            own.pop(beside + name, None)

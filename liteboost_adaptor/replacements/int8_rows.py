@@ -1,11 +1,13 @@
 """Rows of integers, with the shape and dtype of the values that they stand for.
 
 What moves, cuts or copies whole rows gives rows again; any other operator reads the values, multiplied out.
-What is written to values is rounded to rows again.
+What is written to values is rounded to rows again. On a CPU the scale of a row lies behind its integers; on
+an NPU, whose attention reads no such rows, in a tensor of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,15 +21,22 @@ tally = report.tally("cache.int8")
 
 
 class Int8Rows(torch.Tensor):
-    """``[..., head_dim]`` of a floating-point dtype, kept as ``rows`` of `torch.ops.liteboost.int8_rows`."""
+    """``[..., head_dim]`` of a floating-point dtype, kept as integers of 8 bits.
+
+    Attributes:
+        rows: Of `torch.ops.liteboost.int8_rows`; where there are ``scales``, the integers alone.
+        scales: ``[..., 1]``, fp32, on an NPU; else None.
+    """
 
     rows: torch.Tensor
+    scales: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, rows: torch.Tensor, dtype: torch.dtype) -> Int8Rows:
-        shape = (*rows.shape[:-1], rows.shape[-1] - SCALE_BYTES)
+    def __new__(cls, rows: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor | None = None) -> Int8Rows:
+        size = rows.shape[-1] - (SCALE_BYTES if scales is None else 0)
+        shape = (*rows.shape[:-1], size)
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=rows.device)
-        made.rows = rows
+        made.rows, made.scales = rows, scales
         return made
 
     #: Functions of Python are not looked at: what reaches the dispatcher is.
@@ -48,56 +57,73 @@ class Int8Rows(torch.Tensor):
         if not func._schema.is_mutable:
             return result
         for argument, found in read:
-            argument.rows.copy_(ops.int8_rows(found))
+            made = rounded(found, argument.scales is not None)
+            argument.rows.copy_(made.rows)
+            if made.scales is not None:
+                argument.scales.copy_(made.scales)
         written = {id(found): argument for argument, found in read}
         return pytree.tree_map(lambda each: written.get(id(each), each), result)
 
     def multiplied_out(self) -> torch.Tensor:
         """The values, as an ordinary tensor."""
-        return dequantized(self.rows, self.dtype)
+        return values_of(self.rows, self.scales, self.dtype)
 
-    def like(self, rows: torch.Tensor) -> Int8Rows:
-        """``rows`` of values of the same dtype."""
-        return Int8Rows(rows, self.dtype)
+    def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Int8Rows:
+        """Rows of values of the same dtype: of what ``function`` makes of all that these are kept in."""
+        scales = None if self.scales is None else function(self.scales)
+        return Int8Rows(function(self.rows), self.dtype, scales)
+
+    def laid_out(self, is_apart: bool) -> Int8Rows:
+        """The same rows with scales of their own or behind the integers; a copy where they lie otherwise."""
+        if is_apart == (self.scales is not None):
+            return self
+        if self.scales is None:
+            rows, scales = self.rows[..., :-SCALE_BYTES], self.rows[..., -SCALE_BYTES:]
+            scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
+            return Int8Rows(rows.contiguous(), self.dtype, scales)
+        scales = self.scales.clone(memory_format=torch.contiguous_format).view(torch.int8)
+        return Int8Rows(torch.cat([self.rows, scales], dim=-1), self.dtype)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         if _keeps_rows(index, self.dim()):
-            return self.like(self.rows[index])
+            return self.each(lambda kept: kept[index])
         return super().__getitem__(index)
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
         if dim % self.dim() != self.dim() - 1:
-            return self.like(self.rows.index_select(dim, index))
+            return self.each(lambda kept: kept.index_select(dim, index))
         return super().index_select(dim, index)
 
     def repeat_interleave(self, repeats: Any, dim: int | None = None, **kwargs: Any) -> torch.Tensor:
         if dim is not None and dim % self.dim() != self.dim() - 1:
-            return self.like(self.rows.repeat_interleave(repeats, dim=dim, **kwargs))
+            return self.each(lambda kept: kept.repeat_interleave(repeats, dim=dim, **kwargs))
         return super().repeat_interleave(repeats, dim=dim, **kwargs)
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         places = [*args[:1], *(value for name, value in kwargs.items() if name == "device")]
         others = args[1:] or set(kwargs) - {"device", "non_blocking"}
         if len(places) == 1 and not others and isinstance(places[0], str | torch.device | int):
-            return self.like(self.rows.to(places[0], non_blocking=kwargs.get("non_blocking", False)))
+            non_blocking = kwargs.get("non_blocking", False)
+            return self.each(lambda kept: kept.to(places[0], non_blocking=non_blocking))
         if args == (self.dtype,) and not kwargs:
             return self
         return super().to(*args, **kwargs)
 
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.like(self.rows.cpu(*args, **kwargs))
+        return self.each(lambda kept: kept.cpu(*args, **kwargs))
 
     def clone(self, **kwargs: Any) -> torch.Tensor:
-        return self.like(self.rows.clone(**kwargs))
+        return self.each(lambda kept: kept.clone(**kwargs))
 
     def contiguous(self, **kwargs: Any) -> torch.Tensor:
-        return self.like(self.rows.contiguous(**kwargs))
+        return self.each(lambda kept: kept.contiguous(**kwargs))
 
     def detach(self) -> torch.Tensor:
-        return self.like(self.rows.detach())
+        return self.each(torch.Tensor.detach)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Int8Rows:
-        made = memo[id(self)] = self.like(self.rows.clone(memory_format=torch.contiguous_format))
+        made = self.each(lambda kept: kept.clone(memory_format=torch.contiguous_format))
+        memo[id(self)] = made
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -110,6 +136,38 @@ class Int8Rows(torch.Tensor):
 def multiplied_out(tensor: Any) -> Any:
     """``tensor``, or its values where it is rows of integers."""
     return tensor.multiplied_out() if type(tensor) is Int8Rows else tensor
+
+
+def values_of(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """What rows of integers stand for; ``scales`` are None where they lie behind the integers."""
+    if scales is None:
+        return dequantized(rows, dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    return (rows.to(compute) * scales.to(compute)).to(dtype)
+
+
+def rounded(values: torch.Tensor, is_apart: bool) -> Int8Rows:
+    """``values`` as rows of integers, with scales of their own or behind the integers."""
+    if not is_apart:
+        return Int8Rows(ops.int8_rows(values), values.dtype)
+    if values.device.type != "npu":  # what was made there is elsewhere
+        return Int8Rows(ops.int8_rows(values), values.dtype).laid_out(True)
+    integers, scales = ops._npu_int8_rows(values)
+    return Int8Rows(integers, values.dtype, scales)
+
+
+def lies_apart(x: torch.Tensor) -> bool:
+    """Whether rows beside ``x`` have scales of their own: where kernels for an NPU read them."""
+    return x.device.type == "npu" and hasattr(ops, "_npu_int8_rows")
+
+
+def attend(query: torch.Tensor, key: Int8Rows, value: Int8Rows, *options: Any) -> torch.Tensor:
+    """`torch.ops.liteboost.int8_attention` of rows that lie as they are read on their device."""
+    is_apart = lies_apart(query)
+    key, value = key.laid_out(is_apart), value.laid_out(is_apart)
+    if not is_apart:
+        return ops.int8_attention(query, key.rows, value.rows, *options)
+    return ops._npu_int8_attention(query, key.rows, key.scales, value.rows, value.scales, *options)
 
 
 def _keeps_rows(index: Any, dims: int) -> bool:

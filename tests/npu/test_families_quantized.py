@@ -17,7 +17,9 @@ if not torch.npu.is_available():
 #: Of linear layers, by scheme.
 OPS = {"w8a16": "linear_w8", "w4a16": "linear_w4", "w8a8": "linear_w8a8"}
 #: Of the first tier; the rest is in the second.
-SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3")
+SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3", "mixtral")
+#: Their experts are integers, too.
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "glm4_moe", "gpt_oss")
 #: As in `test_families_bf16`: random projections on the device; an original that torch_npu refuses.
 NOT_COMPARABLE = ("reformer", "xlnet")
 #: Of w8a8: rounded activations leave too few positions at which no router has a close choice.
@@ -48,5 +50,12 @@ def test_layers_of_integers_are_aclnn_calls_and_near(family: str, scheme: str) -
     assert sum(outcome.launches.get(op, 0) for op in OPS.values()) > 0, outcome
     if family in SAMPLE:
         assert outcome.launches[OPS[scheme]] > 10, outcome
+    if family in EXPERTS:
+        assert outcome.launches.get("experts_tiles", 0) > 0, outcome
     assert outcome.is_whole, outcome.unserved
     assert outcome.is_near, outcome
+
+
+def test_enough_families_are_served() -> None:
+    families_of = {case.values[0] for case in _cases() if case.values[1] in ("w8a16", "w4a16")}
+    assert len(families_of) >= 60 and set(EXPERTS) <= families_of

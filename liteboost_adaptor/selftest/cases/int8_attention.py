@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from ...ops.int8_attention import int8_rows as rows_of
 from ..case import Case, Kind, makes_cases
-from .attention import DECODE, PREFILL
+from .attention import DECODE, PREFILL, SPARE, attention
 
 
 @makes_cases("int8_rows")
@@ -16,8 +20,23 @@ def int8_rows(kind: Kind) -> Iterator[Case]:
         yield Case(f"[{batch}, {kv_heads}, {keys}, {head}]", {"x": x}, rounds_to=kind.dtype)
 
 
-@makes_cases("int8_attention", "", "causal")
+#: What an NPU's kernel tells apart.
+LAYOUTS = tuple(
+    " ".join(f"{phase} {hides} {beside}".split())
+    for phase in ("prefill", "decode")
+    for hides in ("", "full", "mask", "mask causal", "mask window", "window")
+    for beside in ("", "cache")
+)
+
+
+@makes_cases("int8_attention", "", "causal", *LAYOUTS)
 def int8_attention(kind: Kind) -> Iterator[Case]:
+    if kind.layout in LAYOUTS:
+        spare = SPARE if "cache" in kind.words else 0
+        for case in attention(kind):
+            states = {name: _rows(case.arguments[name], spare) for name in ("key", "value")}
+            yield replace(case, arguments=case.arguments | states, rounds_to=kind.dtype)
+        return
     for batch, heads, kv_heads, queries, keys, head in (*PREFILL, *DECODE):
         yield Case(
             f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}",
@@ -31,3 +50,9 @@ def int8_attention(kind: Kind) -> Iterator[Case]:
             },
             rounds_to=kind.dtype,  # probabilities, before the product with the integers
         )
+
+
+def _rows(states: Tensor, spare: int) -> Tensor:
+    """Rows of ``states``, the front of a cache with ``spare`` others behind them, never written."""
+    rows = torch.nn.functional.pad(rows_of(states), (0, 0, 0, spare), value=-1)
+    return rows[:, :, : states.shape[2]]

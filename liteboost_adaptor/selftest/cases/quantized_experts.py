@@ -11,8 +11,9 @@ from ..case import Case, Kind, makes_cases
 from .experts import SIZES
 
 
-@makes_cases("experts_tiles")
+@makes_cases("experts_tiles", "", "8 bits", "4 bits")
 def experts_tiles(kind: Kind) -> Iterator[Case]:
+    bits = kind.layout.split()[:1]
     for tokens, slots, experts, inputs, outputs in SIZES:
         rows, groups = experts * outputs, inputs // 32
         arguments = {"x": kind.normal(tokens, inputs), "index": kind.integers(experts + 1, tokens, slots)}
@@ -21,9 +22,12 @@ def experts_tiles(kind: Kind) -> Iterator[Case]:
         weight = (kind.integers(255, rows, inputs) - 127).to(torch.int8)
         scales = (kind.normal(rows).abs() + 0.1) * inputs**-0.5 / 127
         layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales), "zero_points": None}
-        yield Case(f"{label}, 8 bits", arguments | layer)
+        if bits != ["4"]:
+            yield Case(f"{label}, 8 bits", arguments | layer)
         weight = pack_w4(kind.integers(16, rows, inputs).to(torch.uint8))
         scales = (kind.normal(rows, groups).abs() + 0.1) * inputs**-0.5 / 8
         zeros = kind.integers(16, rows, groups).to(torch.uint8)
         layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales)}
-        yield Case(f"{label}, 4 bits", arguments | layer | {"zero_points": scales_to_tiles(zeros)})
+        if bits != ["8"]:
+            layer["zero_points"] = None if bits else scales_to_tiles(zeros)
+            yield Case(f"{label}, 4 bits", arguments | layer)

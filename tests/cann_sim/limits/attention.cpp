@@ -22,7 +22,8 @@ void check_given(const Inference& a) {
       if (!t) throw NullError("a tensor in key or value is null");
     }
   }
-  for (auto& x : a.quantisation) require(!x, "quantised attention is not simulated");
+  for (auto& x : a.quantisation)
+    require(!x, "of quantised attention, scales of keys and values are simulated");
   require(!a.key_prefix, "shared prefixes are not simulated");
 }
 
@@ -33,8 +34,13 @@ void check_dtypes(const Inference& a, bool fp16_only) {
     require_dtype(a.query, "query", {at::kHalf, at::kBFloat16});
   }
   T key{{a.key.p->v[0]}}, value{{a.value.p->v[0]}};
-  require_same_dtype(key, "key", a.query, "query");
-  require_same_dtype(value, "value", a.query, "query");
+  if (a.has_integers()) {
+    require_dtype(key, "key", {at::kChar});
+    require_dtype(value, "value", {at::kChar});
+  } else {
+    require_same_dtype(key, "key", a.query, "query");
+    require_same_dtype(value, "value", a.query, "query");
+  }
   require_same_dtype(a.out, "attentionOut", a.query, "query");
   require_same_dtype(a.bias, "pseShift", a.query, "query");
   require_same_dtype(a.q_rope, "queryRope", a.query, "query");
@@ -52,6 +58,8 @@ void check_contiguous(const Inference& a) {
                                       {a.table, "blockTable"},
                                       {a.q_rope, "queryRope"},
                                       {a.k_rope, "keyRope"},
+                                      {a.key_scale, "keyAntiquantScale"},
+                                      {a.value_scale, "valueAntiquantScale"},
                                       {a.sinks, "learnableSink"}}) {
     require_contiguous(tensor, name);
   }
@@ -135,6 +143,7 @@ void check(const Inference& a, bool fp16_only) {
   check_mask(a);
   check_bias(a);
   check_sinks(a);
+  check_integers(a);
   check_rope(a);
   check_outputs(a);
 }

@@ -18,5 +18,7 @@ void check_mask(const Inference& a);
 /// pseShift.
 void check_bias(const Inference& a);
 void check_sinks(const Inference& a);
+/// Keys and values of 8 bits, and their scales.
+void check_integers(const Inference& a);
 
 }  // namespace sim

@@ -73,6 +73,37 @@ static void dtypes(const Grouped& g) {
   require_dtype(bias, "bias", {kInt32});
 }
 
+// Scales and offsets of integer weights beside floating-point x. The document calls offsets optional; the operator of
+// CANN up to 8.5 refuses a null (CheckGroupedMatmulAntiQuant), so they are needed here.
+static void antiquant(const Grouped& g) {
+  if (!some(g.aq_scale)) return require(!some(g.aq_offset), "antiquantOffset needs antiquantScale");
+  require(some(g.aq_offset), "antiquantOffset must be given with antiquantScale");
+  require(g.type != 2, "groupType 2 takes no antiquantScale");
+  require(g.aq_scale.size() == g.weight.size() && g.aq_offset.size() == g.weight.size(),
+          "antiquantScale and antiquantOffset need as many tensors as weight");
+  for (size_t k = 0; k < g.weight.size(); k++) {
+    auto w = element(g.weight, k), scale = element(g.aq_scale, k), offset = element(g.aq_offset, k);
+    require_same_dtype(scale, "antiquantScale", element(g.x, 0), "x");
+    require_same_dtype(offset, "antiquantOffset", element(g.x, 0), "x");
+    const bool int4 = w->scalar_type() == kInt32;
+    const bool transposed = w->stride(-1) != 1 && w->stride(-2) == 1;
+    const int64_t n = w->size(-1) * (int4 && !transposed ? 8 : 1);
+    const int64_t inputs = w->size(-2) * (int4 && transposed ? 8 : 1);
+    auto shape = w->sizes().slice(0, w->dim() - 2).vec();
+    const bool by_group = scale->dim() == static_cast<int64_t>(shape.size()) + 2;
+    if (by_group) {
+      const int64_t count = scale->size(-2);
+      require(int4, "8-bit weights take one scale for each output");
+      require(count > 0 && inputs % count == 0 && (!transposed || inputs / count % 2 == 0), count,
+              " groups of ", inputs, " rows: all of one size, even where the weight is transposed");
+      shape.push_back(count);
+    }
+    shape.push_back(n);
+    require_shape(scale, "antiquantScale", shape);
+    require_shape(offset, "antiquantOffset", shape);
+  }
+}
+
 // The tables of group types: number of tensors, group list, splitItem.
 static void groups(const Grouped& g) {
   const size_t nx = g.x.size(), nw = g.weight.size(), ny = g.out.size();
@@ -118,6 +149,7 @@ static void grouped(const Grouped& g) {
           g.weight.size());
   groups(g);
   dtypes(g);
+  antiquant(g);
   for (size_t k = 0; k < g.x.size(); k++) {
     auto x = element(g.x, k);
     require(x->dim() >= 2 && x->size(-1) < 65536, "the last axis of x must be below 65536, it is ",

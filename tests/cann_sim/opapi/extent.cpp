@@ -71,6 +71,19 @@ int64_t indexed_elements(const at::Tensor& t, const Argument& indices) {
 void attention(const std::string& name, Touches& touches, const Arguments& a) {
   auto shape = attention_shape(name, a);
   for (size_t which : {1, 2}) touches[which] = {attention_rows(name, a, which), {}};
+  if (name.rfind("aclnnFusedInferAttentionScoreV", 0) == 0) {
+    // Scales [B, N, S], [B, S] or [1, B, S]: of the positions that count.
+    for (size_t which : {17, 19}) {
+      if (!given(a, which)) continue;
+      auto scales = tensor(a, which);
+      if (scales.size(0) == 1 && shape.sequences.size() > 1) scales = scales[0];
+      touches[which].read.clear();
+      for (size_t b = 0; b < shape.sequences.size(); b++) {
+        const auto& s = shape.sequences[b];
+        touches[which].read.push_back(scales[static_cast<int64_t>(b)].slice(-1, s.first_key, s.keys));
+      }
+    }
+  }
   bool training = name.rfind("aclnnFlashAttentionScore", 0) == 0;
   size_t mask_at = !training ? 4 : name.find("Grad") == std::string::npos ? 6 : 7;
   if (!given(a, mask_at)) return;
@@ -106,9 +119,12 @@ void busy_experts(Touches& touches, const Arguments& a, size_t weight, size_t li
 }
 
 void grouped_matmul(Touches& touches, const Arguments& a) {
-  constexpr size_t kWeight = 1, kGroups = 8, kGroupType = 13, kListType = 14;
+  constexpr size_t kWeight = 1, kScales = 5, kOffsets = 6, kGroups = 8, kGroupType = 13, kListType = 14;
   bool by_expert = given(a, kGroups) && a[kGroupType].integers.at(0) == 0 && a[kListType].integers.at(0) <= 1;
-  if (by_expert) busy_experts(touches, a, kWeight, kGroups, a[kListType].integers[0] == 0);
+  if (!by_expert) return;
+  for (size_t which : {kWeight, kScales, kOffsets}) {
+    if (given(a, which)) busy_experts(touches, a, which, kGroups, a[kListType].integers[0] == 0);
+  }
 }
 
 void grouped_swiglu(Touches& touches, const Arguments& a) { busy_experts(touches, a, 1, 6, true); }

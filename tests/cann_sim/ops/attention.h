@@ -43,7 +43,9 @@ struct Inference {
   T bias, mask;
   IA q_lengths, kv_lengths;
   T table, q_padding, kv_padding, q_rope, k_rope, sinks;
-  std::vector<T> quantisation;  // every scale and offset; must be null
+  std::vector<T> quantisation;  // scales and offsets that must be null
+  T key_scale, value_scale;     // of keys and values that are integers
+  int64_t key_mode = 0, value_mode = 0;
   T key_prefix;
   int64_t heads = 0;
   double scale = 1.0;
@@ -59,6 +61,7 @@ struct Inference {
     auto at = layout.find('_');
     return at == std::string::npos ? layout : layout.substr(at + 1);
   }
+  bool has_integers() const { return key_scale || value_scale; }
   bool packed() const { return in_layout() == "TND" || in_layout() == "NTD"; }
   int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
   int64_t head_size() const { return in_layout() == "BSH" ? query->size(2) / heads : query->size(-1); }
@@ -118,9 +121,10 @@ struct Inference {
   a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH";        \
   a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.block_size = block_size;    \
   a.want_lse = want_lse, a.out = out, a.lse = lse
-#define FIA_COLLECT_V2()                                                                           \
-  FIA_COLLECT_V1();                                                                                \
-  a.quantisation.insert(a.quantisation.end(), {key_scale, key_offset, value_scale, value_offset}); \
+#define FIA_COLLECT_V2()                                                                                  \
+  FIA_COLLECT_V1();                                                                                       \
+  a.quantisation.insert(a.quantisation.end(), {key_offset, value_offset});                                \
+  a.key_scale = key_scale, a.value_scale = value_scale, a.key_mode = key_mode, a.value_mode = value_mode; \
   a.key_prefix = key_prefix
 #define FIA_COLLECT_V3()                  \
   FIA_COLLECT_V2();                       \

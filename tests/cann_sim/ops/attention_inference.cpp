@@ -78,6 +78,18 @@ Tensor keys_of(const Inference& a, const Tensor& x, int64_t b) {
   return one.narrow(2, begin_of(a.kv_padding, bool(a.kv_lengths), one.size(2), length), length);
 }
 
+/// Those keys or values multiplied out where they are integers, and rounded to the dtype of the query: what is
+/// documented of the arithmetic is no more than that they are.
+Tensor values_of(const Inference& a, const Tensor& x, T scale, int64_t b) {
+  auto rows = keys_of(a, x, b);
+  if (!scale) return rows;
+  const int64_t axis = a.in_layout() == "BNSD" ? 2 : 1;
+  auto length = kv_length(a, b), begin = begin_of(a.kv_padding, bool(a.kv_lengths), x.size(axis), length);
+  auto factors =
+      (*scale).reshape({a.batch(), -1, x.size(axis), 1}).slice(0, b, b + 1).narrow(2, begin, length);
+  return rounded(fp32(rows) * factors, a.query->scalar_type());
+}
+
 /// Rows of sequence `b`: where they begin on the axis of tokens, and how many there are.
 std::pair<int64_t, int64_t> rows_of(const Inference& a, int64_t b) {
   if (a.packed()) {
@@ -113,8 +125,8 @@ Attention problem(const Inference& a, int64_t b) {
   auto sparse = a.one_row() ? 1 : a.sparse;
   Attention one;
   one.query = pick(a, heads_first(*a.query, in, a.heads), b);
-  one.key = keys_of(a, a.key.at(which), b);
-  one.value = keys_of(a, a.value.at(which), b);
+  one.key = values_of(a, a.key.at(which), a.key_scale, b);
+  one.value = values_of(a, a.value.at(which), a.value_scale, b);
   if (a.q_rope) {  // multi-head latent attention: the rotated part of the head comes apart
     one.query = at::cat({one.query, pick(a, heads_first(*a.q_rope, in, a.heads), b)}, -1);
     one.key = at::cat({one.key, keys_of(a, *a.k_rope, b)}, -1);

@@ -66,6 +66,8 @@ def fia(
     kv_padding: Tensor | None = None,
     rope: tuple[Tensor, Tensor] | None = None,
     sinks: Tensor | None = None,
+    scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    modes: tuple[int, int] = (0, 0),
     scale: float = 1.0,
     pre: int = BIG,
     next_: int = BIG,
@@ -89,13 +91,13 @@ def fia(
         kv_padding,
     ]
     if version >= 2:
-        arguments += [None] * 7
+        arguments += [scales[0], None, scales[1], *[None] * 4]
     if version >= 3:
         arguments += [*(rope or (None, None)), None]
     if version >= 4:
         arguments += [None, sinks]
     arguments += [heads, scale, pre, next_, layout, kv_heads, sparse, precise, block, 0, lse is not None]
-    arguments += [0] * {1: 0, 2: 2, 3: 2, 4: 3}[version] + [out, lse]
+    arguments += {1: [], 2: [*modes], 3: [*modes], 4: [*modes, 0]}[version] + [out, lse]
     return "aclnnFusedInferAttentionScore" + (f"V{version}" if version > 1 else ""), arguments
 
 
@@ -440,3 +442,56 @@ def test_prompt_of_one_row_has_its_mode() -> None:
         torch.empty_like(q),
     )[-1]
     assert torch.equal(out, v[:, :, :1])
+
+
+def integers(*shape: int) -> tuple[Tensor, Tensor]:
+    """int8 [B, N, S, D], and what a row of them is multiples of, [B, N, S]."""
+    return torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(shape[:3]) * 0.02 + 0.001
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH"])
+@pytest.mark.parametrize("length", [None, 7])
+def test_integers_with_a_scale_for_each_token_and_head(
+    dtype: torch.dtype, layout: str, length: int | None
+) -> None:
+    q = randn(3, 4, 1, 64, dtype=dtype)
+    (k, k_scales), (v, v_scales) = integers(3, 2, 11, 64), integers(3, 2, 11, 64)
+    end = length or 11
+    want, _ = attention64(
+        q, *((x.double() * s.double()[..., None])[:, :, :end] for x, s in ((k, k_scales), (v, v_scales)))
+    )
+    tensors = [to_layout(x, layout) for x in (q, k, v)]
+    out = torch.empty_like(tensors[0])
+    for version in (2, 3, 4):
+        got, _ = infer(
+            version,
+            tensors[0],
+            [tensors[1]],
+            [tensors[2]],
+            out,
+            heads=4,
+            kv_heads=2,
+            layout=layout,
+            scale=0.125,
+            kv_lens=[length] if length else None,
+            scales=(k_scales, v_scales),
+            modes=(3, 3),
+        )
+        near(got, to_layout(want, layout))
+
+
+def test_integers_with_a_scale_for_each_token() -> None:
+    q = randn(3, 4, 5, 64, dtype=torch.bfloat16)
+    (k, k_scales), (v, v_scales) = integers(3, 1, 11, 64), integers(3, 1, 11, 64)
+    hidden = torch.ones(5, 11, dtype=torch.bool).triu(11 - 5 + 1)
+    exact = [x.double() * s.double()[..., None] for x, s in ((k, k_scales), (v, v_scales))]
+    want, _ = attention64(q, *exact, hidden=hidden)
+    options = {"heads": 4, "kv_heads": 1, "layout": "BNSD", "scale": 0.125, "modes": (1, 1)}
+    scales = k_scales[:, 0].contiguous(), v_scales[:, 0].contiguous()
+    got, _ = infer(3, q, [k], [v], torch.empty_like(q), sparse=3, mask=FIXED_MASK, scales=scales, **options)
+    near(got, want)
+    one = q[:, :, -1:].contiguous()
+    scales = tuple(x[None] for x in scales)
+    got, _ = infer(3, one, [k], [v], torch.empty_like(one), scales=scales, **options)
+    near(got, want[:, :, -1:])

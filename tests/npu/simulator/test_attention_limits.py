@@ -356,3 +356,41 @@ def test_increment(soc: str) -> None:
         )
     else:
         run(op, one, pair, pair, None, None, *rest[0], *grouped, 0, one)
+
+
+def integers(rows: int = 1, d: int = 64, dtype: torch.dtype = torch.bfloat16, **others: object) -> dict:
+    """Options of a call with keys and values of 8 bits: one query row, or several with one key head."""
+    kv_heads = 2 if rows == 1 else 1
+    q, key = zeros(2, 8, rows, d, dtype=dtype), zeros(2, kv_heads, 6, d, dtype=torch.int8)
+    shape = (2, kv_heads, 6) if rows == 1 else (2, 6)
+    scales = zeros(*shape, dtype=torch.float32)
+    mode = 3 if rows == 1 else 1
+    given = {"q": q, "k": [key], "v": [key], "out": q, "kv_heads": kv_heads}
+    return given | {"scales": (scales, scales), "modes": (mode, mode)} | others
+
+
+def test_integers() -> None:
+    for rows, dtype in ((1, torch.bfloat16), (1, HALF), (16, torch.bfloat16)):
+        for version in (2, 3, 4):
+            op, arguments = call(version, **integers(rows, dtype=dtype))
+            run(op, *arguments)
+    scales = zeros(2, 2, 6, dtype=torch.float32)
+    check("keyAntiquantScale and valueAntiquantScale go together", **integers(scales=(scales, None)))
+    check("keyAntiquantMode is 3, valueAntiquantMode 1", **integers(modes=(3, 1)))
+    check("key is BFloat16; supported here: Char", **integers(k=[zeros(2, 2, 6, 64, dtype=torch.bfloat16)]))
+    check("keyAntiquantScale is Half", **integers(scales=(scales.half(), scales)))
+    check("keyAntiquantScale has shape [2, 1, 6]", **integers(scales=(scales[:, :1].contiguous(), scales)))
+    check("keyAntiquantScale is not contiguous", **integers(scales=(strided(scales), scales)))
+    check("keyAntiquantMode 2 is not simulated", **integers(modes=(2, 2)))
+    check("D is 80, with integers it must be a multiple of 32", **integers(d=80))
+    check(
+        "integers do not go with packed layouts", version=4, **integers(sinks=zeros(8, dtype=torch.bfloat16))
+    )
+
+
+def test_integers_and_several_query_rows() -> None:
+    check("query has 17 rows, with integers at most 16", **integers(17))
+    check("query (several rows, with integers) is Half", **integers(4, dtype=HALF))
+    check("several query rows take keyAntiquantMode 0 and 1, it is 3", **integers(4, modes=(3, 3)))
+    padding = torch.zeros(1, dtype=torch.int64)
+    check("do not go with left padding", **integers(4, kv_padding=padding, kv_lens=[4]))

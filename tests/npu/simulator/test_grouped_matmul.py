@@ -154,12 +154,12 @@ def test_grouped_matmul_of_integer_weights(bits, per_group):
     x, weight = normal((9, k), dtype, 12), integers(-high - 1, high, (4, k, n), 13)
     shape = (4, 4, n) if per_group else (4, n)
     scale = normal(shape, dtype, 14, 0.05)
-    offset = None if per_group else integers(-3, 3, shape, 15).to(dtype)
+    offset = torch.zeros(shape, dtype=dtype) if per_group else integers(-3, 3, shape, 15).to(dtype)
     out = torch.empty(9, n, dtype=dtype)
     given = pack(weight) if bits == 4 else weight
     call(*grouped(x, given, out, group_list(1), aq_scale=scale, aq_offset=offset, list_type=1))
     for e, (start, end) in enumerate(slices(SIZES)):
-        w = weight[e].double() + (0 if offset is None else offset[e].double())
+        w = weight[e].double() + (0 if per_group else offset[e].double())
         s = scale[e].double()
         w = (w * (s.repeat_interleave(k // 4, 0) if per_group else s)).float().to(dtype).double()
         if end > start:
@@ -246,6 +246,15 @@ def test_limits_of_grouped_matmul():
     refused("out is Float with Half", *grouped(x, w, out.float(), groups))
     refused("weight is Float with Half", *grouped(x, w.float(), out, groups))
     refused("antiquantScale must be given", *grouped(x, w.char(), out, groups))
+    i8, scales = w.char(), torch.ones(4, 6, dtype=half)
+    one, zero = {"aq_scale": scales}, {"aq_offset": torch.zeros_like(scales)}
+    refused("antiquantOffset must be given", *grouped(x, i8, out, groups, **one))
+    refused(
+        r"antiquantOffset has shape \[4, 3\]", *grouped(x, i8, out, groups, **one, aq_offset=scales[:, :3])
+    )
+    refused("antiquantScale is Float", *grouped(x, i8, out, groups, aq_scale=scales.float(), **zero))
+    by_group = {"aq_scale": scales[:, None].repeat(1, 2, 1), "aq_offset": scales[:, None].repeat(1, 2, 1)}
+    refused("8-bit weights take one scale for each output", *grouped(x, i8, out, groups, **by_group))
     refused("bias is Float", *grouped(x, w, out, groups, bias=torch.zeros(4, 6)))
     refused("x must not be transposed", *grouped(torch.zeros(8, 9, dtype=half).t(), w, out, groups))
     refused(

@@ -1,0 +1,139 @@
+"""A cache of integers on an NPU: the values of the CPU's, read as integers, in recorded steps too."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from cann_sim.trace import recording
+from npu.marks import Marks
+from npu.test_launches import llama
+from support import families, numbers, tiny_models
+from transformers import LogitsProcessorList
+
+import liteboost_adaptor
+from liteboost_adaptor import native_npu
+from liteboost_adaptor.bench.rounded_caches import rounding
+from liteboost_adaptor.replacements import int8_cache
+from liteboost_adaptor.replacements.int8_rows import Int8Rows
+from liteboost_adaptor.report import report
+
+pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+if not torch.npu.is_available():
+    pytest.skip("needs an NPU", allow_module_level=True)
+
+
+SAMPLE = ("llama", "qwen3", "gemma3_text", "gemma2")
+ATTENTION = "FusedInferAttentionScore"
+
+
+@pytest.fixture(autouse=True)
+def undone(no_grad: None) -> Any:
+    liteboost_adaptor.undo()
+    yield
+    liteboost_adaptor.undo()
+
+
+def kept(cache: Any, beside: str = "") -> list[torch.Tensor]:
+    """What the layers of a cache hold in memory: the integers, or the scales."""
+    return [vars(layer)[beside + name] for layer in cache.layers for name in ("keys", "values")]
+
+
+def reasons() -> set[str]:
+    """Why rows or attention were not the operator's."""
+    return {why for op, why, _ in native_npu.calls() if op in ("int8_rows", "int8_attention") and why}
+
+
+@pytest.mark.parametrize("family", SAMPLE)
+def test_families_are_near_rounded_states(family: str) -> None:
+    model = tiny_models.build(family, 0, tiny_models.sizes(family, 64, 4, 2)).bfloat16()
+    inputs = families.inputs_of(model, 13, (0, 3, 6))
+    exact_model = copy.deepcopy(model).float()
+    with rounding():
+        tokens, exact = families.decode(exact_model, inputs, 9)
+        _, own = families.decode(model, inputs, 9, forced=tokens)
+    liteboost_adaptor.apply(model.npu(), quant="kv8")
+    there = {n: x.npu() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    before = report.tally(int8_cache.RULE).calls
+    _, found = families.decode(model, there, 9, forced=tokens.npu())
+    assert report.tally(int8_cache.RULE).calls > before
+    theirs = numbers.relative(own, exact)
+    assert numbers.relative(found.cpu(), exact) <= max(1.5 * theirs, 2.0**-8)
+
+
+def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
+    model = llama(2)
+    ids = torch.randint(3, 1000, (1, 40)).npu()
+    options = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
+    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None}
+    liteboost_adaptor.apply(model, quant="kv8")
+    torch.ops.liteboost._npu_forget_counts()
+    steps = report.tally("step.program")
+    before = steps.calls
+    first = model.generate(ids, **options)
+    second = model.generate(ids, **options)
+    assert torch.equal(first.sequences, second.sequences)
+    assert steps.calls > before, dict(steps.fallbacks)
+    assert reasons() == {"more than 16 queries"}  # the prompt
+    cache = second.past_key_values
+    for integers, scales in zip(kept(cache), kept(cache, "_liteboost_scales_of_"), strict=True):
+        assert integers.dtype == torch.int8 and integers.shape == (1, 2, 79, 64)
+        assert scales.dtype == torch.float32 and scales.shape == (1, 2, 79, 1)
+    layer = cache.layers[0]
+    assert type(layer.keys) is Int8Rows and layer.keys.shape == (1, 2, 79, 64)
+    values = layer.keys.multiplied_out()
+    layer.crop(-29)  # as many are taken away
+    assert layer.keys.shape == (1, 2, 50, 64) and torch.equal(layer.keys.multiplied_out(), values[:, :, :50])
+    moved = copy.deepcopy(cache).layers[0].keys
+    assert torch.equal(moved.cpu().multiplied_out(), values[:, :, :50].cpu())
+    rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_cache.RULE]
+    assert any(row.state == "applied" for row in rows)
+
+
+def test_beams_move_integers_and_scales() -> None:
+    model = llama(2)
+    ids = torch.randint(3, 1000, (2, 9)).npu()
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    options |= {"attention_mask": torch.ones_like(ids), "eos_token_id": None}
+    liteboost_adaptor.apply(model, quant="kv8")
+    torch.ops.liteboost._npu_forget_counts()
+    read = dict(int8_cache.tally.fallbacks)
+    model.generate(ids, **options)
+    assert reasons() == set() and dict(int8_cache.tally.fallbacks) == read
+
+
+def decoded(model: torch.nn.Module, prompt: int) -> Any:
+    ids = torch.randint(3, 1000, (1, prompt), generator=torch.Generator().manual_seed(0)).npu()
+    arguments = {"do_sample": False, "max_new_tokens": 5, "eos_token_id": None, "pad_token_id": 0}
+    arguments["attention_mask"] = torch.ones_like(ids)
+    for _ in range(12):  # so often that steps are recorded
+        model.generate(ids, **arguments)
+    with recording() as trace:
+        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
+    return trace.part("token 4")
+
+
+def test_a_token_reads_about_half_of_the_bytes_of_the_cache() -> None:
+    prompt = 252
+    plain, ours = llama(2), llama(2)
+    liteboost_adaptor.apply(plain, level=2)
+    before = decoded(plain, prompt)
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(ours, quant="kv8")
+    after = decoded(ours, prompt)
+
+    def read(trace: Any) -> list[int]:
+        names = "key", "value", "key_scale", "value_scale"
+        launches = [each for each in trace.launches if ATTENTION in each.op]
+        return [sum(a.read for a in each.arguments if a.name in names) for each in launches]
+
+    positions = prompt + 4
+    assert read(before) == [positions * 2 * 2 * 64 * 2] * 2
+    assert read(after) == [positions * 2 * 2 * (64 + 4)] * 2
+    # For each layer two are rounded, and scales are written beside integers.
+    assert len(after.launches) <= len(before.launches) + 2 * 5
+    one_cache = prompt * 2 * 64
+    for launch in after.launches:
+        assert launch.written < one_cache / 4, launch
