@@ -10,11 +10,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <optional>
 
 #include "collectives/collectives.h"
 #include "common/checks.h"
@@ -30,6 +32,7 @@ constexpr int64_t kLine = 64;  // of a cache: counters of two ranks never lie in
 constexpr int kSpins = 2000;   // some 20 us; then the core is given to others
 constexpr int kYields = 200;
 constexpr double kMapping = 20;  // seconds within which all ranks have the segment
+constexpr double kMoment = 1;    // seconds: a longer pause of this process is no waiting
 
 int64_t rounded(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -66,9 +69,23 @@ bool has_ended(int64_t process) {
   return state != nullptr && std::strlen(state) > 2 && (state[2] == 'Z' || state[2] == 'X');
 }
 
-Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
+// What is left of a time limit, for one wait. Between two questions no more than a moment is counted: a process that
+// was stopped, or had no core, says nothing of those that it waits for, which may have been stopped with it.
+class Patience {
+ public:
+  explicit Patience(double seconds) : left_(seconds), last_(Clock::now()) {}
+
+  bool is_spent() {
+    const auto now = Clock::now();
+    left_ -= std::min(std::chrono::duration<double>(now - last_).count(), kMoment);
+    last_ = now;
+    return left_ <= 0;
+  }
+
+ private:
+  double left_;
+  Clock::time_point last_;
+};
 
 }  // namespace
 
@@ -95,7 +112,6 @@ SharedMemory::SharedMemory(const std::string& name, int64_t bytes, double timeou
     : bytes_(rounded(bytes)), timeout_(std::min(timeout, kMapping)), rank_(rank), ranks_(ranks) {
   TORCH_CHECK(ranks_ <= kMostRanks, "at most ", kMostRanks, " ranks share memory, got ", ranks_);
   size_ = static_cast<int64_t>(sizeof(Place)) * ranks_ + 2 * (ranks_ + 1) * bytes_;
-  const auto deadline = after(timeout_);
   int file = -1;
   if (rank_ == 0) {
     file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
@@ -109,10 +125,11 @@ SharedMemory::SharedMemory(const std::string& name, int64_t bytes, double timeou
     }
   } else {
     struct stat found{};
+    Patience patience(timeout_);
     for (int64_t turn = kSpins;; ++turn) {
       if (file < 0) file = shm_open(name.c_str(), O_RDWR, 0600);
       if (file >= 0 && fstat(file, &found) == 0 && found.st_size == size_) break;
-      if (Clock::now() > deadline) {
+      if (patience.is_spent()) {
         if (file >= 0) close(file);
         TORCH_CHECK(false, "rank 0 has made no shared memory within ", timeout_, " s");
       }
@@ -144,7 +161,7 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::check_alive(int rank, std::atomic<uint64_t> Place::* counter, uint64_t value,
-                               Clock::time_point deadline) const {
+                               bool is_late) const {
   const Place& other = place(rank);
   const int64_t process = other.process.load();
   const bool ended = other.left.load() || (process && has_ended(process));
@@ -152,18 +169,18 @@ void SharedMemory::check_alive(int rank, std::atomic<uint64_t> Place::* counter,
   if ((other.*counter).load(std::memory_order_acquire) >= value) return;
   TORCH_CHECK(!ended, "rank ", rank, " (process ", process, ") has ended; rank ", rank_,
               " waited for it in collective ", value, ". Its own output says why");
-  TORCH_CHECK(Clock::now() < deadline, "rank ", rank, " (process ", process, ") has not come to collective ",
-              value, " within ", timeout_, " s; every rank must run the same model on the same inputs");
+  TORCH_CHECK(!is_late, "rank ", rank, " (process ", process, ") has not come to collective ", value,
+              " within ", timeout_, " s; every rank must run the same model on the same inputs");
 }
 
 void SharedMemory::wait(std::atomic<uint64_t> Place::* counter, uint64_t value) const {
-  Clock::time_point deadline{};
+  std::optional<Patience> patience;
   for (int rank = 0; rank < ranks_; ++rank) {
     for (int64_t turn = 0; (place(rank).*counter).load(std::memory_order_acquire) < value; ++turn) {
       rest(turn);
       if (turn < kSpins + kYields || turn % 64 != 0) continue;
-      if (deadline == Clock::time_point{}) deadline = after(timeout_);
-      check_alive(rank, counter, value, deadline);
+      if (!patience) patience.emplace(timeout_);
+      check_alive(rank, counter, value, patience->is_spent());
     }
   }
 }

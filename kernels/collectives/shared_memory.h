@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include <atomic>
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -47,8 +46,7 @@ class SharedMemory {
   void short_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out);
   void long_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out);
   void wait(std::atomic<uint64_t> Place::* counter, uint64_t value) const;
-  void check_alive(int rank, std::atomic<uint64_t> Place::* counter, uint64_t value,
-                   std::chrono::steady_clock::time_point deadline) const;
+  void check_alive(int rank, std::atomic<uint64_t> Place::* counter, uint64_t value, bool is_late) const;
 
   char* memory_ = nullptr;
   int64_t size_ = 0, bytes_ = 0;

@@ -15,7 +15,8 @@ import torch
 
 from ..errors import ConfigError, ParallelError
 from ..parallel.plan import HEAD, Layout, Plan
-from ..parallel.summary import brought
+from ..parallel.quantized import as_plain, world_sizes
+from ..parallel.summary import brought, held
 from . import models
 from .cards import (
     CARDS,
@@ -104,11 +105,26 @@ def planned(
     for name, value in (("--context", context), ("--batch", batch)):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1; found {value}. Raise it.")
-    card = CARDS[device]
+    weights, read = _weights(model, how), _read_a_token(model, how, sharing.rows(batch))
+    with as_plain(model):
+        return _planned(model, how, layout, CARDS[device], context, batch, sharing, weights, read)
+
+
+def _planned(
+    model: Any,
+    how: Plan,
+    layout: Layout,
+    card: Card,
+    context: int,
+    batch: int,
+    sharing: Sharing,
+    weights: int,
+    read: float,
+) -> Planned:
     cost = models.count(model.config, model.dtype)
     rows = sharing.rows(batch)
     cache = _cache(model, layout, how, sharing, context, rows)
-    read = _read_a_token(model, how, rows) + cache
+    read += cache
     layers = model.config.get_text_config().num_hidden_layers
     exchanging = sum(
         all_reduce_seconds(card, rows * nbytes, how.world_size) for nbytes in _brought(model, how)
@@ -125,7 +141,7 @@ def planned(
     static = matmuls * STATIC_S["matmul"] + vectors * STATIC_S["vector"]
     return Planned(
         cards=how.world_size * sharing.processes,
-        weights=_weights(model, how),
+        weights=weights,
         cache=cache,
         activations=_activations(model, how, rows * sharing.tokens(context), rows),
         usable=int(card.memory_gb * 1e9 * USABLE),
@@ -149,7 +165,7 @@ def over(
 ) -> list[Planned]:
     """`planned` for weights on one card and on every number up to ``most`` that fits the model."""
     found = []
-    for size in (1, *(size for size in layout.world_sizes() if size <= most)):
+    for size in (1, *(size for size in world_sizes(model, layout, whole_experts) if size <= most)):
         try:
             how = layout.plan(size, whole_experts)
             found.append(planned(model, how, layout, device, context, batch, sharing))
@@ -215,20 +231,7 @@ def _share_of_heads(model: Any, layout: Layout, how: Plan, layers: int) -> float
 
 
 def _weights(model: Any, how: Plan) -> int:
-    return max(
-        sum(
-            _numel(how.shape(name, tuple(parameter.shape), rank)) * parameter.element_size()
-            for name, parameter in model.named_parameters()
-        )
-        for rank in range(how.world_size)
-    )
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found
+    return max(sum(held(model, how, rank).values()) for rank in range(how.world_size))
 
 
 def _read_a_token(model: Any, how: Plan, batch: int) -> float:
@@ -238,11 +241,12 @@ def _read_a_token(model: Any, how: Plan, batch: int) -> float:
     tables = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
     head = model.get_output_embeddings()
     found = 0.0
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    for name, nbytes in held(model, how, 0).items():
+        parameter = parameters.get(name)
         if id(parameter) in tables and (head is None or parameter is not head.weight):
             continue
-        held = _numel(how.shape(name, tuple(parameter.shape), 0)) * parameter.element_size()
-        found += held * (some if ".experts." in name else 1.0)
+        found += nbytes * (some if ".experts." in name else 1.0)
     return found
 
 

@@ -121,14 +121,15 @@ class Ranks:
             level: As of `Worker`.
         """
         self.name = name
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        # Held until the processes end: between now and when rank 0 listens nobody else is given it.
+        self._port = socket.socket()
+        self._port.bind(("127.0.0.1", 0))
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         common = {
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
+            "MASTER_PORT": self._port.getsockname()[1],
         }
         self._workers = [
             Worker(
@@ -172,3 +173,4 @@ class Ranks:
                 each.process.stdin.close()
         for each in self._workers:
             each.close()
+        self._port.close()

@@ -37,6 +37,8 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_HEADER = 100_000_000
+#: Of a tensor that is only gone through, how much is in memory.
+_PIECE = 8 << 20
 
 
 @dataclass
@@ -137,6 +139,8 @@ class Slice:
     Attributes:
         dim, ranges: The parts of one dimension that are read, or none: all of it.
         digest: SHA-256 of what is read; empty: not checked.
+        whole: SHA-256 of the whole tensor, which is gone through before a part of it is read; empty: it is
+            not.
     """
 
     file: File
@@ -144,6 +148,12 @@ class Slice:
     dim: int = 0
     ranges: tuple[tuple[int, int], ...] | None = None
     digest: str = ""
+    whole: str = ""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor."""
+        return self.file.entries[self.name].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -160,7 +170,7 @@ class Slice:
 
     def get_dtype(self) -> str:
         """As safetensors' slices say it."""
-        return NAMES[self.file.entries[self.name].dtype]
+        return NAMES[self.dtype]
 
     def __getitem__(self, index: object) -> Tensor:
         """The tensor, in memory of its own; of what is read a further part.
@@ -168,18 +178,32 @@ class Slice:
         Raises:
             CheckpointError: The file ends too early, or holds something else than it was written with.
         """
-        result = torch.empty(self.shape, dtype=self.file.entries[self.name].dtype)
+        if self.whole and self._digest_of_whole() != self.whole:
+            raise self._changed()
+        result = torch.empty(self.shape, dtype=self.dtype)
         target = memory(result)
         done = 0
         for first, count in self._runs():
             self.file.fill(target[done : done + count], first)
             done += count
         if self.digest and hashlib.sha256(target).hexdigest() != self.digest:
-            raise CheckpointError(
-                f"{self.name} in {self.file.path} is not what was written there; copy the file again, or "
-                "write the checkpoint again"
-            )
+            raise self._changed()
         return result if index is ... else result[index]
+
+    def _changed(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self.name} in {self.file.path} is not what was written there; copy the file again, or "
+            "write the checkpoint again"
+        )
+
+    def _digest_of_whole(self) -> str:
+        entry, digest = self.file.entries[self.name], hashlib.sha256()
+        piece = memoryview(bytearray(min(_PIECE, entry.nbytes)))
+        for done in range(0, entry.nbytes, _PIECE):
+            read = piece[: entry.nbytes - done]
+            self.file.fill(read, entry.first + done)
+            digest.update(read)
+        return digest.hexdigest()
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """(first byte, bytes) of what lies together in the file."""

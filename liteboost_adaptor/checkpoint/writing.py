@@ -37,21 +37,32 @@ class Writer:
         self.path = path
         self._partial = path.with_name(f".{path.name}.partial")
         self._places: dict[str, tuple[int, torch.dtype, tuple[int, ...]]] = {}
-        header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+        self._header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
         first = 0
         for name in sorted(entries, key=lambda name: (-_ORDER.index(NAMES[entries[name][0]]), name)):
             dtype, shape = entries[name]
             last = first + math.prod(shape) * dtype.itemsize
-            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [first, last]}
+            self._header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [first, last]}
             self._places[name] = first, dtype, shape
             first = last
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % _ALIGNED)
+        text = self._text()
         self._start = 8 + len(text)
         self.size = self._start + first
         self._file = open(self._partial, "wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
         self._file.truncate(self.size)
+
+    def _text(self) -> bytes:
+        text = json.dumps(self._header, separators=(",", ":"), ensure_ascii=False).encode()
+        return text + b" " * (-len(text) % _ALIGNED)
+
+    def say(self, metadata: dict[str, str]) -> None:
+        """Put other metadata, as long as that the file was begun with, in its place."""
+        self._header["__metadata__"] = metadata
+        text = self._text()
+        assert 8 + len(text) == self._start, "room for other metadata"
+        self._file.seek(8)
+        self._file.write(text)
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Write one tensor.

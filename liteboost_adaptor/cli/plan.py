@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import PlanError
+
 _TITLES = {
     "sum": "layers whose outputs are added",
     "sum_output": "groups of experts whose outputs are added",
@@ -56,7 +58,7 @@ def plan(
     """
     from ..bench import planned
     from ..bench.sharing import Sharing
-    from ..parallel import layout
+    from ..parallel import layout, quantized
     from ..parallel.summary import summary
     from .bench import check_outputs
 
@@ -65,10 +67,15 @@ def plan(
     if tp * sharing.processes == 1:
         raise typer.BadParameter("nothing is shared by one process; give --tp, --dp, --sp or --cp")
     built = _on_meta(model)
-    found = layout.of(built)
+    weights = quantized.weights_of(built)
+    with quantized.as_plain(built):
+        found = layout.of(built, quantized.units_of(weights))
     how = found.plan(tp, ep)
+    reason = quantized.why_not(weights, how)
+    if reason:
+        raise PlanError(f"{how.model} is loaded whole by every process: {reason}")
     title = f"{how.model}, {str(built.dtype).removeprefix('torch.')}, {batch} x {context} tokens, {device}"
-    figures = summary(built, how) | {"world_sizes": found.world_sizes()}
+    figures = summary(built, how) | {"world_sizes": quantized.world_sizes(built, found, ep)}
     figures["shared"] = _shared(built, found, tp, sharing, context, batch)
     try:
         several = planned.over(built, found, device, context, batch, max(tp, _PLOTTED), ep, sharing)
@@ -114,15 +121,36 @@ def _shared(
 
 
 def _on_meta(name: str) -> Any:
+    """The model of a configuration, with integers where there will be some."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ..quantization.model import choose
 
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
     except (OSError, ValueError) as fault:
         raise typer.BadParameter(f"{name} cannot be read: {str(fault).splitlines()[0]}") from fault
+    wanted = _quantization(config)
+    if wanted is not None:
+        choose(model, wanted)
+    return model
+
+
+def _quantization(config: Any) -> Any:
+    """What a model becomes as it is loaded: what its checkpoint says, else ``LITEBOOST_QUANT``; or None."""
+    from .. import config as settings
+    from ..quantization.config import LiteBoostConfig, of_settings
+    from ..quantization.names import QUANT_METHOD
+
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        asked = settings.settings().quant
+        return of_settings(asked) if asked is not None else None
+    said = said if isinstance(said, dict) else said.to_dict()
+    return LiteBoostConfig(**said) if said.get("quant_method") == QUANT_METHOD else None
 
 
 def _text(how: Any, figures: dict[str, Any], title: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -240,6 +240,17 @@ def stands_other_experts(module: nn.Module) -> bool:
     if forward is None or [each.arg for each in forward.args.args[1:]] != list(ROUTED):
         return False
     return "num_classes=self.num_experts + 1" in ast.unparse(forward)
+
+
+def reads(module: nn.Module, attributes: Collection[str]) -> bool:
+    """Whether the code of ``module`` reads one of its ``attributes`` once made; also if it is not there."""
+    methods = _methods(type(module))
+    return not methods or any(
+        isinstance(node, ast.Attribute) and path_of(node) in attributes
+        for name, method in methods.items()
+        if not name.startswith(_SET_UP)
+        for node in ast.walk(method)
+    )
 
 
 def is_rms_norm(module: nn.Module) -> bool:

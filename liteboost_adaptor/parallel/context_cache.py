@@ -77,7 +77,10 @@ def _layer_class() -> type:
             kept = self.held.kept
             self.keys = torch.cat([self.keys, key_states[:, :, kept]], dim=-2)
             self.values = torch.cat([self.values, value_states[:, :, kept]], dim=-2)
-            return (key_states, value_states) if self.held.returns_own else (self.keys, self.values)
+            if not self.held.returns_own:
+                return self.keys, self.values
+            own = slice(-key_states.shape[-2], None)  # as they are kept, which may be as integers
+            return self.keys[:, :, own], self.values[:, :, own]
 
         def get_seq_length(self) -> int:
             return self.believed

@@ -5,7 +5,8 @@ Works on a model on the meta device. What is not understood stays whole on every
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,9 +18,14 @@ from .parts import Parts, is_linear
 from .plan import SUM, SUM_OUTPUT, Cut, Layout, Part
 
 
-def of(model: nn.Module) -> Layout:
-    """The layout of ``model``: a transformers model, on any device."""
-    parts = Parts(model, own_styles(model))
+def of(model: nn.Module, units: Mapping[str, tuple[int, int]] | None = None) -> Layout:
+    """The layout of ``model``: a transformers model, on any device.
+
+    Args:
+        units: Of weights that are integers, by their names: how many outputs, and how many inputs, stay
+            together.
+    """
+    parts = Parts(model, own_styles(model), units)
     for name, module in parts.modules.items():
         if name in parts.done:
             continue
@@ -72,12 +78,19 @@ def _why_whole(parts: Parts, name: str, module: nn.Module, form: FeedForward) ->
 def _divide_feed_forward(parts: Parts, name: str, form: FeedForward) -> None:
     narrow = parts.child(name, form.narrow)
     width = parts.inputs(parts.modules[narrow])
+    unit = parts.unit(f"{narrow}.weight")[1]
+    channels = Part(width, width // unit) if width % unit == 0 else Part(width, width)
     for child in form.wide:
-        pieces = (Part(width, width),) * (2 if form.halves else 1)
-        parts.cut_outputs(parts.child(name, child), pieces)
-    parts.cut_inputs(narrow, (Part(width, width),))
+        parts.cut_outputs(parts.child(name, child), (channels,) * (2 if form.halves else 1))
+    parts.cut_inputs(narrow, (channels,))
     parts.role(narrow, SUM)
-    parts.need(name, "channels", width, least=True)
+    parts.need(name, _of_units("channels", channels), channels.units, least=True)
+
+
+def _of_units(what: str, part: Part) -> str:
+    """What errors call the units of ``part``."""
+    width = part.size // part.units
+    return what if width == 1 else f"runs of {width} {what}"
 
 
 def _is_experts(module: nn.Module) -> bool:
@@ -104,19 +117,25 @@ def _experts(parts: Parts, name: str, module: Any) -> None:
     factor = 2 if module.has_gate else 1
     if first.shape[rows] != factor * width:
         return parts.whole(name, f"{up} and down_proj do not fit together")
+    unit = math.lcm(
+        math.lcm(parts.unit(f"{name}.{up}")[0], factor) // factor, parts.unit(f"{name}.down_proj")[1]
+    )
+    channels = Part(width, width // unit) if width % unit == 0 else Part(width, width)
     if module.has_gate and module.is_concatenated:
-        pieces: tuple[Part, ...] = (Part(width, width), Part(width, width))
+        pieces: tuple[Part, ...] = (channels, channels)
     else:
-        pieces = (Part(factor * width, width),)
+        pieces = (Part(factor * width, channels.units),)
     parts.cut(f"{name}.{up}", Cut(rows, pieces))
-    parts.cut(f"{name}.down_proj", Cut(columns, (Part(width, width),)))
+    parts.cut(f"{name}.down_proj", Cut(columns, (channels,)))
     if module.has_bias:
         parts.cut(f"{name}.{up}_bias", Cut(1, pieces))
         parts.once(f"{name}.down_proj_bias")
-    for size in EXPERT_SIZES:
-        if vars(module).get(size) == width:
-            parts.count(name, size, width, width)
-    parts.need(name, "channels of experts", width)
+    sizes = [size for size in EXPERT_SIZES if vars(module).get(size) == width]
+    is_read = code.reads(module, sizes)  # one number for all ranks
+    for size in sizes:
+        parts.count(name, size, width, channels.units)
+    what = _of_units("channels of experts", channels)
+    parts.need(name, what, channels.units, uneven=not is_read)
     parts.role(name, SUM_OUTPUT)
     if code.stands_other_experts(module) and getattr(module, "num_experts", 0) == first.shape[0]:
         count = first.shape[0]

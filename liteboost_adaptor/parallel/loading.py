@@ -24,11 +24,13 @@ from .. import __version__, config
 from ..checkpoint.files import File, Slice
 from ..errors import CheckpointError
 from ..report import report
-from . import groups, layout, offline, quantized, shard, sources, starts
+from . import groups, layout, offline, quantized, quantized_loading, shard, sources, starts
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
 from .plan import Plan, undivided
+from .quantized import Weight
+from .quantized_loading import Reading
 
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
@@ -38,12 +40,18 @@ _ANY_DEVICE = ("auto", "balanced", "balanced_low_0", "sequential")
 
 @dataclass
 class _Pending:
-    """A model between loading and the end of it. ``is_cut``: its parameters have the sizes of this rank."""
+    """A model between loading and the end of it.
+
+    Attributes:
+        is_cut: Whether its parameters have the sizes of this rank.
+        weights: Those that are integers then, as they are undivided.
+    """
 
     plan: Plan
     mesh: Mesh
     forms: dict[str, str]
     is_cut: bool
+    weights: dict[str, Weight]
 
 
 def follow(runtime: Any) -> None:
@@ -102,13 +110,14 @@ class _Loading:
             plan = undivided(type(model).__name__)
             if sizes["tp"] > 1:
                 model.tie_weights(recompute_mapping=False)  # what is one parameter is divided as one
-                with quantized.as_linear(model):
-                    found = layout.of(model)
+                weights = quantized_loading.weights_of(model, load_config.hf_quantizer)
+                with quantized.as_plain(model):
+                    found = layout.of(model, quantized.units_of(weights))
                 if not found.cuts:
                     _say(f"{plan.model} is loaded whole by every process: no part of it is recognised.")
                     return load(model, state_dict, *arguments)
                 plan = found.plan(sizes["tp"], self.settings.ep)
-                reason = quantized.why_not(model, plan)
+                reason = quantized_loading.why_not(weights, load_config.hf_quantizer, plan)
                 if reason:
                     _say(f"{plan.model} is loaded whole by every process: {reason}.")
                     return load(model, state_dict, *arguments)
@@ -130,15 +139,17 @@ class _Loading:
     ) -> Any:
         files, load_config, expected_keys = arguments
         is_divided = mesh.tensor.size > 1
-        is_quantized = bool(quantized.layers_of(model))
+        quantizer = load_config.hf_quantizer
+        weights = quantized_loading.weights_of(model, quantizer)
+        is_of_integers = state_dict is not None and quantized_loading.is_ours(quantizer)
         is_read_in_parts = (
             is_divided
             and files
             and files[0].endswith(".safetensors")
-            and (state_dict is None or is_quantized)
+            and (state_dict is None or is_of_integers)
         )
         forms = shard.norm_forms(model, plan) if is_divided else {}
-        pending = _Pending(plan, mesh, forms, bool(is_read_in_parts))
+        pending = _Pending(plan, mesh, forms, bool(is_read_in_parts), weights)
         with groups.together(mesh.world):
             if not is_divided:
                 offline.refuse_whole(files, "LITEBOOST_TP=1")
@@ -150,15 +161,16 @@ class _Loading:
                 )
                 done = load(model, state_dict, *arguments)
             else:
-                mapping = load_config.weight_mapping
-                if is_quantized:
-                    tensors, late = quantized.tensors_of(model, state_dict, plan, mesh.tensor.rank, mapping)
-                    quantized.cut(model, plan, mesh.tensor.rank)
+                mapping, rank = load_config.weight_mapping, mesh.tensor.rank
+                if is_of_integers:
+                    if weights and not quantizer.pre_quantized:
+                        offline.refuse_whole(files, "its weights are rounded as they are read")
+                    reading = quantized_loading.read(model, quantizer, state_dict, plan, rank, mapping)
                 else:
-                    tensors, late = _tensors(model, files, plan, mesh.tensor, mapping)
+                    reading = Reading(*_tensors(model, files, plan, mesh.tensor, mapping), plan)
                 shard.cut(model, plan, mesh.tensor)
-                with _divided_behind(late, sources.CutLast(plan, mesh.tensor.rank)):
-                    done = load(model, tensors, files, load_config, expected_keys)
+                with _divided_behind(reading.late, sources.CutLast(reading.plan, rank)):
+                    done = load(model, reading.tensors, files, load_config, expected_keys)
         self._pending[model] = pending
         return done
 
@@ -196,6 +208,7 @@ def _share(model: nn.Module, pending: _Pending) -> None:
         return shard.attach(model, pending.plan, pending.mesh)
     if not pending.is_cut:
         shard.cut(model, pending.plan, pending.mesh.tensor)
+    quantized_loading.note_experts(model, pending.weights, pending.plan)
     return shard.become_part(model, pending.plan, pending.mesh, pending.forms)
 
 
@@ -223,7 +236,7 @@ def _why_whole(model: nn.Module, load_config: Any, tp: int) -> str:
     if load_config.device_mesh is not None or getattr(model.config, "distributed_config", None) is not None:
         return "transformers' own parallelism was asked for"
     if load_config.hf_quantizer is not None and tp > 1:
-        reason = quantized.why_not_read(load_config.hf_quantizer)
+        reason = quantized_loading.why_not_read(load_config.hf_quantizer)
         if reason:
             return reason
     if len({str(device) for device in (load_config.device_map or {}).values()}) > 1:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..checkpoint.files import File, Slice
 from ..checkpoint.folders import write_json
 from ..errors import CheckpointError
 from .plan import Plan
+from .shares import put
 from .sources import Sources
 
 INDEX = "liteboost_shards.json"
@@ -199,11 +200,3 @@ def put_together(
     for part, spans in zip(parts, ranges, strict=True):
         put(whole, part, dim, spans)
     return whole
-
-
-def put(whole: torch.Tensor, part: torch.Tensor, dim: int, spans: Iterable[Sequence[int]]) -> None:
-    """Copy a rank's ``part`` to the ``spans`` of dimension ``dim`` that it is of."""
-    first = 0
-    for start, last in spans:
-        whole.narrow(dim, start, last - start).copy_(part.narrow(dim, first, last - start))
-        first += last - start

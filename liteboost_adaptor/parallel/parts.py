@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -32,12 +33,22 @@ class Parts:
         done: Names of the modules that have been decided.
     """
 
-    def __init__(self, model: nn.Module, styles: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        styles: dict[str, str],
+        units: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
         self.model = model
+        self._units = units or {}
         self.modules = dict(model.named_modules())
         self.styles = styles
         self.done: set[str] = set()
         self._layout = Layout(type(model).__name__)
+
+    def unit(self, name: str) -> tuple[int, int]:
+        """How many outputs, and how many inputs, of a weight stay together."""
+        return self._units.get(name, (1, 1))
 
     def child(self, name: str, child: str) -> str | None:
         """Full name of a child, which may be ``../`` of the parent or deeper; None where there is none."""
@@ -101,9 +112,9 @@ class Parts:
         """Note an attribute that says how many heads share one of keys and values."""
         self._layout.groups[name] = (attribute, heads, kv_heads)
 
-    def need(self, name: str, what: str, units: int, repeatable: bool = False, least: bool = False) -> None:
-        """Note what the world size has to divide, or with ``least`` only not to exceed."""
-        self._layout.needs.append(Need(name, what, units, repeatable, least))
+    def need(self, name: str, what: str, units: int, **how: bool) -> None:
+        """Note what the world size has to divide, or what else `Need` says by ``how``."""
+        self._layout.needs.append(Need(name, what, units, **how))
 
     def whole(self, name: str, reason: str) -> None:
         """Note why a module is not divided."""

@@ -91,6 +91,7 @@ class Need:
     Attributes:
         repeatable: The world size may be a multiple of them, too: ranks hold the same one.
         least: It is enough that there is one for each rank.
+        uneven: So it is where there is no other way to divide the module.
     """
 
     module: str
@@ -98,6 +99,7 @@ class Need:
     units: int
     repeatable: bool = False
     least: bool = False
+    uneven: bool = False
 
     def fits(self, world_size: int) -> bool:
         """Whether ``world_size`` ranks can share it."""
@@ -156,7 +158,7 @@ class Layout:
         """A sentence for each kind of thing that ``world_size`` ranks cannot share."""
         found: dict[tuple[str, int], list[str]] = {}
         for need in self.needs:
-            if not need.fits(world_size) and not self._can_be_whole(need.module, world_size):
+            if not need.fits(world_size) and not self._fits_otherwise(need, world_size):
                 found.setdefault((need.what, need.units), []).append(need.module)
         return [
             f"{units} {what} of {modules[0]}" + (f" and {len(modules) - 1} more" if len(modules) > 1 else "")
@@ -166,6 +168,10 @@ class Layout:
     def world_sizes(self) -> list[int]:
         """Those that fit, up to 64."""
         return [size for size in range(2, _MOST_RANKS + 1) if not self.violations(size)]
+
+    def _fits_otherwise(self, need: Need, world_size: int) -> bool:
+        is_enough = need.uneven and need.units >= world_size
+        return is_enough or self._can_be_whole(need.module, world_size)
 
     def _can_be_whole(self, module: str, world_size: int) -> bool:
         return module in self.experts and self.experts[module].count >= world_size

@@ -1,165 +1,260 @@
-"""Layers of integers, divided as they are loaded: rows of the weight, or groups of its columns.
+"""Weights of integers, divided: by the outputs of the matrix that they are kept as, or by its inputs.
 
-Where ranks meet inside of a group, the group becomes smaller ones with the same scale.
+Where ranks meet inside of a group of inputs, the group becomes smaller ones with the same scale. Experts lie
+one below the other in their matrix, and are divided along their channels, or by whole experts.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..checkpoint.files import Made, Slice
 from ..config import QUANT_GROUPS as GROUP_SIZES
-from ..ops.quantized_linear import pack_w4, unpack_w4
+from ..ops.quantized_linear import TILE
+from ..quantization.experts import Experts, QuantizedExperts
 from ..quantization.layers import QuantizedLinear
-from ..quantization.names import QUANT_METHOD
-from ..quantization.naming import owners
+from ..quantization.rounding import Quantized
 from ..quantization.schemes import Scheme
-from . import sources
-from .plan import Cut, Plan
+from ..quantization.weights import QuantizedWeight
+from .plan import Cut, Layout, Plan
+from .shares import Ranges, Share
 
-Ranges = tuple[tuple[int, int], ...]
+if TYPE_CHECKING:
+    from ..quantization.choices import Choice
 
 
-def layers_of(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """The layers of integers of ``model``, by name."""
-    return {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
+@dataclass(frozen=True)
+class Weight:
+    """The weight of a linear layer or of experts, as integers.
+
+    Attributes:
+        form: What the parameter is that it stands for; of a linear layer one expert.
+        is_experts: Whether that has a dimension for experts.
+        keeps_order: Whether its columns are those of the input in order.
+    """
+
+    form: Experts
+    scheme: Scheme
+    is_experts: bool
+    keeps_order: bool = True
+
+    @classmethod
+    def of(cls, module: QuantizedWeight) -> Weight:
+        """Of what stands in a model."""
+        if isinstance(module, QuantizedExperts):
+            return cls(module.form, module.scheme, True)
+        assert isinstance(module, QuantizedLinear)
+        form = Experts(1, module.out_features, module.in_features, module.is_transposed)
+        return cls(form, module.scheme, False, module.columns is None)
+
+    def units(self) -> tuple[int, int]:
+        """How many outputs, and how many inputs, no rank has a part of."""
+        inputs = min(GROUP_SIZES) if self.scheme.bits == 4 and self.keeps_order else 1
+        return (TILE if self.is_experts else 1), inputs
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of its buffers."""
+        return self.scheme.shapes(self.form.count * self.form.outputs, self.form.inputs)
+
+    def is_by_inputs(self, cut: Cut) -> bool:
+        """Whether ``cut``, of the parameter, divides its inputs."""
+        return cut.dim == int(self.is_experts) + (0 if self.form.is_transposed else 1)
+
+    def group_size(self, cut: Cut, world_size: int) -> int:
+        """Of the groups of each rank; 0 if there is none for it."""
+        if self.scheme.bits == 8 or not self.is_by_inputs(cut):
+            return self.scheme.group_size
+        ends = {end for rank in range(world_size) for part in cut.ranges(rank, world_size) for end in part}
+        sizes = (size for size in sorted(GROUP_SIZES, reverse=True) if size <= self.scheme.group_size)
+        return next((size for size in sizes if not any(end % size for end in ends)), 0)
+
+    def part(self, cut: Cut, rank: int, world_size: int) -> Weight:
+        """What ``rank`` holds of it."""
+        length = cut.length(rank, world_size)
+        scheme = replace(self.scheme, group_size=self.group_size(cut, world_size))
+        if self.is_by_inputs(cut):
+            changed = {"inputs": length}
+        else:
+            changed = {"count" if self.is_experts and cut.dim == 0 else "outputs": length}
+        return replace(self, form=replace(self.form, **changed), scheme=scheme)
+
+    def shares(self, cut: Cut, world_size: int) -> dict[str, Share]:
+        """How its buffers are divided; those that are not named are whole on every rank."""
+        ranges = [tuple(cut.ranges(rank, world_size)) for rank in range(world_size)]
+        names = [name for name in self.shapes() if name != "columns"]
+        if not self.is_by_inputs(cut):
+            rows = Share(0, self.form.count * self.form.outputs, tuple(map(self._rows_of(cut), ranges)))
+            return dict.fromkeys(names, rows)
+        if self.scheme.bits == 8:
+            return {"weight": Share(1, self.form.inputs, tuple(ranges))}
+        size = self.group_size(cut, world_size)
+        found = {name: _every(size, self.form.inputs, ranges, self.scheme.group_size) for name in names}
+        return found | {"weight": _every(2, self.form.inputs, ranges, 2)}  # two columns in a byte
+
+    def _rows_of(self, cut: Cut) -> Any:
+        """From ranges of a parameter to those of the matrix."""
+        outputs = self.form.outputs
+        if self.is_experts and cut.dim == 0:
+            return lambda ranges: tuple((first * outputs, last * outputs) for first, last in ranges)
+        return lambda ranges: tuple(
+            (expert * outputs + first, expert * outputs + last)
+            for expert in range(self.form.count)
+            for first, last in ranges
+        )
+
+
+def _every(size: int, inputs: int, ranges: list[Ranges], of: int) -> Share:
+    """Of what there is one of for ``of`` columns, and on a rank one for ``size`` of them."""
+    own = tuple(tuple((first // size, last // size) for first, last in each) for each in ranges)
+    return Share(1, inputs // size, own, of // size)
+
+
+def modules_of(model: nn.Module) -> dict[str, QuantizedWeight]:
+    """What keeps weights of ``model`` as integers, by name."""
+    return {name: each for name, each in model.named_modules() if isinstance(each, QuantizedWeight)}
+
+
+def parameter_of(name: str, module: QuantizedWeight) -> str:
+    """The name of the parameter that a module stands for, or is beside."""
+    return name if isinstance(module, QuantizedExperts) else f"{name}.weight"
+
+
+def weights_of(model: nn.Module, awaited: dict[str, Choice] | None = None) -> dict[str, Weight]:
+    """The weights of integers of ``model``, by the names of their parameters.
+
+    Args:
+        awaited: Experts that are parameters still and will be integers, by name.
+    """
+    found = {parameter_of(name, each): Weight.of(each) for name, each in modules_of(model).items()}
+    for name, choice in (awaited or {}).items():
+        assert choice.experts is not None and choice.scheme is not None
+        found[name] = Weight(choice.experts, choice.scheme, True)
+    return found
+
+
+def units_of(weights: dict[str, Weight]) -> dict[str, tuple[int, int]]:
+    """What `layout.of` is told of them."""
+    return {name: weight.units() for name, weight in weights.items()}
 
 
 @contextlib.contextmanager
-def as_linear(model: nn.Module) -> Iterator[None]:
-    """While it lasts, layers of integers are linear layers on the meta device, for who looks for those."""
-    from transformers.pytorch_utils import Conv1D  # not before there is a model
-
-    found = layers_of(model)
-    for name, layer in found.items():
-        with torch.device("meta"):
-            if layer.is_transposed:
-                plain: nn.Module = Conv1D(layer.out_features, layer.in_features)
-            else:
-                plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
-        plain.bias = layer.bias
-        model.set_submodule(name, plain)
+def as_plain(model: nn.Module) -> Iterator[None]:
+    """While it lasts, what is integers is floating point on the meta device, for who looks for that."""
+    found = modules_of(model)
+    for name, module in found.items():
+        if isinstance(module, QuantizedExperts):
+            owner, local = _owner(model, name)
+            delattr(owner, local)
+            weight = torch.empty(module.shape, dtype=module.dtype, device="meta")
+            owner.register_parameter(local, nn.Parameter(weight, requires_grad=False))
+        elif isinstance(module, QuantizedLinear):
+            model.set_submodule(name, _plain(module))
     try:
         yield
     finally:
-        for name, layer in found.items():
-            model.set_submodule(name, layer)
+        for name, module in found.items():
+            owner, local = _owner(model, name)
+            if local in owner._parameters:
+                delattr(owner, local)
+            setattr(owner, local, module)  # a module in the place of another one keeps its place
 
 
-def why_not_read(quantizer: Any) -> str:
-    """Why what ``quantizer`` loads is not read in parts, or an empty string."""
-    if quantizer.quantization_config.quant_method != QUANT_METHOD:
-        return "its weights are quantised by another library"
-    if not quantizer.pre_quantized:
-        return "its weights are quantised as they are read; quantise the checkpoint first"
-    return ""
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    parent, _, local = name.rpartition(".")
+    return model.get_submodule(parent), local
 
 
-def why_not(model: nn.Module, plan: Plan) -> str:
-    """Why ``plan`` cannot divide the layers of integers of ``model``, or an empty string."""
-    for name, layer in layers_of(model).items():
-        cut = plan.cuts.get(f"{name}.weight")
-        if cut is not None and layer.is_transposed:
-            return f"{name} stands for a layer that keeps its weight transposed"
-        if cut is None or cut.dim == 0:
+def _plain(layer: QuantizedLinear) -> nn.Module:
+    from transformers.pytorch_utils import Conv1D  # not before there is a model
+
+    with torch.device("meta"):
+        if layer.is_transposed:
+            plain: nn.Module = Conv1D(layer.out_features, layer.in_features)
+        else:
+            plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
+    plain.weight = nn.Parameter(plain.weight.to(layer.dtype), requires_grad=False)
+    plain.bias = layer.bias
+    return plain
+
+
+def why_not(weights: dict[str, Weight], plan: Plan) -> str:
+    """Why ``plan`` cannot divide ``weights``, or an empty string."""
+    for name, weight in weights.items():
+        cut = plan.cuts.get(name)
+        if cut is None or not weight.is_by_inputs(cut):
             continue
-        if layer.columns is not None:
+        if not weight.keeps_order:
             return f"{name}, which is divided by its inputs, keeps its columns in another order (desc_act)"
-        if not _group_size(layer.scheme, cut, plan.world_size):
+        if not weight.group_size(cut, plan.world_size):
             return f"{name} would be divided elsewhere than at a multiple of {min(GROUP_SIZES)} columns"
     return ""
 
 
-def _group_size(scheme: Scheme, cut: Cut, world_size: int) -> int:
-    """Of the groups of each rank; 0 if there is none for it."""
-    if scheme.bits == 8 or cut.dim == 0:
-        return scheme.group_size
-    ends = {end for rank in range(world_size) for part in cut.ranges(rank, world_size) for end in part}
-    sizes = (size for size in sorted(GROUP_SIZES, reverse=True) if size <= scheme.group_size)
-    return next((size for size in sizes if not any(end % size for end in ends)), 0)
-
-
-def tensors_of(
-    model: nn.Module,
-    tensors: Mapping[str, Slice | Made],
-    plan: Plan,
-    rank: int,
-    weight_mapping: Any,
-) -> tuple[dict[str, Any], list[Any]]:
-    """What is read of each of ``tensors``, and the converters whose results are divided late."""
-    layers = layers_of(model)
-    shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
-    with as_linear(model):
-        names = [name.removesuffix(".scales") for name in tensors if name.endswith(".scales")]
-        of = {name: owner for name, owner in owners(model, names, weight_mapping).items() if owner in layers}
-        for name, owner in of.items():
-            sizes = (layers[owner].out_features, layers[owner].in_features)
-            shapes[f"{name}.weight"] = sizes[::-1] if layers[owner].is_transposed else sizes
-        found = sources.of(model, shapes, plan, weight_mapping)
-    made: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        prefix, _, part = name.rpartition(".")
-        source = found.parts.get(f"{prefix}.weight" if prefix in of and part != "bias" else name)
-        if source is None:
-            made[name] = tensor
-        elif source.is_left_out(rank, plan.world_size):
-            continue
-        elif prefix in of and part != "bias":
-            scheme = layers[of[prefix]].scheme
-            size = _group_size(scheme, source.cut, plan.world_size)
-            ranges = source.ranges(rank, plan.world_size)
-            made[name] = _part(tensor, part, scheme, size, source.dim, ranges)
-        else:
-            made[name] = Slice(tensor.file, tensor.name, source.dim, source.ranges(rank, plan.world_size))
-    return made, found.late
+def world_sizes(model: nn.Module, layout: Layout, whole_experts: bool = False) -> list[int]:
+    """Numbers of ranks that can share ``model``, whose ``layout`` this is."""
+    weights = weights_of(model)
+    return [size for size in layout.world_sizes() if not why_not(weights, layout.plan(size, whole_experts))]
 
 
 def cut(model: nn.Module, plan: Plan, rank: int) -> None:
-    """Give the layers of integers of ``model``, which is on the meta device, the sizes of this rank."""
-    for name, layer in layers_of(model).items():
-        how = plan.cuts.get(f"{name}.weight")
+    """Give what keeps integers of ``model`` the sizes of this rank, and its part of what is loaded."""
+    for name, module in modules_of(model).items():
+        how = plan.cuts.get(parameter_of(name, module))
         if how is None:
             continue
-        length = how.length(rank, plan.world_size)
-        if how.dim == 0:
-            layer.out_features = length
+        weight, was_arranged = Weight.of(module), module.is_arranged
+        held, shares = weight.part(how, rank, plan.world_size), weight.shares(how, plan.world_size)
+        if was_arranged:
+            module.lay_back()
+        if module.weight.is_meta:
+            for part, (shape, dtype) in held.shapes().items():
+                setattr(module, part, torch.empty(shape, dtype=dtype, device="meta"))
         else:
-            layer.in_features = length
-            layer.scheme = replace(layer.scheme, group_size=_group_size(layer.scheme, how, plan.world_size))
-        shapes = layer.scheme.shapes(layer.out_features, layer.in_features)
-        for part, (shape, dtype) in shapes.items():
-            setattr(layer, part, torch.empty(shape, dtype=dtype, device="meta"))
+            module.fill(part_of(module.saved(), shares, rank))
+        _resize(module, held)
+        note(module, shares)
+        if was_arranged:
+            module.arrange()
 
 
-def _part(
-    tensor: Slice | Made, part: str, scheme: Scheme, group_size: int, dim: int, ranges: Ranges
-) -> Slice | Made:
-    """Of one buffer of a layer, what belongs to ``ranges`` of its outputs (``dim`` 0) or inputs."""
-    if part == "columns" or (dim and scheme.bits == 8 and part == "scales"):
-        return tensor
-    is_packed = part == "weight" and scheme.bits == 4
-    repeats = 1
-    if dim and part != "weight":
-        ranges = tuple((first // group_size, last // group_size) for first, last in ranges)
-        repeats = scheme.group_size // group_size
-    shape = list(tensor.get_shape())
-    length = sum(last - first for first, last in ranges)
-    shape[dim] = length // 2 if is_packed and dim else length
-
-    def make() -> Tensor:
-        whole = unpack_w4(tensor[...]) if is_packed else tensor[...]
-        whole = whole if repeats == 1 else whole.repeat_interleave(repeats, dim=1)
-        held = torch.cat([whole.narrow(dim, first, last - first) for first, last in ranges], dim=dim)
-        return pack_w4(held) if is_packed else held
-
-    return Made(tuple(shape), _dtype(tensor), make)
+def note(module: nn.Module, shares: dict[str, Share]) -> None:
+    """Keep on ``module`` how its buffers are divided, for `shares_of`."""
+    vars(module)["shares"] = shares
 
 
-def _dtype(tensor: Slice | Made) -> torch.dtype:
-    return tensor.dtype if isinstance(tensor, Made) else tensor.file.entries[tensor.name].dtype
+def shares_of(model: nn.Module) -> dict[str, Share]:
+    """How the buffers of ``model``, which is divided, are; by their names."""
+    return {
+        f"{name}.{part}": share
+        for name, module in modules_of(model).items()
+        for part, share in vars(module).get("shares", {}).items()
+    }
+
+
+def _resize(module: QuantizedWeight, held: Weight) -> None:
+    module.scheme = held.scheme
+    module.in_features, module.out_features = held.form.inputs, held.form.count * held.form.outputs
+    if isinstance(module, QuantizedExperts):
+        module.form = held.form
+
+
+def part_of(kept: Quantized, shares: dict[str, Share], rank: int) -> Quantized:
+    """What ``rank`` holds of a weight."""
+    return Quantized(
+        **{
+            name: shares[name].held(tensor, rank) if name in shares else tensor
+            for name, tensor in kept.tensors().items()
+        }
+    )
+
+
+def nbytes(weight: Weight, how: Cut | None, rank: int, world_size: int) -> int:
+    """Of the integers and the scales that ``rank`` holds of ``weight``."""
+    held = weight if how is None else weight.part(how, rank, world_size)
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in held.shapes().values())

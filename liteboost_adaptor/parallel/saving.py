@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,16 @@ from torch import Tensor
 
 from ..checkpoint.writing import Writer
 from ..errors import ParallelError
-from . import groups, offline, quantized
+from ..quantization import digests
+from ..quantization.weights import QuantizedWeight
+from . import groups, quantized
 from .groups import Group
 from .mesh import Mesh
-from .plan import Cut, Plan
+from .plan import Plan
+from .shares import Share
 
+#: Of integers.
+_BUFFERS = ("weight", "scales", "zero_points", "columns")
 _REFUSED = ("state_dict", "push_to_hub", "distributed_checkpoint")
 
 
@@ -35,11 +42,6 @@ def save(model: Any, plan: Plan, mesh: Mesh, save_directory: str | os.PathLike[s
     Raises:
         ParallelError: An argument that needs the whole model in one process; a rank that fails.
     """
-    if quantized.layers_of(model):
-        raise ParallelError(
-            f"this {plan.model} is divided over {mesh.tensor.size}, and its weights are integers that were "
-            "read from a checkpoint: copy that, or load it with LITEBOOST_TP=1 and save it."
-        )
     refused = [name for name in _REFUSED if kwargs.get(name)]
     if refused:
         raise ParallelError(
@@ -65,11 +67,12 @@ def save_whole(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> None:
 def _save(
     model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike[str], kwargs: dict[str, Any]
 ) -> None:
-    steps = _agreed(_steps(model, plan) if group.rank == 0 else [], group)
+    tensors = Tensors(model, plan, group)
+    steps = _agreed(_steps(model, tensors) if group.rank == 0 else [], group)
     if group.rank:
-        return _send(model, plan, group, steps)
+        return _send(tensors, group, steps)
     try:
-        _write(model, plan, group, steps, Path(save_directory), kwargs)
+        _write(model, tensors, steps, Path(save_directory), kwargs)
     except BaseException as fault:
         groups.gathered(group, f"{type(fault).__name__}: {fault}")
         raise
@@ -77,16 +80,15 @@ def _save(
     return None
 
 
-def _send(model: Any, plan: Plan, group: Group, steps: list[list[str]]) -> None:
+def _send(tensors: Tensors, group: Group, steps: list[list[str]]) -> None:
     """Send rank 0 the parts of this rank. Before each step, and at the end, it says whether it goes on."""
-    local = model.state_dict()
     for names in [*steps, []]:
         failed = groups.gathered(group, "")[0]
         if failed:
             raise ParallelError(f"rank 0 could not save the model, and the others end with it. {failed}")
         for name in names:
-            if name in plan.cuts:
-                dist.send(_bytes(local[name]), 0, group=groups.process_group(group))
+            if name in tensors.shares:
+                dist.send(_bytes(tensors.local(name)), 0, group=groups.process_group(group))
 
 
 def _agreed(steps: list[list[str]], group: Group) -> list[list[str]]:
@@ -99,18 +101,20 @@ def _agreed(steps: list[list[str]], group: Group) -> list[list[str]]:
     return said[0][1]
 
 
-def _steps(model: Any, plan: Plan) -> list[list[str]]:
+def _steps(model: Any, tensors: Tensors) -> list[list[str]]:
     """The parameters by what becomes of them in the checkpoint: those that are put together are together."""
     from transformers.core_model_loading import WeightConverter, apply_converters
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     ignored = set(model._keys_to_ignore_on_save or ())
-    state = {name: value for name, value in model.state_dict().items() if name not in ignored}
+    state = {name: value for name, value in tensors.plain.items() if name not in ignored}
     reverse = [each.reverse_transform() for each in reversed(_conversions(model))]
     converters = [each for each in reverse if isinstance(each, WeightConverter)]
     found: dict[str, list[str]] = {}
-    for name in remove_tied_weights_from_state_dict(state, model):
-        found.setdefault(apply_converters(name, converters)[0], []).append(name)
+    kept = remove_tied_weights_from_state_dict(dict(state), model)
+    for name in tensors.names:
+        if name in kept or name not in tensors.plain:
+            found.setdefault(apply_converters(name, converters)[0], []).append(name)
     return list(found.values())
 
 
@@ -127,19 +131,31 @@ def _conversions(model: Any) -> list[Any]:
 
 
 def _write(
-    model: Any, plan: Plan, group: Group, steps: list[list[str]], target: Path, kwargs: dict[str, Any]
+    model: Any, tensors: Tensors, steps: list[list[str]], target: Path, kwargs: dict[str, Any]
 ) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         # Configuration, generation settings and the code of a remote model are transformers' to write.
-        type(model).save_pretrained(model, folder, **{**kwargs, "state_dict": {}})
+        with _no_quantizer(model):
+            type(model).save_pretrained(model, folder, **{**kwargs, "state_dict": {}})
         variant = kwargs.get("variant")
         name = f"model.{variant}.safetensors" if variant else "model.safetensors"
-        _write_weights(model, plan, group, steps, folder / name, kwargs)
+        _write_weights(model, tensors, steps, folder / name, kwargs)
         _put_in_place(folder, target, name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _no_quantizer(model: Any) -> Iterator[None]:
+    """While it lasts, nobody puts this rank's integers among what is written."""
+    quantizer = vars(model).pop("hf_quantizer", None)
+    try:
+        yield
+    finally:
+        if quantizer is not None:
+            model.hf_quantizer = quantizer
 
 
 def _put_in_place(folder: Path, target: Path, weights: str) -> None:
@@ -164,36 +180,43 @@ def _umask() -> int:
 
 
 def _write_weights(
-    model: Any, plan: Plan, group: Group, steps: list[list[str]], path: Path, kwargs: dict[str, Any]
+    model: Any, tensors: Tensors, steps: list[list[str]], path: Path, kwargs: dict[str, Any]
 ) -> None:
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    local = model.state_dict()
-    meta = {name: _on_meta(local[name], plan.cuts.get(name)) for names in steps for name in names}
+    meta = {name: tensors.on_meta(name) for names in steps for name in names}
     result = _reverted(model, meta, kwargs)
     pattern = path.name.replace(".safetensors", "{suffix}.safetensors")
     size = kwargs.get("max_shard_size", "50GB")
     division = split_torch_state_dict_into_shards(result, filename_pattern=pattern, max_shard_size=size)
+    # Checksums are known when everything is written; until then as many zeros stand for each.
+    own = {id(tensor) for tensor in meta.values()}
+    named = [name for name, tensor in result.items() if id(tensor) in own] if tensors.has_checksums else []
+    found = dict.fromkeys(sorted(named), digests.BLANK)
     files = {
         file: Writer(
             path.with_name(file),
             {name: (result[name].dtype, tuple(result[name].shape)) for name in names},
-            {"format": "pt"},
+            _metadata(found),
         )
         for file, names in division.filename_to_tensors.items()
     }
     file_of = {name: file for file, names in division.filename_to_tensors.items() for name in names}
     for names in steps:
-        groups.gathered(group, "")
-        whole = {name: _whole(local[name], plan.cuts.get(name), group) for name in names}
+        groups.gathered(tensors.group, "")
+        whole = {name: tensors.whole(name) for name in names}
         for name, tensor in _reverted(model, whole, kwargs).items():
             files[file_of[name]].put(name, tensor)
+            if name in found:
+                found[name] = digests.of_tensor(tensor)
         del whole
     for file in files.values():
+        if found:
+            file.say(_metadata(found))
         file.close()
     if division.is_sharded:
-        named = dict(model.named_parameters(remove_duplicate=False))
-        count = sum(value.numel() for name, value in meta.items() if name in named)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        count = sum(value.numel() for name, value in meta.items() if name in parameters)
         index = {
             "metadata": {"total_parameters": count, **division.metadata},
             "weight_map": division.tensor_to_filename,
@@ -211,29 +234,79 @@ def _reverted(model: Any, state: dict[str, Tensor], kwargs: dict[str, Any]) -> d
     return revert_weight_conversion(model, state)
 
 
-def _on_meta(tensor: Tensor, cut: Cut | None) -> Tensor:
-    return torch.empty(_whole_shape(tensor, cut), dtype=tensor.dtype, device="meta")
-
-
-def _whole_shape(tensor: Tensor, cut: Cut | None) -> tuple[int, ...]:
-    shape = tuple(tensor.shape)
-    return shape if cut is None else (*shape[: cut.dim], cut.size, *shape[cut.dim + 1 :])
+def _metadata(checksums: dict[str, str]) -> dict[str, str]:
+    """Of a file."""
+    said = {digests.DIGESTS: json.dumps(checksums)} if checksums else {}
+    return {**said, "format": "pt"}
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _whole(local: Tensor, cut: Cut | None, group: Group) -> Tensor:
-    """A parameter from the parts of all ranks, on rank 0."""
-    if cut is None:
-        return local.detach().cpu()
-    result = torch.empty(_whole_shape(local, cut), dtype=local.dtype)
-    for rank in range(group.size):
-        part = local.detach().cpu()
-        if rank:
-            shape = (*local.shape[: cut.dim], cut.length(rank, group.size), *local.shape[cut.dim + 1 :])
-            part = torch.empty(shape, dtype=local.dtype)
-            dist.recv(_bytes(part), rank, group=groups.process_group(group))
-        offline.put(result, part, cut.dim, cut.ranges(rank, group.size))
-    return result
+class Tensors:
+    """What is saved of a divided model, as this rank holds it and as the ranks hold it together.
+
+    Attributes:
+        names: Of all tensors, in the order of the model.
+        plain: Those that are saved as they are kept; integers are laid out in turn.
+        shares: How those that are divided are.
+        has_checksums: Whether files say what is in them.
+    """
+
+    def __init__(self, model: Any, plan: Plan, group: Group) -> None:
+        self.group = group
+        self.shares = {name: Share.of(cut, plan.world_size) for name, cut in plan.cuts.items()}
+        self.shares |= quantized.shares_of(model)
+        self._integers: dict[str, tuple[QuantizedWeight, str]] = {}
+        self.has_checksums = bool(quantized.modules_of(model))
+        if not self.has_checksums:
+            self.plain: dict[str, Tensor] = model.state_dict()
+            self.names = list(self.plain)
+            return
+        self.plain, self.names = {}, []
+        for name, module in model.named_modules(remove_duplicate=False):
+            self._add(f"{name}." if name else "", module)
+
+    def _add(self, prefix: str, module: Any) -> None:
+        """As `state_dict` does, which would lay all integers out at once."""
+        found: dict[str, Tensor] = {}
+        if not isinstance(module, QuantizedWeight):
+            module._save_to_state_dict(found, prefix, False)
+        else:
+            bias = module._parameters.get("bias")
+            found.update({f"{prefix}bias": bias.detach()} if bias is not None else {})
+            kept = [part for part in _BUFFERS if getattr(module, part) is not None]
+            self._integers |= {f"{prefix}{part}": (module, part) for part in kept}
+            self.names += [f"{prefix}{part}" for part in kept]
+        self.plain |= found
+        self.names += list(found)
+
+    def local(self, name: str) -> Tensor:
+        """What this rank holds."""
+        if name in self.plain:
+            return self.plain[name]
+        module, part = self._integers[name]
+        return module.columns if part == "columns" else module.saved().tensors()[part]
+
+    def on_meta(self, name: str) -> Tensor:
+        """The whole tensor, without its values."""
+        if name in self.plain:
+            shape, dtype = tuple(self.plain[name].shape), self.plain[name].dtype
+        else:
+            module, part = self._integers[name]
+            shape, dtype = module.scheme.shapes(module.out_features, module.in_features)[part]
+        share = self.shares.get(name)
+        return torch.empty(share.whole_shape(shape) if share else shape, dtype=dtype, device="meta")
+
+    def whole(self, name: str) -> Tensor:
+        """The whole tensor, on rank 0."""
+        local, share = self.local(name).detach().cpu(), self.shares.get(name)
+        return local if share is None else share.joined(local, self._parts(local, share))
+
+    def _parts(self, local: Tensor, share: Share) -> Iterator[Tensor]:
+        yield local
+        for rank in range(1, self.group.size):
+            part = torch.empty(share.shape(tuple(local.shape), rank), dtype=local.dtype)
+            dist.recv(_bytes(part), rank, group=groups.process_group(self.group))
+            yield part

@@ -12,7 +12,7 @@ from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
-from . import agree, groups, layers, layout, plan, saving, sequence
+from . import agree, groups, layers, layout, plan, quantized, saving, sequence
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
@@ -127,7 +127,8 @@ def norm_forms(model: nn.Module, how: plan.Plan) -> dict[str, str]:
 
 @torch.no_grad()
 def cut(model: nn.Module, how: plan.Plan, group: Group) -> None:
-    """Keep what this rank holds of each parameter, which may be on the meta device."""
+    """Keep what this rank holds of each parameter, and of integers, which may be on the meta device."""
+    quantized.cut(model, how, group.rank)
     made: dict[int, nn.Parameter] = {}
     kept: list[nn.Parameter] = []  # so that no address is used twice while `made` is read
     for prefix, module in model.named_modules():
@@ -175,6 +176,19 @@ def _resize(modules: dict[str, nn.Module], how: plan.Plan) -> None:
             module.out_features, module.in_features = module.weight.shape
 
 
+def _plan(model: nn.Module, size: int, whole_experts: bool) -> plan.Plan:
+    weights = quantized.weights_of(model)
+    with quantized.as_plain(model):
+        how = layout.of(model, quantized.units_of(weights)).plan(size, whole_experts)
+    reason = quantized.why_not(weights, how)
+    if reason:
+        raise PlanError(
+            f"{how.model} cannot be divided over {size} ranks: {reason}. Without shard every process runs "
+            "the whole model."
+        )
+    return how
+
+
 def shard(model: nn.Module) -> plan.Plan:
     """Divide ``model`` over all processes; see `liteboost_adaptor.shard`."""
     if getattr(model, PLAN, None) is not None:
@@ -191,7 +205,7 @@ def shard(model: nn.Module) -> plan.Plan:
     wanted = runtime.active or config.settings()
     mesh = meshes.join(wanted if meshes.is_asked(wanted) else dataclasses.replace(wanted, tp=0))
     size = mesh.tensor.size
-    how = layout.of(model).plan(size, wanted.ep) if size > 1 else plan.undivided(type(model).__name__)
+    how = _plan(model, size, wanted.ep) if size > 1 else plan.undivided(type(model).__name__)
     settings = config.spelled(wanted)
     groups.agree(mesh.world, model=how.model, plan=how.digest(), version=__version__, settings=settings)
     if size > 1:

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import CheckpointError
 from .plan import Cut, Part, Plan
+from .shares import Share
 
 Shape = tuple[int, ...]
 
@@ -41,6 +42,11 @@ class Source:
             for first, last in self.cut.ranges(rank, world_size)
         )
         return tuple((first, last) for first, last in found if first < last)
+
+    def share(self, world_size: int) -> Share:
+        """The parts of all ranks."""
+        ranges = tuple(self.ranges(rank, world_size) for rank in range(world_size))
+        return Share(self.dim, self.last - self.first, ranges)
 
     def is_left_out(self, rank: int, world_size: int) -> bool:
         """Whether it is an expert of other ranks."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from . import plan
-from .plan import Plan
+from . import plan, quantized
+from .plan import Plan, undivided
 
 
 def summary(model: nn.Module, how: Plan) -> dict[str, Any]:
@@ -18,30 +18,39 @@ def summary(model: nn.Module, how: Plan) -> dict[str, Any]:
         ``weights``: bytes on each rank; ``all_weights``: of the whole model; ``repeated``: bytes of what
         every rank holds whole; ``exchanges``: role -> modules; ``exchanged``: bytes a rank brings a token.
     """
-    held, repeated, total = [0] * how.world_size, 0, 0
-    for name, parameter in model.named_parameters():
-        total += parameter.nbytes
-        if name not in how.cuts:
-            repeated += parameter.nbytes
-        for rank in range(how.world_size):
-            shape = how.shape(name, tuple(parameter.shape), rank)
-            held[rank] += math.prod(shape) * parameter.element_size()
+    whole = held(model, undivided(how.model), 0)
     exchanges: dict[str, int] = {}
     exchanged = 0
-    for name, role in how.roles.items():
-        exchanges[role] = exchanges.get(role, 0) + 1
-        exchanged += brought(model, how, name, role)
+    with quantized.as_plain(model):
+        for name, role in how.roles.items():
+            exchanges[role] = exchanges.get(role, 0) + 1
+            exchanged += brought(model, how, name, role)
     return {
-        "weights": held,
-        "all_weights": total,
-        "repeated": repeated,
+        "weights": [sum(held(model, how, rank).values()) for rank in range(how.world_size)],
+        "all_weights": sum(whole.values()),
+        "repeated": sum(nbytes for name, nbytes in whole.items() if name not in how.cuts),
         "exchanges": exchanges,
         "exchanged": exchanged,
     }
 
 
+def held(model: nn.Module, how: Plan, rank: int) -> dict[str, int]:
+    """Bytes that ``rank`` holds of each weight of ``model``, integers included, by the parameter's name."""
+    found = {
+        name: math.prod(how.shape(name, tuple(parameter.shape), rank)) * parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if not (rank and name in how.once and parameter.ndim == 1)  # rank 0 has that bias
+    }
+    for name, weight in quantized.weights_of(model).items():
+        found[name] = quantized.nbytes(weight, how.cuts.get(name), rank, how.world_size)
+    return found
+
+
 def brought(model: nn.Module, how: Plan, name: str, role: str) -> int:
-    """Bytes a rank brings to the exchange of one module for one token; of the head, the longest part."""
+    """Bytes a rank brings to the exchange of one module for one token; of the head, the longest part.
+
+    Of integers as `quantized.as_plain` shows them.
+    """
     module = model.get_submodule(name)
     if role == plan.NORM:
         return 4  # a sum of squares in fp32

@@ -12,11 +12,13 @@ from ..checkpoint.files import memory
 
 #: What the metadata of a file of ours says of its tensors: JSON, name -> SHA-256.
 DIGESTS = "liteboost_sha256"
+#: As long as a checksum.
+BLANK = "0" * 64
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """SHA-256 of the bytes of each tensor, as a file holds them."""
-    return {name: _digest(tensor) for name, tensor in sorted(tensors.items())}
+    return {name: of_tensor(tensor) for name, tensor in sorted(tensors.items())}
 
 
 def of_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -33,5 +35,6 @@ def of_model(model: torch.nn.Module, state: Mapping[str, Tensor]) -> dict[str, s
     return of_tensors({name: tensor for name, tensor in kept.items() if tensor.device.type != "meta"})
 
 
-def _digest(tensor: Tensor) -> str:
+def of_tensor(tensor: Tensor) -> str:
+    """SHA-256 of its bytes, in hexadecimal digits."""
     return hashlib.sha256(memory(tensor.detach().cpu().contiguous())).hexdigest()

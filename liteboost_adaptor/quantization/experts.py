@@ -35,6 +35,12 @@ class Experts:
         count, outputs, inputs = (parameter.mT if is_transposed else parameter).shape
         return cls(count, outputs, inputs, is_transposed)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the parameter."""
+        sizes = (self.inputs, self.outputs) if self.is_transposed else (self.outputs, self.inputs)
+        return (self.count, *sizes)
+
     def unsuited(self, scheme: Scheme) -> str:
         """Why these weights cannot be kept so, or an empty string."""
         if self.outputs % TILE:
@@ -137,9 +143,7 @@ class QuantizedExperts(QuantizedWeight):
 
     @property
     def shape(self) -> torch.Size:
-        form = self.form
-        sizes = (form.inputs, form.outputs) if form.is_transposed else (form.outputs, form.inputs)
-        return torch.Size((form.count, *sizes))
+        return torch.Size(self.form.shape)
 
     @property
     def ndim(self) -> int:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import torch
 
 from ..errors import QuantizationError
-from .choices import choices, note
+from .choices import choices, note, untie
 from .config import LiteBoostConfig
-from .conversion import convert
+from .conversion import convert, put
 from .quantizer import LiteBoostQuantizer
+
+
+def choose(model: torch.nn.Module, config: LiteBoostConfig) -> None:
+    """Let ``model``, which is on the meta device, have what stands for its weights once they are integers."""
+    for choice in list(choices(model, config)) if config.scheme else ():
+        if choice.scheme is not None:
+            put(model, choice)
+            if choice.tied:
+                untie(model, choice)
 
 
 def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.Module:

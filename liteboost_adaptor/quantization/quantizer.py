@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .conversion import arrange, convert, put
 from .digests import DIGESTS
 from .experts import QuantizedExperts
 from .layers import QuantizedLinear
+from .parts import Part
 from .rounding import quantize
 from .weights import QuantizedWeight
 
@@ -36,14 +38,17 @@ class LiteBoostQuantizer(HfQuantizer):
         super().__init__(quantization_config, **kwargs)
         self._choices: list[Choice] = []
         #: The head that is quantised from the parameter it was tied to, by that parameter's name.
-        self._heads: dict[str, str] = {}
+        self.heads: dict[str, str] = {}
         #: Experts that are quantised while they are loaded, by the names of their parameters.
-        self._experts: dict[str, Choice] = {}
+        self.awaited: dict[str, Choice] = {}
+        #: Weights that are rounded while they are loaded and that other processes keep the rest of, by name.
+        self.parts: dict[str, Part] = {}
         #: How transformers takes apart what holds experts, for when they are parameters again.
         self._conversions: Any = None
 
     @property
-    def _calibrates(self) -> bool:
+    def calibrates(self) -> bool:
+        """Whether the whole model, in floating point, reads a text first."""
         return self.quantization_config.calibrate is not None and not self.pre_quantized
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
@@ -55,23 +60,23 @@ class LiteBoostQuantizer(HfQuantizer):
             )
 
     def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
-        if self._calibrates:
+        if self.calibrates:
             return model  # it reads the text in floating point
         self._choices = list(choices(model, self.quantization_config))
         for choice in self._choices:
             if choice.scheme is None:
                 continue
             if choice.experts is not None and not self.pre_quantized:
-                self._experts[choice.name] = choice  # the loader looks for the parameter
+                self.awaited[choice.name] = choice  # the loader looks for the parameter
                 continue
             put(model, choice)
             if choice.tied:
-                self._heads[choice.tied] = f"{choice.name}.weight"
+                self.heads[choice.tied] = f"{choice.name}.weight"
                 untie(model, choice)
         return model
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
-        if param_name in self._heads or param_name in self._experts:
+        if param_name in self.heads or param_name in self.awaited:
             return True
         module, name = get_module_from_name(model, param_name)
         # Of a checkpoint that is quantised, all parts: what does not fit then comes to `_check_loaded`.
@@ -87,11 +92,11 @@ class LiteBoostQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
-        if self._calibrates:
+        if self.calibrates:
             self._choices = list(choices(model, self.quantization_config))
             convert(model, self.quantization_config, self._choices)
         else:
-            _check_loaded(model, self._experts)
+            _check_loaded(model, self.awaited)
             arrange(model)
         self._keep_experts_whole(model)
         note(model, self._choices)
@@ -165,8 +170,8 @@ class _Quantize(ConversionOps):
             # A rename hands one tensor over, in a list; what converters give has its target's name already.
             name = full_layer_name if len(input_dict) == 1 else given
             weight = value[0] if isinstance(value, list) else value
-            if name in self._quantizer._experts:
-                self._put_experts(model, self._quantizer._experts.pop(name), weight)
+            if name in self._quantizer.awaited:
+                self._put_experts(model, self._quantizer.awaited.pop(name), weight)
                 (missing_keys or set()).discard(name)
                 continue
             module, attribute = get_module_from_name(model, name)
@@ -174,24 +179,32 @@ class _Quantize(ConversionOps):
                 found |= self._quantized(model, name, weight)
             else:
                 found[name] = weight
-            if name in self._quantizer._heads:
-                found |= self._quantized(model, self._quantizer._heads[name], weight)
+            if name in self._quantizer.heads:
+                found |= self._quantized(model, self._quantizer.heads[name], weight)
         return found
 
     def _put_experts(self, model: torch.nn.Module, choice: Choice, weight: Tensor) -> None:
-        _check_shape(choice.name, weight, model.get_parameter(choice.name).shape)
         assert choice.experts is not None and choice.scheme is not None
-        made = put(model, choice, choice.experts.quantize(weight, choice.scheme, choice.name))
-        for tensor in made.buffers():
+        part = self._quantizer.parts.get(choice.name)
+        form, scheme = (part.read, part.scheme) if part else (choice.experts, choice.scheme)
+        _check_shape(choice.name, weight, form.shape)
+        rounded = form.quantize(weight, scheme, choice.name)
+        if part:
+            choice = replace(choice, experts=part.kept, scheme=part.kept_scheme)
+            rounded = part.cut(rounded)
+        for tensor in put(model, choice, rounded).buffers():
             tensor._is_hf_initialized = True
 
     def _quantized(self, model: torch.nn.Module, name: str, weight: Tensor) -> dict[str, Tensor]:
         layer, _ = get_module_from_name(model, name)
         prefix = name.removesuffix("weight")
         weight = weight.t().contiguous() if layer.is_transposed else weight
-        _check_shape(name, weight, (layer.out_features, layer.in_features))
-        tensors = quantize(weight, layer.scheme, name).tensors()
-        return {prefix + part: tensor for part, tensor in tensors.items()}
+        part = self._quantizer.parts.get(name)
+        sizes = (part.read.outputs, part.read.inputs) if part else (layer.out_features, layer.in_features)
+        _check_shape(name, weight, sizes)
+        rounded = quantize(weight, part.scheme if part else layer.scheme, name)
+        tensors = (part.cut(rounded) if part else rounded).tensors()
+        return {prefix + each: tensor for each, tensor in tensors.items()}
 
 
 def _check_shape(name: str, weight: Tensor, wanted: Sequence[int]) -> None:

@@ -152,20 +152,20 @@ class QuantizedWeight(torch.nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
         device = self.weight.device
         if self.is_arranged_for_npu:
-            self._lay_back()
+            self.lay_back()
         scales = self.scales
         super()._apply(fn, recurse)
         if self.scales.dtype != scales.dtype:
             self.dtype = self.scales.dtype
             self.scales = scales.to(self.scales.device)
         if self.is_arranged and self.weight.device != device:
-            self._lay_back()
+            self.lay_back()
         if self.weight.device.type == "npu":
             self.arrange()
         return self
 
-    def _lay_back(self) -> None:
-        """As it is saved."""
+    def lay_back(self) -> None:
+        """Lay the buffers out as they are saved."""
         kept, self.exact_scales = self.saved(), None
         self.fill(kept)
 
@@ -177,7 +177,7 @@ class QuantizedWeight(torch.nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         was_arranged = self.is_arranged
         if was_arranged:
-            self._lay_back()
+            self.lay_back()
         super()._load_from_state_dict(*args, **kwargs)
         if was_arranged:
             self.arrange()

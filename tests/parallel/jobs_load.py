@@ -136,3 +136,15 @@ def level(folder: str) -> str:
     """What loading says."""
     _quiet()
     return _raised(lambda: _loaded(folder))
+
+
+@torch.no_grad()
+def logits(folder: str) -> dict[str, Any]:
+    """What a model says of some tokens, and the elements of parameters that this rank holds."""
+    _quiet()
+    model, _ = _loaded(folder, dtype=torch.float32)
+    return {
+        "logits": model(torch.arange(5, 17)[None]).logits.flatten().tolist(),
+        "divided": hasattr(model, PLAN),
+        "experts": sum(each.numel() for name, each in model.named_parameters() if "_proj" in name),
+    }

@@ -11,6 +11,7 @@ import torch
 from parallel.jobs import _quiet, _raised
 from parallel.jobs_memory import Peak
 from support import families, tiny_models
+from support.calls import served
 from support.numbers import relative
 from transformers import (
     AutoModelForCausalLM,
@@ -207,3 +208,29 @@ def long_prompt(sizes: dict[str, int], length: int) -> dict[str, Any]:
         "distance": relative(torch.stack(shared.logits), torch.stack(alone.logits)),
         "bytes": [bytes_alone, bytes_shared],
     }
+
+
+@torch.no_grad()
+def kv8(names: list[str], kinds: list[dict[str, int]], length: int) -> dict[str, Any]:
+    """A cache of integers in ranks and in one process: how far their logits are apart, and from values'."""
+    _quiet()
+    found = {}
+    for name in names:
+        model = tiny_models.build(name)
+        inputs = dict(tiny_models.example_inputs(model, batch=3, padding=3, length=length))
+        _under()
+        tokens, plain = families.decode(model, inputs, 2 * STEPS)
+        _under(quant="kv8")
+        alone = families.decode(model, inputs, 2 * STEPS, forced=tokens)[1]
+        for sizes in kinds:
+            model = tiny_models.build(name)
+            _under(quant="kv8", **sizes)
+            liteboost_adaptor.shard(model)
+            with served() as calls:
+                logits = families.decode(model, inputs, 2 * STEPS, forced=tokens)[1]
+            found[f"{name} {sizes}"] = {
+                "distance": relative(logits, alone),
+                "effect": relative(plain, alone),
+                "served": calls.rules["cache.int8"],
+            }
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -33,23 +34,32 @@ _IMPORTED = (
 )
 
 
+#: Numbers of the groups that were started.
+_groups = itertools.count()
 #: How long ranks wait for missing ones outside of tests; here they wait longer, on machines that are busy.
 usual: dict[str, Any] = {}
 
 
 @dataclass
 class Rank:
-    """A process of a group, and the file that has its output."""
+    """A process of a group, the file that has its output, and the port where the group meets."""
 
     process: Any
     output: Path
+    port: socket.socket
 
 
-def free_port() -> int:
-    """A port nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def reserved() -> socket.socket:
+    """A port that nobody else is given while this lives, and that a rank may listen on.
+
+    Between asking for a free port and listening on it a rank starts, which takes seconds; other ranks' own
+    connections would be given the same port meanwhile, now and then.
+    """
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    # From now on who says the same may bind it, too, as what listens for the ranks does.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
 
 
 @functools.cache
@@ -80,7 +90,8 @@ def start(
     """
     from support import processes  # imports our package, which a rank does under its own variables
 
-    port = str(free_port())
+    held, group = reserved(), next(_groups)
+    port = str(held.getsockname()[1])
     found = []
     for rank in sorted({*range(world_size)} - {*left_out}):
         variables = {
@@ -92,12 +103,12 @@ def start(
             "MASTER_PORT": port,
         }
         environment = processes.environment(**(variables | changes | (each[rank] if each else {})))
-        output = Path(_folder().name) / f"{port}-{rank}"
+        output = Path(_folder().name) / f"{group}-{rank}"
         process = _server().Process(
             target=_main, args=(environment, str(output), job, json.dumps(arguments)), daemon=True
         )
         process.start()
-        found.append(Rank(process, output))
+        found.append(Rank(process, output, held))
     return found
 
 

@@ -59,6 +59,27 @@ def test_whole_experts_and_shared_prompts() -> None:
     )
 
 
+#: Of what rounding keys and values does to logits, see tests/quantization/test_kv8.py.
+SHARE = 0.25
+
+
+@pytest.mark.parametrize(
+    ("size", "kinds"),
+    [
+        (2, ({"tp": 2}, {"cp": 2}, {"sp": 2})),
+        pytest.param(4, ({"tp": 2, "cp": 2}, {"sp": 2, "cp": 2}), marks=pytest.mark.full),
+    ],
+)
+def test_a_cache_of_integers(size: int, kinds: tuple[dict[str, int], ...]) -> None:
+    """Ranks round what one process rounds, also of a prompt that they share."""
+    results = ranks.run(size, "parallel.jobs_sequence:kv8", ("llama", "gpt_oss"), kinds, LENGTH)
+    for found in results:
+        assert len(found) == 2 * len(kinds)
+        for name, each in found.items():
+            assert each["effect"] > 1e-4 and each["served"] > 0, name
+            assert each["distance"] <= max(SHARE * each["effect"], 2e-5), (name, each)
+
+
 @pytest.mark.full
 def test_families_on_eight_ranks() -> None:
     results = ranks.run(8, "parallel.jobs_sequence:of_families", FIRST_ON_FOUR, ON_EIGHT, LENGTH, timeout=900)
