@@ -57,6 +57,7 @@ Refusal refusal_of(const Call& call) {
   if (head_dim % 16 != 0) return "a head size that is no multiple of 16";
   if (head_dim > (call.is_half() ? 512 : 768)) return "a head size beyond the operator's";
   if (query.size(1) > 256) return "more than 256 heads";
+  if (call.is_half() && query.size(1) > 64 * key.size(1)) return "more than 64 query heads for a key head";
   if (call.hides() == Hides::mask && call.mask.size(1) != 1) return "a mask for each head";
   if (call.hides() == Hides::shift) {
     if (!call.is_half()) return "a float mask in fp32";

@@ -140,7 +140,8 @@ std::tuple<at::Tensor, at::Tensor> int8_rows_apart(const at::Tensor& x) {
     const at::Tensor rows = npu::fall_back<at::Tensor(const at::Tensor&)>(kRows, refusal).call(x);
     const int64_t size = x.size(-1);
     return {rows.narrow(-1, 0, size).contiguous(),
-            rows.narrow(-1, size, kInt8ScaleBytes).contiguous().view(at::kFloat)};
+            // A copy: what is contiguous may begin at any byte, and a view of floats may not.
+            rows.narrow(-1, size, kInt8ScaleBytes).clone(at::MemoryFormat::Contiguous).view(at::kFloat)};
   }
   npu::count_served(kRows);
   const auto made = empty_rows(x);

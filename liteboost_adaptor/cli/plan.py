@@ -150,7 +150,13 @@ def _quantization(config: Any) -> Any:
         asked = settings.settings().quant
         return of_settings(asked) if asked is not None else None
     said = said if isinstance(said, dict) else said.to_dict()
-    return LiteBoostConfig(**said) if said.get("quant_method") == QUANT_METHOD else None
+    method = said.get("quant_method")
+    if method != QUANT_METHOD:
+        raise PlanError(
+            f"its weights are quantised as {method} says, and plan counts those of {QUANT_METHOD} only; load "
+            "and save it once, which writes such a checkpoint, and plan that"
+        )
+    return LiteBoostConfig(**said)
 
 
 def _text(how: Any, figures: dict[str, Any], title: str) -> str:

@@ -22,13 +22,13 @@ from torch import nn
 
 from .. import __version__, config
 from ..checkpoint.files import File, Slice
-from ..errors import CheckpointError
+from ..errors import CheckpointError, PlanError
 from ..report import report
 from . import groups, layout, offline, quantized, quantized_loading, shard, sources, starts
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
-from .plan import Plan, undivided
+from .plan import Layout, Plan, undivided
 from .quantized import Weight
 from .quantized_loading import Reading
 
@@ -116,8 +116,10 @@ class _Loading:
                 if not found.cuts:
                     _say(f"{plan.model} is loaded whole by every process: no part of it is recognised.")
                     return load(model, state_dict, *arguments)
-                plan = found.plan(sizes["tp"], self.settings.ep)
-                reason = quantized_loading.why_not(weights, load_config.hf_quantizer, plan)
+                reason = _why_not_in_units(model, found, sizes["tp"], self.settings.ep) if weights else ""
+                if not reason:
+                    plan = found.plan(sizes["tp"], self.settings.ep)
+                    reason = quantized_loading.why_not(weights, load_config.hf_quantizer, plan)
                 if reason:
                     _say(f"{plan.model} is loaded whole by every process: {reason}.")
                     return load(model, state_dict, *arguments)
@@ -228,6 +230,21 @@ def _owner() -> str:
         return "DeepSpeed owns the processes"
     if getattr(modeling, "is_fsdp_enabled", lambda: False)():
         return "FSDP owns the processes"
+    return ""
+
+
+def _why_not_in_units(model: nn.Module, in_units: Layout, size: int, whole_experts: bool) -> str:
+    """Why integers, of which many stay together, are not divided where values would be, or an empty string.
+
+    Raises:
+        PlanError: The values could not be, either.
+    """
+    try:
+        in_units.plan(size, whole_experts)
+    except PlanError as fault:
+        with quantized.as_plain(model):
+            layout.of(model).plan(size, whole_experts)
+        return f"{size} processes cannot share its integers ({str(fault).splitlines()[0]})"
     return ""
 
 

@@ -185,12 +185,17 @@ def _plain(layer: QuantizedLinear) -> nn.Module:
 
 def why_not(weights: dict[str, Weight], plan: Plan) -> str:
     """Why ``plan`` cannot divide ``weights``, or an empty string."""
+    if plan.world_size == 1:
+        return ""
     for name, weight in weights.items():
         cut = plan.cuts.get(name)
         if cut is None or not weight.is_by_inputs(cut):
             continue
         if not weight.keeps_order:
-            return f"{name}, which is divided by its inputs, keeps its columns in another order (desc_act)"
+            return (
+                f"{name}, which is divided by its inputs, keeps its columns in another order (desc_act, or "
+                "groups of more than 4 bits)"
+            )
         if not weight.group_size(cut, plan.world_size):
             return f"{name} would be divided elsewhere than at a multiple of {min(GROUP_SIZES)} columns"
     return ""

@@ -74,7 +74,7 @@ def read(
     shapes = {name: tuple(each.get_shape()) for name, each in tensors.items() if name not in of}
     with quantized.as_plain(model):
         found = sources.of(model, shapes, reading, weight_mapping)
-    checking = _who_checks(tensors, plan.world_size)
+    checking = _who_checks(tensors, found.parts, plan.world_size)
     made: dict[str, Any] = {}
     for name, tensor in tensors.items():
         source = found.parts.get(name)
@@ -127,12 +127,14 @@ def _share_of(
     return weight.shares(how, plan.world_size).get(buffer)
 
 
-def _who_checks(tensors: Tensors, world_size: int) -> dict[str, int]:
-    """Which rank goes through the whole of a tensor that has a checksum: each through as much."""
+def _who_checks(tensors: Tensors, parts: Mapping[str, Any], world_size: int) -> dict[str, int]:
+    """Of the ranks that read a tensor with a checksum, which goes through the whole of it: each as much."""
     done, found = [0] * world_size, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, Slice) and tensor.digest:
-            found[name] = done.index(min(done))
+            source = parts.get(name)
+            ranks = [r for r in range(world_size) if source is None or not source.is_left_out(r, world_size)]
+            found[name] = min(ranks, key=done.__getitem__)
             done[found[name]] += tensor.file.entries[tensor.name].nbytes
     return found
 

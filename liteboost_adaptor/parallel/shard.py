@@ -12,14 +12,12 @@ from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
+from ..quantization.names import PLAN
 from . import agree, groups, layers, layout, plan, quantized, saving, sequence
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
 from .parts import is_linear, is_transposed
-
-#: Attribute of a divided model: its plan.
-PLAN = "_liteboost_plan"
 
 
 def divide(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
@@ -66,6 +64,7 @@ def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, s
     own["save_pretrained"] = functools.partial(saving.save, model, how, mesh)
     own["train"] = functools.partial(_train, model)
     own.update((name, functools.partial(_refuse_adapter, how.model)) for name in _ADAPTER_METHODS)
+    own["dequantize"] = functools.partial(_refuse_dequantize, how.model)
     attach(model, how, mesh)
 
 
@@ -89,6 +88,13 @@ def _train(model: nn.Module, mode: bool = True) -> nn.Module:
             "no backward. Start the script with LITEBOOST_TP=1."
         )
     return type(model).train(model, mode)
+
+
+def _refuse_dequantize(model: str, *args: object, **kwargs: object) -> None:
+    raise ParallelError(
+        f"this {model} is divided over processes, whose layers exchange what they compute from integers. "
+        "Start the script with LITEBOOST_TP=1 to multiply its weights out."
+    )
 
 
 def _refuse_adapter(model: str, *args: object, **kwargs: object) -> None:

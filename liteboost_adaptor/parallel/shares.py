@@ -58,6 +58,8 @@ class Share:
         Args:
             checks: Whether the whole tensor is compared with its checksum, if it has one.
         """
+        if self.repeats == 1 and self.ranges[rank] == ((0, self.size),):
+            return tensor  # which has its own checksum
         if isinstance(tensor, Slice) and self.repeats == 1:
             whole = tensor.digest if checks else ""
             return replace(tensor, dim=self.dim, ranges=self.ranges[rank], digest="", whole=whole)

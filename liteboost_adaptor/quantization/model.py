@@ -8,6 +8,7 @@ from ..errors import QuantizationError
 from .choices import choices, note, untie
 from .config import LiteBoostConfig
 from .conversion import convert, put
+from .names import PLAN
 from .quantizer import LiteBoostQuantizer
 
 
@@ -31,8 +32,14 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
         ``model``, which `save_pretrained` writes quantised.
 
     Raises:
-        QuantizationError: It is quantised already, has no layer for it, or a weight cannot be rounded.
+        QuantizationError: It is quantised already, is divided over processes, has no layer for it, or a
+            weight cannot be rounded.
     """
+    if getattr(vars(model).get(PLAN), "cuts", None):
+        raise QuantizationError(
+            f"this {type(model).__name__} is divided over processes already, and a rank has only parts of "
+            "what has one scale. Quantise it as it is loaded (LITEBOOST_QUANT, or quantization_config)"
+        )
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
         raise QuantizationError(

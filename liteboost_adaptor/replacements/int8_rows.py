@@ -89,6 +89,19 @@ class Int8Rows(torch.Tensor):
             return self.each(lambda kept: kept[index])
         return super().__getitem__(index)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        value = multiplied_out(value)
+        if _keeps_rows(index, self.dim()):
+            given = torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(self[index].shape)
+        else:
+            given = self.multiplied_out()
+            given[index] = value
+            index = ...
+        made = rounded(given, self.scales is not None)
+        self.rows[index] = made.rows
+        if self.scales is not None:
+            self.scales[index] = made.scales
+
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
         if dim % self.dim() != self.dim() - 1:
             return self.each(lambda kept: kept.index_select(dim, index))

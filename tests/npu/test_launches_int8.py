@@ -95,7 +95,7 @@ def test_an_operator_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -
     ours = torch.ops.liteboost
     native_npu.load()
     x = torch.randn(5, 512).bfloat16().npu()
-    assert npu_integers._is_right(x.device, x.dtype)
+    assert npu_integers._is_right(x.device, x.dtype, 512)
     npu_integers._is_right.cache_clear()
 
     def wrong(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
@@ -106,7 +106,23 @@ def test_an_operator_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(npu_integers, "_norm", wrong)
     ours._npu_forget_counts()
     try:
-        assert not npu_integers._is_right(x.device, x.dtype)
+        assert not npu_integers._is_right(x.device, x.dtype, 512)
     finally:
         npu_integers._is_right.cache_clear()
     assert ("add_rms_norm", "aclnnAddRmsNormDynamicQuant differs from float64", 1) in native_npu.calls()
+
+
+def test_an_operator_that_raises_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    native_npu.load()
+
+    def failing(*arguments: Any) -> Any:
+        raise RuntimeError("561002\nand more")
+
+    monkeypatch.setattr(npu_integers, "_norm", failing)
+    torch.ops.liteboost._npu_forget_counts()
+    npu_integers._is_right.cache_clear()
+    try:
+        assert not npu_integers._is_right(torch.device("npu:0"), torch.bfloat16, 512)
+    finally:
+        npu_integers._is_right.cache_clear()
+    assert ("add_rms_norm", "aclnnAddRmsNormDynamicQuant raises: 561002", 1) in native_npu.calls()

@@ -92,6 +92,8 @@ def ways(folder: str) -> dict[str, Any]:
     found["train"] = _raised(model.train)
     found["eval"] = model.eval() is model
     found["adapters"] = _raised(lambda: model.add_adapter(None))
+    found["quantised"] = _raised(lambda: liteboost_adaptor.apply(model, quant="w8a16"))
+    found["multiplied out"] = _raised(model.dequantize)
     with torch.no_grad():
         found["pickled"] = torch.equal(_pickled(model)(**inputs).logits, model(**inputs).logits)
     found["settings"] = _raised(lambda: model.generate(**inputs, max_new_tokens=2 + rank))

@@ -113,6 +113,8 @@ def test_ways_to_load(tmp_path: Path) -> None:
         assert "cannot be trained" in found["train"] and "LITEBOOST_TP=1" in found["train"]
         assert found["eval"] and found["pickled"]
         assert "take no adapters" in found["adapters"]
+        assert "Quantise it as it is loaded (LITEBOOST_QUANT" in found["quantised"]
+        assert "LITEBOOST_TP=1 to multiply its weights out" in found["multiplied out"]
         assert "max_new_tokens=2 and 3" in found["settings"] and "LITEBOOST_TP=1" in found["settings"]
         assert "has shape [256, 64]" in found["mismatch"] and "[64, 64]" in found["mismatch"]
         assert "has no model.layers.0.mlp.up_proj.weight" in found["missing"]

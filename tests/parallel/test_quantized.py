@@ -75,6 +75,18 @@ def test_what_cannot_be_divided_is_whole_on_every_rank(tmp_path: Path) -> None:
     assert first == second and not first[str(tmp_path / "new")]["divided"]
 
 
+def test_fewer_runs_than_ranks_are_whole_on_every_rank(tmp_path: Path) -> None:
+    """An MLP of 32 channels, one run of 4 bits: values could be divided, integers not."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 96}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+    model.save_pretrained(tmp_path / "plain")
+    offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
+    first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
+    assert first == second and not first[str(tmp_path / "new")]["divided"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
 def test_families_of_integers_on_two_ranks(tmp_path: Path, scheme: str) -> None:

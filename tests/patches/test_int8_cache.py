@@ -225,6 +225,35 @@ def test_what_is_written_to_values_is_kept() -> None:
     assert same(layer.values, rounded(new[1]))
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        ...,
+        0,
+        slice(None),
+        (slice(None), 0),
+        (..., slice(2, 5), slice(None)),
+        (0, 1, 3),
+        (..., 4),
+        (..., slice(3)),
+    ],
+    ids=str,
+)
+def test_what_is_assigned_to_a_part_is_kept(index: Any) -> None:
+    layer = DynamicLayer()
+    served(layer)
+    layer.update(*states(9, 0))
+    before = layer.keys.clone().multiplied_out()
+    expected = before.clone()
+    expected[index] = 2 * before[index]
+    layer.keys[index] = 2 * before[index]
+    assert same(layer.keys, rounded(expected))
+    expected = layer.keys.clone().multiplied_out()
+    expected[index] = 0
+    layer.keys[index] = 0
+    assert same(layer.keys, rounded(expected))
+
+
 def test_values_that_somebody_puts_there_are_kept_until_more_come() -> None:
     layer = DynamicLayer()
     served(layer)

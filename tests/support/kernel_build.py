@@ -37,12 +37,13 @@ def configure(folder: Path, *options: str) -> Path:
 def compiled() -> Path | None:
     """The folder where `make setup` has compiled the kernels as they are now, with the test programs."""
     sources = [path for part in ("kernels", "tests/csrc") for path in (ROOT / part).rglob("*.*")]
-    newest = max(path.stat().st_mtime for path in sources)
+    # Written behind every set-up; what is compiled may be older, where its own sources are.
+    done = max((path.stat().st_mtime for path in ROOT.glob(".venv/ready-*")), default=0.0)
+    if done <= max(path.stat().st_mtime for path in sources):
+        return None
     for folder in ROOT.glob("build/editable-*/kernels"):
-        library = folder / "_C.so"
-        names = [f"csrc/{name}_{isa}" for isa in built_isas(folder) for name in ("vec_test", "loops_test")]
-        made = [library, *(folder / name for name in names)]
-        if all(path.exists() and path.stat().st_mtime > newest for path in made):
+        programs = [f"csrc/{name}_{isa}" for isa in built_isas(folder) for name in ("vec_test", "loops_test")]
+        if all((folder / program).exists() for program in programs):
             return folder
     return None
 

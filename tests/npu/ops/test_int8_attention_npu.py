@@ -107,6 +107,7 @@ def test_a_window_of_one_query() -> None:
         ("several queries in fp16", {"query": (1, 4, 3, 64), "dtype": torch.float16}),
         ("a head size that is no multiple of 32", {"query": (1, 4, 1, 48)}),
         ("a softcap", {"query": (1, 4, 1, 64), "softcap": 5.0}),
+        ("more than 64 query heads for a key head", {"query": (1, 130, 1, 64)}),
         ("sinks", {"query": (1, 4, 1, 64), "sinks": torch.randn(4).bfloat16()}),
         ("a float mask", {"query": (1, 4, 3, 64), "mask": torch.randn(1, 1, 3, 19).bfloat16()}),
         ("a head size that is no multiple of 16", {"query": (1, 4, 1, 40), "dtype": torch.float32}),
@@ -141,14 +142,15 @@ def test_rows_are_one_launch(shape: tuple[int, ...], dtype: torch.dtype) -> None
     assert ((values - x.double()).abs() <= 0.501 * own.double()).all()
 
 
-def test_rows_in_fp32_are_the_reference() -> None:
-    x = torch.randn(2, 3, 4, 64)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 64), (1, 1, 1, 66)], ids=str)
+def test_rows_in_fp32_are_the_reference(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
     ops._npu_forget_counts()
     integers, scales = ops._npu_int8_rows(x.npu())
     assert native_npu.calls() == [("int8_rows", "fp32", 1)]
     rows = int8_rows(x)
-    assert torch.equal(integers.cpu(), rows[..., :64])
-    assert torch.equal(scales.cpu().view(torch.int8), rows[..., 64:])
+    assert torch.equal(integers.cpu(), rows[..., : shape[-1]])
+    assert torch.equal(scales.cpu().view(torch.int8), rows[..., shape[-1] :])
 
 
 def test_rows_with_their_scales_behind_them_are_taken_apart() -> None:
