@@ -4,6 +4,7 @@
 
 #include "attention/attention_direct.h"
 #include "attention/attention_task.h"
+#include "common/largest.h"
 #include "common/vec.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
@@ -31,29 +32,13 @@ struct RowWords<WordsInt16> {
   }
 };
 
-// The largest magnitude of n values, at least `least`; NaN where one is not finite.
-template <typename T>
-LB_INLINE float largest_of(const T* values, int64_t n, float least) {
-  VF largest = splat(least);
-  VF infinite = {};
-  for (int64_t c = 0; c < n; c += kLanes) {
-    const VF v = load_some(values + c, n - c);
-    largest = max(largest, abs(v));
-    infinite += v * splat(0.0f);  // NaN for NaN and infinity
-  }
-  return sum(infinite) == 0.0f ? hmax(largest) : __builtin_nanf("");
-}
-
-// What the largest magnitude counts as at least, so that dividing by it is a number.
-constexpr float kLeastMagnitude = 0x1p-100f;
-
 // One query row as int16, rounded to nearest even, padded with zeros to a multiple of kLanes words. Returns what
 // they are multiples of; NaN, and zeros, where a value is not finite.
 template <typename T>
 float pack_query_int16(const T* row, int64_t n, float* out) {
   // A sum over n products with integers of 8 bits stays in 32.
   const float most = static_cast<float>(min_of(32767, (int64_t{1} << 31) / 128 / max_of(n, 1) - 1));
-  const float largest = largest_of(row, n, kLeastMagnitude);
+  const float largest = largest_of(row, n);
   const VF factor = splat(largest == largest ? most / largest : 0.0f);
   for (int64_t c = 0; c < round_up(n, 2 * kLanes); c += kLanes) {
     const VF v = c < n ? load_some(row + c, n - c) : VF{};
@@ -70,7 +55,7 @@ float pack_query_int16(const T* row, int64_t n, float* out) {
 inline bool split_weights(const float* weights, int64_t width, WeightDigits& out) {
   // 2^24 but for what the product may be rounded up.
   constexpr float kMost = 16776960.0f;
-  const float largest = largest_of(weights, width, kLeastMagnitude);
+  const float largest = largest_of(weights, width);
   const bool is_finite = largest == largest;
   const VF factor = splat(is_finite ? kMost / largest : 0.0f);
   bool any_below = false;

@@ -1,4 +1,5 @@
 // The loop of int8_rows. Compiled once an instruction set. int8_attention runs those of attention/.
+#include "common/largest.h"
 #include "common/vec.h"
 #include "int8_attention/int8_attention.h"
 
@@ -8,8 +9,6 @@ namespace {
 
 // 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
 constexpr float kRounder = 12582912.0f;
-// What a row's largest magnitude counts as at least, so that 127 divided by it is a number.
-constexpr float kLeast = 0x1p-100f;
 
 LB_INLINE VB rounded(VF v) {
   return __builtin_convertvector((VI)as_uint(v + splat(kRounder)) << 24 >> 24, VB);
@@ -24,16 +23,9 @@ LB_INLINE void put(int8_t* p, VB v, int n) {
 
 template <typename T>
 void quantize_row(const T* x, int64_t cols, int8_t* out) {
-  VF largest{}, infinite{};
-  for_lanes(cols, [&](int64_t i, auto n) {
-    const VF v = load(x + i, n);
-    largest = max(largest, abs(v));
-    infinite += v * splat(0.0f);  // NaN for NaN and infinity
-  });
-  const bool is_finite = sum(infinite) == 0.0f;
-  const float top = hmax(largest);
-  const float limit = top > kLeast ? top : kLeast;
-  const float scale = is_finite ? limit / 127.0f : __builtin_nanf("");
+  const float limit = largest_of(x, cols);
+  const bool is_finite = limit == limit;
+  const float scale = limit / 127.0f;
   memcpy(out + cols, &scale, sizeof(scale));
   if (!is_finite) {
     memset(out, 0, static_cast<size_t>(cols));

@@ -3,6 +3,7 @@
 // A word is 32 bits: four integers of x where the CPU multiplies those (VNNI), else two, widened to 16 bits.
 #include "int8_linear/int8_linear.h"
 
+#include "common/largest.h"
 #include "common/vec.h"
 #include "common/vec_transpose.h"
 
@@ -76,8 +77,6 @@ int64_t words(int64_t k) { return (k + kColumns - 1) / kColumns * kLanes; }
 
 // 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
 constexpr float kRounder = 12582912.0f;
-// What a row's largest magnitude counts as at least, so that 127 divided by it is a number.
-constexpr float kLeast = 0x1p-100f;
 
 LB_INLINE VI rounded(VF v) { return (VI)as_uint(v + splat(kRounder)) << 24 >> 24; }
 
@@ -91,18 +90,11 @@ LB_INLINE int32_t sum_of(VI v) {
 template <typename T>
 void quantize_row(const Int8LinearArgs& args, int64_t row) {
   const T* x = static_cast<const T*>(args.x) + row * args.k;
-  VF largest{}, infinite{};
-  for_lanes(args.k, [&](int64_t i, auto n) {
-    const VF v = load(x + i, n);
-    largest = max(largest, abs(v));
-    infinite += v * splat(0.0f);
-  });
+  const float limit = largest_of(x, args.k);
+  const bool is_finite = limit == limit;
   const int64_t count = words(args.k);
   int32_t* to = args.words + row * count;
-  const bool is_finite = sum(infinite) == 0.0f;
-  const float top = hmax(largest);
-  const float limit = top > kLeast ? top : kLeast;
-  args.row_scales[row] = is_finite ? limit / 127.0f : __builtin_nanf("");
+  args.row_scales[row] = limit / 127.0f;
   args.row_offsets[row] = 0;
   memset(to + count - kLanes, 0, kLanes * sizeof(int32_t));
   if (!is_finite) {
