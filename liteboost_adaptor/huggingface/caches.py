@@ -46,7 +46,7 @@ def _receiver(tally: Tally) -> Callable[..., Any]:
     def receiver(cache: Any, module: Any = None) -> Any:
         if torch.compiler.is_compiling() or not isinstance(cache, _cache_class()):
             return cache
-        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", ())
+        layers = _layers_for(module, getattr(cache, "self_attention_cache", cache))
         has_integers = int8_cache.is_wanted(module)
         if layers and not all(_is_served(layer, has_integers) for layer in (layers[0], layers[-1])):
             for layer in layers:
@@ -60,6 +60,18 @@ def _receiver(tally: Tally) -> Callable[..., Any]:
         return cache
 
     return receiver
+
+
+def _layers_for(module: Any, cache: Any) -> Any:
+    """The layers of ``cache``, also those that an update by ``module`` is going to make."""
+    layers = getattr(cache, "layers", ())
+    make, index = getattr(cache, "layer_class_to_replicate", None), getattr(module, "layer_idx", None)
+    if make is not None and isinstance(index, int):
+        while (
+            len(layers) <= index
+        ):  # as Cache.update does: one made there would not be met before it is filled
+            layers.append(make())
+    return layers
 
 
 def restore_all() -> list[str]:

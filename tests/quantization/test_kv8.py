@@ -215,6 +215,15 @@ def test_a_prompt_is_used_again(no_grad: None) -> None:
     assert prompt.get_seq_length() == 30 and kept(prompt)[0].dtype == torch.int8
 
 
+def test_a_cache_without_layers_keeps_integers_from_the_first_token(no_grad: None) -> None:
+    from transformers import DynamicCache
+
+    model, ids = load(), text(1)[:, :30]
+    liteboost_adaptor.apply(model, quant="kv8")
+    made = model(ids, past_key_values=DynamicCache()).logits
+    assert torch.equal(made, model(ids, use_cache=True).logits)
+
+
 def test_attention_weights_come_from_the_original_on_the_values(no_grad: None) -> None:
     model, ids = tiny_models.build("llama"), torch.arange(1, 12)[None]
     model.set_attn_implementation("eager")
