@@ -4,7 +4,7 @@
 //
 //   x            [T, K], one row a token, or [T, S, K], one row a slot; any strides, copied if not contiguous
 //   tiles        the weights [N, K] of all E experts one below the other, as tiles of quantized_linear.h:
-//                [E * N / 16, K8, 16] int8 or [E * N / 16, K / 8, 64] uint8
+//                [E * N / 16, K32 / 4, 64] int8 or [E * N / 16, K / 8, 64] uint8
 //   scales       [E * N / 16, G, 16], and zero_points, if any, as of linear_tiles
 //   bias         [E, N] or none, x.dtype
 //   index        [T, S]      int64, 0 .. E; E stands for no expert here: a row of 0

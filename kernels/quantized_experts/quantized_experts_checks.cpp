@@ -32,20 +32,19 @@ void check_tiles(const at::Tensor& x, const at::Tensor& tiles, const c10::SymInt
   LB_CHECK_TYPE(is_w8 || tiles.scalar_type() == at::kByte, op, "tiles must be int8 or uint8, got ",
                 tiles.scalar_type(), advice);
   check_same_device(op, "tiles", tiles, "x", x);
-  const int64_t line = is_w8 ? kTile : kStep * kTile / 2;
-  const int64_t unit = is_w8 ? kStep : kPack / kStep;
-  LB_CHECK_VALUE(
-      tiles.dim() == 3 && tiles.sym_size(2) == line && tiles.sym_size(1) > 0 && tiles.sym_size(1) % unit == 0,
-      op, "tiles must have shape ",
-      is_w8 ? "[tiles, in_features rounded up to 8, 16]"
-            : "[tiles, in_features / 8, 64] with in_features a multiple of 32",
-      ", got ", tiles.sym_sizes(), advice);
+  const int64_t columns = columns_of_line(is_w8);
+  LB_CHECK_VALUE(tiles.dim() == 3 && tiles.sym_size(2) == kTileLine && tiles.sym_size(1) > 0 &&
+                     tiles.sym_size(1) % (kPack / columns) == 0,
+                 op, "tiles must have shape ",
+                 is_w8 ? "[tiles, in_features rounded up to 32 / 4, 64]"
+                       : "[tiles, in_features / 8, 64] with in_features a multiple of 32",
+                 ", got ", tiles.sym_sizes(), advice);
   LB_CHECK_VALUE(
       out_features > 0 && out_features % kTile == 0 && tiles.sym_size(0) % (out_features / kTile) == 0, op,
       "out_features must be those of an expert, a multiple of 16, in ", tiles.sym_size(0),
       " tiles of 16, got ", out_features, "; pass those of these experts");
-  const c10::SymInt width = is_w8 ? tiles.sym_size(1) : tiles.sym_size(1) * kStep;
-  const c10::SymInt given = is_w8 ? (x.sym_size(-1) + kStep - 1) / kStep * kStep : x.sym_size(-1);
+  const c10::SymInt width = tiles.sym_size(1) * columns;
+  const c10::SymInt given = is_w8 ? (x.sym_size(-1) + kPack - 1) / kPack * kPack : x.sym_size(-1);
   LB_CHECK_VALUE(given == width, op, "x must have in_features last, those of tiles ", tiles.sym_sizes(),
                  ", got ", x.sym_sizes(), "; pass the tiles of these experts");
 }

@@ -54,8 +54,11 @@ Refusal refusal_of(const at::Tensor& x, const Weights& weights, const at::Tensor
   }
   if (given(weights.offsets) && weights.scales.size(1) > 1) return "zero points in groups";
   if (!npu::kSort.available() || !npu::kGroupedMatmul.available()) return "not in this CANN";
-  return npu::unverified(
-      kOp, std::string(npu::dtype_name(x.scalar_type())) + (weights.is_words() ? " 4 bits" : " 8 bits"));
+  std::string kind = npu::dtype_name(x.scalar_type());
+  kind += weights.is_words() ? " 4 bits" : " 8 bits";
+  if (given(weights.offsets)) kind += " with zero points";
+  if (weights.is_words() && weights.scales.size(1) == 1) kind += " in one group";
+  return npu::unverified(kOp, kind);
 }
 
 // Offsets where there are none, of the shape and dtype of the scales.
@@ -145,12 +148,19 @@ at::Tensor experts_tiles_npu(const at::Tensor& x, const at::Tensor& tiles, const
   const auto of_groups = [&](const at::Tensor& t) {
     return by_expert(rows_of(t)).transpose(1, 2).contiguous();
   };
+  if (tiles.scalar_type() == at::kChar && scales.size(1) > 1) {
+    return npu::fall_back<decltype(experts_tiles_npu)>(kOp, "8 bits in groups")
+        .call(x, tiles, scales, zero_points, bias, index, out_features);
+  }
+  const bool is_word = tiles.storage_offset() % 4 == 0;
+  const at::Tensor words = is_word ? tiles.contiguous() : tiles.clone(at::MemoryFormat::Contiguous);
+  const at::Tensor rows = rows_of(words.view(at::kInt));
   Weights weights;
   if (tiles.scalar_type() == at::kChar) {
-    weights.integers = by_expert(rows_of(tiles).narrow(1, 0, x.size(-1)).contiguous());
+    weights.integers = by_expert(rows.view(at::kChar).narrow(1, 0, x.size(-1)).contiguous());
     weights.scales = by_expert(rows_of(scales)).squeeze(2);
   } else {
-    weights.integers = by_expert(words_of(rows_of(tiles.contiguous().view(at::kInt)).view(at::kByte)));
+    weights.integers = by_expert(words_of(rows.view(at::kByte)));
     weights.scales = of_groups(scales);
     if (given(zero_points)) {
       weights.offsets = at::rsub(of_groups(zero_points->to(x.scalar_type())), at::Scalar(8));

@@ -42,7 +42,7 @@ struct MatrixProduct {
   const void* bias;  // [n] or null
   char *packed, *out;
 
-  int64_t steps() const { return (k + kStep - 1) / kStep; }
+  int64_t steps() const { return steps_of(k); }
   int64_t chunk_bytes() const { return steps() * kStep * kMatrixRows * 2; }
   int64_t chunks() const { return (rows + kMatrixRows - 1) / kMatrixRows; }
   int64_t groups() const { return (tiles_of(n) + kMatrixTiles - 1) / kMatrixTiles; }

@@ -21,7 +21,7 @@
 // side by side, as layers keep it in memory. A register then holds 16 outputs, so none has lanes to be added up, and
 // their scales are one load. The last of T tiles is filled up with zeros.
 //
-//   tiles        [T, K8, 16]       int8, K8 being K rounded up to 8: column by column; or
+//   tiles        [T, K32 / 4, 64]  int8, K32 being K rounded up to 32: four columns of each of 16 rows; or
 //                [T, K / 8, 64]    uint8: 32 bits of packing 1 (two words: eight columns) of each of 16 rows
 //   scales       [T, G, 16]        G is 1, or groups as above, for either number of bits
 //   zero_points  [T, G, 16]        for 4 bits
@@ -33,8 +33,11 @@
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
 // in fp32, then bias, then one rounding to x.dtype. More than kQuantizedRows rows are multiplied by weights rounded to
 // x.dtype where torch's product of this dtype has units of its own (see quantized_linear_cpu.cpp), and where x is bf16
-// and the CPU has vdpbf16ps; there integers with one group of columns stay what they are. The number of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as
-// zero.
+// and the CPU has vdpbf16ps; there integers with one group of columns stay what they are. The number of threads changes
+// no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
+// up to three), 32 columns at a time become integers of 24 bits times a power of two, whose products are summed exactly
+// (quantized_digits.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
+// more, and with infinity or NaN among them the outputs of the row are NaN.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
@@ -48,10 +51,16 @@ namespace liteboost {
 
 // Outputs of a tile.
 constexpr int64_t kTile = 16;
-// Columns that are read together: those of w8 are filled up to a multiple of it.
+// Columns that are read together.
 constexpr int64_t kStep = 8;
-// Columns of w4 that are packed together.
+// Columns of w4 that are packed together; those of w8 are filled up to a multiple of it.
 constexpr int64_t kPack = 32;
+// Steps of k columns in a tile.
+constexpr int64_t steps_of(int64_t k) { return (k + kPack - 1) / kPack * (kPack / kStep); }
+// Bytes of a line of a tile: a word of each of its rows.
+constexpr int64_t kTileLine = 4 * kTile;
+// Columns that such a word has.
+constexpr int64_t columns_of_line(bool is_w8) { return is_w8 ? 4 : 8; }
 // The most rows that the loops on integers serve where something else is faster for more.
 constexpr int64_t kQuantizedRows = 32;
 

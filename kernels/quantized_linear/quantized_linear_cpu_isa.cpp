@@ -3,12 +3,15 @@
 // A tile of weight meets a *chunk* of rows of x, up to kChunk, whose sums are in registers: each integer is taken out of
 // memory once, and out of its byte once a chunk.
 //
-// x is packed as [chunk][step][part][row][columns of a part] (quantized_steps.h), and behind each chunk, where the
-// weight has zero points, the sums of its groups of columns, [group][row]: they need no more of x than these. A chunk
-// has rows of zeros where there are fewer than the loop for it takes.
+// x is packed as [chunk][step][part][row][columns of a part] (quantized_steps.h), or as [chunk][pack][row] digits
+// (quantized_digits.h), and behind each chunk, where the weight has zero points, the sums of its groups of columns,
+// [group][row]: they need no more of x than these. A chunk has rows of zeros where there are fewer than the loop for it
+// takes, and a row ends in zeros.
 #include "quantized_linear/quantized_linear.h"
 
+#include "common/prefetch.h"
 #include "common/vec.h"
+#include "quantized_linear/quantized_digits.h"
 #include "quantized_linear/quantized_matrix.h"
 #include "quantized_linear/quantized_steps.h"
 
@@ -25,9 +28,16 @@ constexpr int kChunk = 8;
 // Vectors of a tile.
 constexpr int kVectors = static_cast<int>(kTile) / kLanes;
 constexpr int64_t kSummedSteps = 16;  // steps summed by themselves: long sums round more
-constexpr int64_t kAhead = 4096;      // bytes that are fetched ahead: arithmetic takes as long as memory
+// Bytes that are asked for ahead into the first and the second cache: arithmetic takes nearly as long as memory.
+constexpr int64_t kNear = 2048, kFar = 16384;
 
-int64_t whole_steps(int64_t k) { return (k + kStep - 1) / kStep; }
+template <int64_t bytes>
+LB_INLINE void fetch_weights(const char* data) {
+  LB_UNROLL for (int64_t line = 0; line < bytes; line += 64) {
+    __builtin_prefetch(data + kNear + line);
+    fetch_ahead(data + kFar + line);
+  }
+}
 int64_t groups_with_sums(const QuantizedTiles& weight) { return weight.zero_points ? weight.groups : 0; }
 
 // Of `rows` rows of x of which `left` are left, those in the next chunk: all chunks of about the same size.
@@ -65,7 +75,7 @@ constexpr int64_t loop_rows(int64_t rows) {
 
 template <typename S>
 int64_t chunk_bytes(const QuantizedTiles& weight, int64_t rows) {
-  const int64_t row = whole_steps(weight.k) * kStep * static_cast<int64_t>(sizeof(typename S::Element)) +
+  const int64_t row = S::elements(weight.k) * static_cast<int64_t>(sizeof(typename S::Element)) +
                       groups_with_sums(weight) * static_cast<int64_t>(sizeof(float));
   return (loop_rows(rows) * row + 63) / 64 * 64;
 }
@@ -80,7 +90,7 @@ int64_t packed_bytes(const QuantizedTiles& weight, int64_t rows) {
   return bytes;
 }
 
-// One row of x of `rows`, k columns, to where its first part lies.
+// One row of x of `rows`, k columns, to where its first part lies. What is behind the last step is zero already.
 template <typename S>
 LB_INLINE void pack_row(const typename S::Element* x, int64_t k, int64_t rows, typename S::Element* to) {
   constexpr int columns = S::kColumns;
@@ -107,16 +117,19 @@ LB_INLINE float sum_of(const T* x, int64_t count) {
 template <typename S, typename T>
 void pack(const QuantizedTiles& weight, const T* x, int64_t rows, char* packed) {
   typedef typename S::Element Element;
-  const int64_t k = weight.k, columns = whole_steps(k) * kStep, groups = groups_with_sums(weight);
+  const int64_t k = weight.k, groups = groups_with_sums(weight);
   for (int64_t row = 0, width; row < rows; row += width) {
     width = next_chunk(rows - row);
     const int64_t lanes = loop_rows(width);
     Element* to = reinterpret_cast<Element*>(packed);
-    float* sums = reinterpret_cast<float*>(to + lanes * columns);
-    if (lanes > width) memset(packed, 0, static_cast<size_t>(chunk_bytes<S>(weight, width)));
+    float* sums = reinterpret_cast<float*>(to + lanes * S::elements(k));
+    if (lanes > width || k % kPack != 0)
+      memset(packed, 0, static_cast<size_t>(chunk_bytes<S>(weight, width)));
     for (int64_t i = 0; i < width; ++i) {
       const T* from = x + (row + i) * k;
-      if constexpr (__is_same(T, Element)) {
+      if constexpr (S::kIsDigits) {
+        pack_digits_row<S>(from, k, lanes, to + i);
+      } else if constexpr (__is_same(T, Element)) {
         pack_row<S>(from, k, lanes, to + i * S::kColumns);
       } else {
         constexpr int64_t kBlock = 512;  // whole packs, converted in one go
@@ -170,9 +183,9 @@ LB_INLINE void tile_sums(const Meeting& m, int lane, VF (&sums)[X]) {
     const int64_t end = m.steps - begin < kSummedSteps ? m.steps : begin + kSummedSteps;
     VF d[C][X];
     LB_UNROLL for (int c = 0; c < C; ++c) { LB_UNROLL for (int r = 0; r < X; ++r) d[c][r] = VF{}; }
-    __builtin_prefetch(reinterpret_cast<const char*>(scales + group * kTile) + kAhead / 8);
+    fetch_ahead(reinterpret_cast<const char*>(scales + group * kTile) + kFar / 8);
     for (int64_t step = begin; step < end; ++step) {
-      for (int64_t line = 0; line < S::kBytes; line += 64) __builtin_prefetch(data + kAhead + line);
+      fetch_weights<S::kBytes>(data);
       add_parts<S, X, C, 0>(d, S::read(data, lane), x);
       data += S::kBytes;
       x += kStep * X;
@@ -191,13 +204,45 @@ LB_INLINE void tile_sums(const Meeting& m, int lane, VF (&sums)[X]) {
   }
 }
 
+#if defined(__AVX512BF16__)
+// The same of digits.
+template <typename S, typename T, int X>
+LB_INLINE void digit_sums(const Meeting& m, VF (&sums)[X]) {
+  const auto* x = static_cast<const PackDigits*>(m.x);
+  const T* scales = static_cast<const T*>(m.scales);
+  const char* data = m.data;
+  const int64_t packs = m.steps / (kPack / kStep);  // of a group
+  LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = VF{};
+  for (int64_t group = 0; group < m.groups; ++group, scales += kTile) {
+    const VF scale = load(scales);
+    fetch_ahead(reinterpret_cast<const char*>(scales) + kFar / 8);
+    if (m.zero_points) {
+      const VF offset = (splat(8.0f) - from_uint8(m.zero_points + group * kTile)) * scale;
+      LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = fma(offset, splat(m.x_sums[group * X + r]), sums[r]);
+    }
+    for (int64_t pack = 0; pack < packs; ++pack, data += S::kPackBytes, x += X) {
+      fetch_weights<S::kPackBytes>(data);
+      VI weights[8];
+      S::load(data, weights);
+      LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = fma(digit_products(weights, x[r]), scale, sums[r]);
+    }
+  }
+}
+#endif
+
 // Writes `rows` rows of the outputs of tile `tile` to those of `out`.
 template <typename S, typename T, int X>
 void meet(const QuantizedLinearArgs& args, const Meeting& m, int64_t tile, int64_t rows, T* out) {
   const int64_t n = args.weight.n;
   for (int lane = 0; lane < kTile && tile * kTile + lane < n; lane += kLanes) {
     VF sums[X];
-    LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, tile_sums<S, Scale, X>(m, lane, sums));
+    LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, {
+      if constexpr (S::kIsDigits) {
+        digit_sums<S, Scale>(m, sums);
+      } else {
+        tile_sums<S, Scale, X>(m, lane, sums);
+      }
+    });
     const int64_t first = tile * kTile + lane;
     const auto write = [&](auto lanes) {
       const VF bias = args.bias ? load(static_cast<const T*>(args.bias) + first, lanes) : VF{};
@@ -226,7 +271,7 @@ int64_t scale_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 template <typename S, typename T>
 void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
   const QuantizedTiles& weight = args.weight;
-  const int64_t steps = whole_steps(weight.k), tile_scales = weight.groups * kTile;
+  const int64_t steps = steps_of(weight.k), tile_scales = weight.groups * kTile;
   for (int64_t tile = begin; tile < end; ++tile) {
     Meeting m;
     m.data = static_cast<const char*>(weight.data) + tile * steps * S::kBytes;
@@ -238,7 +283,7 @@ void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
     for (int64_t row = 0, width; row < args.rows; row += width) {
       width = next_chunk(args.rows - row);
       m.x = x;
-      m.x_sums = reinterpret_cast<const float*>(x + loop_rows(width) * steps * kStep *
+      m.x_sums = reinterpret_cast<const float*>(x + loop_rows(width) * S::elements(weight.k) *
                                                         static_cast<int64_t>(sizeof(typename S::Element)));
       T* out = static_cast<T*>(args.out) + row * args.out_stride;
       with_rows(width, Meet<S, T>{args, m, tile, width, out});
@@ -257,7 +302,7 @@ LB_INLINE void unpack_parts(typename S::Loaded w, VF offset, VF scale, int64_t s
 
 template <typename S, typename T>
 void unpack(const QuantizedTiles& weight, int64_t tile, T* out) {
-  const int64_t steps = whole_steps(weight.k), k = weight.k, steps_in_group = steps / weight.groups;
+  const int64_t steps = steps_of(weight.k), k = weight.k, steps_in_group = steps / weight.groups;
   const int64_t rows = weight.n - tile * kTile < kTile ? weight.n - tile * kTile : kTile;
   const char* data = static_cast<const char*>(weight.data) + tile * steps * S::kBytes;
   constexpr int64_t kBlock = kPack / kStep;  // steps
@@ -287,19 +332,22 @@ void unpack(const QuantizedTiles& weight, int64_t tile, T* out) {
 
 // ---- by dtype ----
 
-// f with the steps that serve `rows` rows of x of dtype T and weights of this many bits.
+// f with the steps, or digits, that serve `rows` rows of x of dtype T and weights of this many bits.
 template <typename T, typename F>
 LB_INLINE void with_steps(int32_t bits, int64_t, const F& f) {
   bits == 8 ? f(W8{}) : f(W4{});
 }
 #if defined(__AVX512BF16__)
+// The most rows that digits serve: to take integers out of their bytes is most of the work then.
+constexpr int64_t kDigitRowsOfW8 = 3, kDigitRowsOfW4 = 1;
+
 template <typename T, typename F>
   requires(__is_same(T, bf16))
 LB_INLINE void with_steps(int32_t bits, int64_t rows, const F& f) {
-  if (bits == 4) {
-    f(W4Pairs{});
-  } else {  // to make pairs of bytes costs more than to multiply floats once
-    rows == 1 ? f(W8{}) : f(W8Pairs{});
+  if (bits == 8) {
+    rows <= kDigitRowsOfW8 ? f(W8Digits{}) : f(W8Pairs{});
+  } else {
+    rows <= kDigitRowsOfW4 ? f(W4Digits{}) : f(W4Pairs{});
   }
 }
 #endif

@@ -60,7 +60,7 @@ LB_INLINE void store_pairs(typename S::Loaded w, VF offset, VF factor, int64_t s
 template <typename S, typename T>
 void unpack_pairs(const QuantizedTiles& weight, int64_t tile, int64_t begin, int64_t end, void* pairs,
                   float* scales) {
-  const int64_t steps = (weight.k + kStep - 1) / kStep, steps_in_group = steps / weight.groups;
+  const int64_t steps = steps_of(weight.k), steps_in_group = steps / weight.groups;
   const char* data = static_cast<const char*>(weight.data) + (tile * steps + begin) * S::kBytes;
   const T* all_scales = static_cast<const T*>(weight.scales) + tile * weight.groups * kTile;
   const bool is_rounded = weight.groups > 1;

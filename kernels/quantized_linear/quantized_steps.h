@@ -9,7 +9,8 @@
 //   W4       4 bits   floats, one column     32 * (s / 4) + 2 * (s % 4) + 8 * (j % 4) + j / 4
 //   W4Pairs  4 bits   pairs of bf16          32 * (s / 4) + 2 * (s % 4) + 8 * j, and the next
 //
-// Pairs are for bf16 x where the CPU multiplies pairs of bf16, in which integers of 8 bits are exact.
+// Pairs are for bf16 x where the CPU multiplies pairs of bf16, in which integers of 8 bits are exact. Of few rows it
+// multiplies digits sooner (quantized_digits.h).
 #pragma once
 
 #include "common/vec.h"
@@ -20,8 +21,6 @@ namespace LB_ISA {
 namespace {
 
 #define LB_UNROLL _Pragma("GCC unroll 16")
-
-LB_INLINE VF from_int8(const char* p) { return load(reinterpret_cast<const int8_t*>(p)); }
 
 LB_INLINE VF from_uint8(const uint8_t* p) {
 #if defined(__AVX512F__)
@@ -45,7 +44,9 @@ LB_INLINE VU load_uint(const char* p) {
 // What the steps of floats have in common.
 struct Floats {
   typedef float Element;
-  static constexpr int kColumns = 1, kParts = kStep;  // of a part; of a step
+  static constexpr bool kIsDigits = false;
+  static constexpr int kColumns = 1, kParts = kStep;                            // of a part; of a step
+  static constexpr int64_t elements(int64_t k) { return steps_of(k) * kStep; }  // of a row of x
   static LB_INLINE VF multiply_add(VF sum, VF w, const Element* x) { return fma(w, splat(*x), sum); }
 };
 
@@ -65,11 +66,15 @@ struct Nibbles {
 
 // `read` takes the lanes from `lane` on of a step.
 struct W8 : Floats, Bytes {
-  typedef const char* Loaded;
-  static LB_INLINE Loaded read(const char* step, int lane) { return step + lane; }
+  struct Loaded {
+    VU words[2];
+  };
+  static LB_INLINE Loaded read(const char* step, int lane) {
+    return {load_uint(step + 4 * lane), load_uint(step + kTileLine + 4 * lane)};
+  }
   template <int j>
   static LB_INLINE VF part(Loaded w) {
-    return from_int8(w + j * kTile);
+    return __builtin_convertvector((VI)(w.words[j / 4] << (24 - 8 * (j % 4))) >> 24, VF);
   }
 };
 
@@ -94,7 +99,9 @@ typedef uint16_t VPairs __attribute__((vector_size(kVecBytes)));
 
 struct Pairs {
   typedef bf16 Element;
+  static constexpr bool kIsDigits = false;
   static constexpr int kColumns = 2, kParts = kStep / 2;
+  static constexpr int64_t elements(int64_t k) { return steps_of(k) * kStep; }
   static LB_INLINE VF multiply_add(VF sum, __m512bh w, const Element* x) {
     int32_t pair;
     memcpy(&pair, x, sizeof(pair));
@@ -103,14 +110,13 @@ struct Pairs {
 };
 
 struct W8Pairs : Pairs, Bytes {
-  typedef const char* Loaded;
-  static LB_INLINE Loaded read(const char* step, int) { return step; }
+  typedef W8::Loaded Loaded;
+  static LB_INLINE Loaded read(const char* step, int lane) { return W8::read(step, lane); }
   template <int j>
   static LB_INLINE __m512bh part(Loaded w) {
     // Integers of 8 bits as floats are zero in the half that bf16 leaves out.
-    const VU low = as_uint(from_int8(w + 2 * j * kTile)) >> 16;
-    return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low,
-                                             (__m512i)from_int8(w + (2 * j + 1) * kTile));
+    const VU low = as_uint(W8::part<2 * j>(w)) >> 16;
+    return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)W8::part<2 * j + 1>(w));
   }
 };
 

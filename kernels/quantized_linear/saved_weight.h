@@ -11,7 +11,7 @@
 namespace liteboost {
 
 inline int64_t tile_bytes(const QuantizedTiles& weight) {
-  return (weight.k + kStep - 1) / kStep * kStep * kTile * weight.bits / 8;
+  return steps_of(weight.k) * kStep * kTile * weight.bits / 8;
 }
 
 inline int64_t tiles_of(int64_t n) { return (n + kTile - 1) / kTile; }
@@ -24,15 +24,14 @@ struct SavedWeight {
   const uint8_t* zero_points;  // [n, groups] or null
 };
 
-// `size` bytes at a time, of which a row has `count`, from kTile rows to side by side.
-inline void interleave(const char* from, int64_t rows, int64_t count, int64_t size, char* to) {
+// `size` bytes at a time, from kTile rows of `bytes` to side by side; at the end of a row fewer.
+inline void interleave(const char* from, int64_t rows, int64_t bytes, int64_t size, char* to) {
+  const int64_t whole = bytes / size, left = bytes % size;
   for (int64_t row = 0; row < rows; ++row) {
-    const char* at = from + row * count * size;
-    if (size == 1) {
-      for (int64_t i = 0; i < count; ++i) to[i * kTile + row] = at[i];
-    } else {
-      for (int64_t i = 0; i < count; ++i) std::memcpy(to + (i * kTile + row) * size, at + i * size, size);
-    }
+    const char* at = from + row * bytes;
+    char* own = to + row * size;
+    for (int64_t i = 0; i < whole; ++i) std::memcpy(own + i * kTile * size, at + i * size, size);
+    if (left > 0) std::memcpy(own + whole * kTile * size, at + whole * size, left);
   }
 }
 
@@ -54,12 +53,10 @@ class ArrangedTile {
 
   const QuantizedTiles& arranged(int64_t tile) {
     const int64_t first = tile * kTile, rows = std::min(weight_.layout.n - first, kTile);
-    const bool is_w8 = tile_.bits == 8;
     const int64_t row_bytes = tile_.k * tile_.bits / 8;
-    interleave(weight_.data + first * row_bytes, rows, is_w8 ? row_bytes : row_bytes / 4, is_w8 ? 1 : 4,
-               data_);
+    interleave(weight_.data + first * row_bytes, rows, row_bytes, 4, data_);
     char* scales = data_ + tile_bytes(tile_);
-    interleave(weight_.scales + first * scale_bytes_, rows, tile_.groups, scale_bytes_ / tile_.groups,
+    interleave(weight_.scales + first * scale_bytes_, rows, scale_bytes_, scale_bytes_ / tile_.groups,
                scales);
     if (weight_.zero_points) {
       interleave(reinterpret_cast<const char*>(weight_.zero_points) + first * tile_.groups, rows,

@@ -16,7 +16,7 @@ from .checks import (
     shape_text,
 )
 from .experts import by_expert
-from .quantized_linear import PACK, STEP, TILE, linear_tiles
+from .quantized_linear import LINE, PACK, TILE, columns_of_line, linear_tiles
 from .registry import define
 
 _OP = "experts_tiles"
@@ -40,7 +40,7 @@ def experts_tiles(
         x: ``[tokens, in_features]``, the same row for all slots of a token, or ``[tokens, slots,
             in_features]``; fp32/bf16/fp16 (here also fp64). Any strides.
         tiles: The weights of all experts one below the other, as `quantized_linear.to_tiles` arranges them:
-            int8 ``[tiles, in_features rounded up to 8, 16]`` or uint8 ``[tiles, in_features / 8, 64]``.
+            int8 ``[tiles, in_features rounded up to 32 / 4, 64]`` or uint8 ``[tiles, in_features / 8, 64]``.
         scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, as of `linear_tiles`.
         zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
         bias: ``[experts, out_features]``, dtype of ``x``, or None.
@@ -119,9 +119,9 @@ def _check_tiles(x: Tensor, tiles: Tensor, out_features: int) -> None:
             f"liteboost::{_OP}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {_ADVICE}"
         )
     check_same_device(_OP, "tiles", tiles, "x", x)
-    line, unit = (TILE, STEP) if is_w8 else (STEP * TILE // 2, PACK // STEP)
-    if tiles.dim() != 3 or tiles.shape[2] != line or not tiles.shape[1] or tiles.shape[1] % unit:
-        form = "in_features rounded up to 8, 16]"
+    columns = columns_of_line(tiles)
+    if tiles.dim() != 3 or tiles.shape[2] != LINE or not tiles.shape[1] or tiles.shape[1] % (PACK // columns):
+        form = "in_features rounded up to 32 / 4, 64]"
         if not is_w8:
             form = "in_features / 8, 64] with in_features a multiple of 32"
         raise ShapeError(
@@ -134,7 +134,7 @@ def _check_tiles(x: Tensor, tiles: Tensor, out_features: int) -> None:
             f"{tiles.shape[0]} tiles of 16, got {out_features}; pass those of these experts"
         )
     inputs = x.shape[-1]
-    if (-(-inputs // STEP) * STEP if is_w8 else inputs) != tiles.shape[1] * (1 if is_w8 else STEP):
+    if (-(-inputs // PACK) * PACK if is_w8 else inputs) != tiles.shape[1] * columns:
         raise ShapeError(
             f"liteboost::{_OP}: x must have in_features last, those of tiles {shape_text(tiles.shape)}, got "
             f"{shape_text(x.shape)}; pass the tiles of these experts"

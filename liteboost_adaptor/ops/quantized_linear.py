@@ -8,7 +8,9 @@ All ops here:
     over groups, plus the bias, all in fp32, and rounded once. For more than 32 rows the weight may be
     rounded to the dtype of ``x`` first: where torch's product has units of its own for it, such as AMX, and
     for bf16 on CPUs with AVX-512 BF16, if there are groups. On the latter, bf16 values and partial sums below
-    2^-126 count as 0.
+    2^-126 count as 0. There, of one row (of 8 bits up to three), 32 columns at a time are integers times a
+    power of two, whose products are summed exactly: each is rounded to a multiple of 2^-22 of the largest of
+    them (or of 2^-100, if that is more), and infinity or NaN among them makes all outputs of the row NaN.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from .registry import define
 PACK = 32
 #: The number of the packing below. Another order of bits gets another number.
 PACKING = 1
-#: Outputs of a tile, and what in_features of 8 bits are rounded up to in it.
-TILE, STEP = 16, 8
+#: Outputs of a tile, and bytes of a line of it: a word of each.
+TILE, LINE = 16, 64
 
 
 def pack_w4(integers: Tensor) -> Tensor:
@@ -69,19 +71,23 @@ def to_tiles(tensor: Tensor) -> Tensor:
             `pack_w4` packs it; see `scales_to_tiles` for what comes with it.
 
     Returns:
-        ``[tiles, in_features rounded up to 8, 16]`` int8, or ``[tiles, in_features / 8, 64]`` uint8. The last
-        tile is filled up with zeros.
+        ``[tiles, in_features rounded up to 32 / 4, 64]`` int8, or ``[tiles, in_features / 8, 64]`` uint8: a
+        word of each output, of four or eight columns. The last tile is filled up with zeros.
     """
     if tensor.dtype == torch.int8:
-        return _side_by_side(F.pad(tensor, (0, -tensor.shape[1] % STEP)))
-    return _side_by_side(_as_words(tensor)).view(torch.uint8)
+        tensor = F.pad(tensor, (0, -tensor.shape[1] % PACK))
+    return _side_by_side(_as_words(tensor)).view(tensor.dtype)
 
 
 def from_tiles(tiles: Tensor, outputs: int, inputs: int) -> Tensor:
     """The weight that `to_tiles` arranged; ``inputs`` are its in_features, which 8 bits do not say."""
-    if tiles.dtype == torch.int8:
-        return _rows_of(tiles)[:outputs, :inputs].contiguous()
-    return _rows_of(_as_words(tiles))[:outputs].contiguous().view(torch.uint8)
+    rows = _rows_of(_as_words(tiles))[:outputs].contiguous().view(tiles.dtype)
+    return rows[:, :inputs].contiguous() if tiles.dtype == torch.int8 else rows
+
+
+def columns_of_line(tiles: Tensor) -> int:
+    """How many columns of an output a line of `to_tiles` has."""
+    return 4 if tiles.dtype == torch.int8 else 8
 
 
 def scales_to_tiles(scales: Tensor) -> Tensor:
@@ -96,6 +102,8 @@ def scales_from_tiles(tiles: Tensor, outputs: int) -> Tensor:
 
 def _as_words(tensor: Tensor) -> Tensor:
     """Four bytes as one integer; what starts elsewhere than at a multiple of four is copied."""
+    if not tensor.numel():
+        return tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] // 4), dtype=torch.int32)
     starts = tensor.storage_offset(), *tensor.stride()[:-1]
     if not tensor.is_contiguous() or any(start % 4 for start in starts):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
@@ -234,8 +242,8 @@ def linear_tiles(
 
     Args:
         x: ``[..., in_features]``, fp32/bf16/fp16 (here also fp64). Any strides.
-        tiles: int8 ``[tiles, in_features rounded up to 8, 16]`` or uint8 ``[tiles, in_features / 8, 64]``, of
-            `to_tiles`.
+        tiles: int8 ``[tiles, in_features rounded up to 32 / 4, 64]`` or uint8 ``[tiles, in_features / 8,
+            64]``, of `to_tiles`.
         scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, of `scales_to_tiles`: one group, or groups of 32
             columns or a multiple of it.
         zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
@@ -339,10 +347,10 @@ def _check_tiles(
             f"liteboost::{op}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {advice}"
         )
     is_w8 = tiles.dtype == torch.int8
-    line, unit = (TILE, STEP) if is_w8 else (STEP * TILE // 2, PACK // STEP)
-    if tiles.dim() != 3 or tiles.shape[2] != line or tiles.shape[1] % unit:
+    columns = columns_of_line(tiles)
+    if tiles.dim() != 3 or tiles.shape[2] != LINE or tiles.shape[1] % (PACK // columns):
         form = (
-            "in_features rounded up to 8, 16]"
+            "in_features rounded up to 32 / 4, 64]"
             if is_w8
             else "in_features / 8, 64] with in_features a multiple of 32"
         )
@@ -355,7 +363,7 @@ def _check_tiles(
             "pass those of this layer"
         )
     inputs = x.shape[-1]
-    if (-(-inputs // STEP) * STEP if is_w8 else inputs) != tiles.shape[1] * (1 if is_w8 else STEP):
+    if (-(-inputs // PACK) * PACK if is_w8 else inputs) != tiles.shape[1] * columns:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features] with the in_features of tiles "
             f"{shape_text(tiles.shape)}, got {shape_text(x.shape)}; pass the tiles of this layer"

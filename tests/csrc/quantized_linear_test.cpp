@@ -13,13 +13,13 @@ struct Layout {
   int bits, n, k, groups;
   bool with_zeros;
   int tiles() const { return (n + 15) / 16; }
-  int steps() const { return (k + 7) / 8; }
+  int steps() const { return (k + 31) / 32 * 4; }
   int bytes() const { return tiles() * steps() * 128 * bits / 8; }
   int scale(int i, int j) const { return (i / 16 * groups + j / (k / groups)) * 16 + i % 16; }
   // The integer, less what stands for zero.
   int integer(const uint8_t* data, const uint8_t* zeros, int i, int j) const {
     const uint8_t* tile = data + i / 16 * steps() * 128 * bits / 8;
-    if (bits == 8) return static_cast<int8_t>(tile[j * 16 + i % 16]);
+    if (bits == 8) return static_cast<int8_t>(tile[j / 4 * 64 + i % 16 * 4 + j % 4]);
     // 32 bits of a row: words i and i + 1 of its pack, whose nibble q is column 8 * q + i.
     const int word = j % 8, nibble = j % 32 / 8;
     const uint8_t* four = tile + (j / 32 * 4 + word / 2) * 64 + i % 16 * 4;
@@ -28,8 +28,13 @@ struct Layout {
   }
 };
 
+// What x has: any numbers; some that are far below others of their 32 columns, which then need a third digit; or the one
+// of a bf16's mantissas that is too large for three digits of its power of two.
+enum class Values { any, spread, halved };
+
 template <typename T>
-void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, bool with_bias) {
+void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, bool with_bias,
+                Values values = Values::any) {
   std::mt19937 random(static_cast<unsigned>(rows + n + k + groups));
   const Layout layout = {bits, n, k, groups, with_zeros};
   const int tiles = layout.tiles();
@@ -37,6 +42,14 @@ void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, b
   Array<float> scales(tiles * groups * 16);
   Array<bf16> bytes(layout.bytes() / 2), zeros(tiles * groups * 8);  // as memory that ends at a guard page
   x.fill(random);
+  for (int i = 0; i < rows * k && values != Values::any; ++i) {
+    const double own = x[i];
+    if (values == Values::spread) {
+      set(x.data()[i], std::ldexp(own, -static_cast<int>(random() % 20)));
+    } else {
+      set(x.data()[i], i % 5 == 0 ? 0x1.fep0 : own * 0.1);
+    }
+  }
   bias.fill(random);
   scales.fill(random);
   uint8_t* data = reinterpret_cast<uint8_t*>(bytes.data());
@@ -174,7 +187,7 @@ void test_matrices() {
 template <typename T>
 void test_type() {
   for (int k = 1; k <= 2 * kMaxLength; ++k) {
-    for (const int rows : {1, 3}) test_shape<T>(8, rows, 7, k, 1, false, k % 2 == 0);
+    for (const int rows : {1, 2, 3, 4}) test_shape<T>(8, rows, 7, k, 1, false, k % 2 == 0);
   }
   for (int packs = 1; packs <= 9; ++packs) {
     for (const int rows : {1, 3, 6}) {
@@ -186,6 +199,12 @@ void test_type() {
     test_shape<T>(8, rows, 35, 70, 1, false, true);
     test_shape<T>(4, rows, 35, 96, 3, true, true);
     test_shape<T>(8, rows, 33, 64, 2, false, false);
+  }
+  for (const Values values : {Values::spread, Values::halved}) {
+    for (const int rows : {1, 2, 3, 5}) {
+      test_shape<T>(8, rows, 19, 77, 1, false, true, values);
+      test_shape<T>(4, rows, 19, 96, 3, true, true, values);
+    }
   }
   test_shape<T>(4, 70, 35, 96, 3, true, true);
   // Beyond what is converted in one go.

@@ -151,7 +151,7 @@ def test_opcheck_and_reference(form: str) -> None:
 
 
 X, INDEX = torch.zeros(2, 64), torch.zeros(2, 1, dtype=torch.int64)
-T8, S8 = torch.zeros(4, 64, 16, dtype=torch.int8), torch.ones(4, 1, 16)
+T8, S8 = torch.zeros(4, 16, 64, dtype=torch.int8), torch.ones(4, 1, 16)
 T4, S4 = torch.zeros(4, 8, 64, dtype=torch.uint8), torch.ones(4, 2, 16)
 Z4 = torch.zeros(4, 2, 16, dtype=torch.uint8)
 BAD = {
@@ -164,7 +164,7 @@ BAD = {
         ValueError,
         r"slots = 1 second",
     ),
-    "x size": ((X[:, 8:], T8, S8, None, None, INDEX, 32), ValueError, r"x must have in_features last"),
+    "x size": ((X[:, 32:], T8, S8, None, None, INDEX, 32), ValueError, r"x must have in_features last"),
     "x dtype": ((X.int(), T8, S8, None, None, INDEX, 32), TypeError, r"x must be float32, bfloat16 or"),
     "tiles dtype": ((X, T8.int(), S8, None, None, INDEX, 32), TypeError, r"tiles must be int8 or uint8, got"),
     "tiles shape": ((X, T8[..., :8], S8, None, None, INDEX, 32), ValueError, r"tiles must have shape"),

@@ -102,9 +102,11 @@ def test_tiles_are_those_that_are_documented_and_come_back(n: int) -> None:
     integers = torch.randint(0, 16, (n, 96), dtype=torch.uint8)
     packed, bytes_ = pack_w4(integers), torch.randint(-128, 128, (n, 43), dtype=torch.int8)
     nibbles, columns = to_tiles(packed), to_tiles(bytes_)
-    assert nibbles.shape == (-(-n // 16), 12, 64) and columns.shape == (-(-n // 16), 48, 16)
+    assert nibbles.shape == (-(-n // 16), 12, 64) and columns.shape == (-(-n // 16), 16, 64)
     row, column = n - 1, 42
-    assert columns[row // 16, column, row % 16] == bytes_[row, column] and not columns[:, 43:].any()
+    words = columns.view(-1, 16, 16, 4)
+    assert words[row // 16, column // 4, row % 16, column % 4] == bytes_[row, column]
+    assert not words[:, 11:].any() and not words[:, 10, :, 3].any()
     # The third pack's second four bytes are words 2 and 3: columns 64 + 8 * j + 2 and 3.
     four = nibbles[row // 16, 9, 4 * (row % 16) : 4 * (row % 16) + 4].tolist()
     for j in range(4):
@@ -317,6 +319,17 @@ def test_nan_and_infinity_stay_in_their_output(isa: str, native_only: None, rows
         assert result[:, 4].isnan().all() and torch.equal(result[:, others], clean[:, others])
 
 
+@pytest.mark.parametrize("kind", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_what_is_not_finite_stays_in_its_row(isa: str, native_only: None, kind: float) -> None:
+    for rows in (1, 3, 6):
+        for layer in (w8(21, 64), w4(21, 64, 32, False)):
+            x, bias = inputs(rows, 21, 64, torch.bfloat16)
+            clean = run(x, layer, bias)
+            x[-1, 40] = kind
+            result = run(x, layer, bias)
+            assert torch.equal(result[:-1], clean[:-1]) and not result[-1].isfinite().any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 4, 40])
 def test_opcheck(dtype: torch.dtype, rows: int) -> None:
@@ -350,7 +363,7 @@ def test_compiles_whole() -> None:
 
 X, W8, S8 = torch.zeros(2, 64), torch.zeros(4, 64, dtype=torch.int8), torch.ones(4)
 W4, S4, Z4 = torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.uint8)
-T8, TS = torch.zeros(1, 64, 16, dtype=torch.int8), torch.ones(1, 1, 16)
+T8, TS = torch.zeros(1, 16, 64, dtype=torch.int8), torch.ones(1, 1, 16)
 T4 = torch.zeros(1, 8, 64, dtype=torch.uint8)
 BAD = {
     "tiles dtype": (
@@ -363,7 +376,7 @@ BAD = {
         "linear_tiles",
         (X, T8[..., :8], TS, None, None, 4),
         ValueError,
-        r"tiles must have shape .*16\]",
+        r"tiles must have shape .*up to 32 / 4, 64\]",
     ),
     "tiles w4": (
         "linear_tiles",

@@ -10,24 +10,27 @@ from ...ops.quantized_linear import pack_w4, scales_to_tiles, to_tiles
 from ..case import Case, Kind, makes_cases
 from .experts import SIZES
 
+#: Zero points in several groups are read by no operator of an NPU.
+LAYOUTS = ("8 bits", "4 bits", "4 bits in one group", "4 bits with zero points in one group")
 
-@makes_cases("experts_tiles", "", "8 bits", "4 bits")
+
+@makes_cases("experts_tiles", "", *LAYOUTS)
 def experts_tiles(kind: Kind) -> Iterator[Case]:
-    bits = kind.layout.split()[:1]
+    layout = kind.layout
     for tokens, slots, experts, inputs, outputs in SIZES:
-        rows, groups = experts * outputs, inputs // 32
+        rows, groups = experts * outputs, 1 if layout.endswith("one group") else inputs // 32
         arguments = {"x": kind.normal(tokens, inputs), "index": kind.integers(experts + 1, tokens, slots)}
         arguments |= {"out_features": outputs, "bias": kind.normal(experts, outputs)}
         label = f"{tokens} x {slots} of {experts}, [{outputs}, {inputs}]"
         weight = (kind.integers(255, rows, inputs) - 127).to(torch.int8)
         scales = (kind.normal(rows).abs() + 0.1) * inputs**-0.5 / 127
         layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales), "zero_points": None}
-        if bits != ["4"]:
+        if layout in ("", "8 bits"):
             yield Case(f"{label}, 8 bits", arguments | layer)
         weight = pack_w4(kind.integers(16, rows, inputs).to(torch.uint8))
         scales = (kind.normal(rows, groups).abs() + 0.1) * inputs**-0.5 / 8
         zeros = kind.integers(16, rows, groups).to(torch.uint8)
         layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales)}
-        if bits != ["8"]:
-            layer["zero_points"] = None if bits else scales_to_tiles(zeros)
-            yield Case(f"{label}, 4 bits", arguments | layer)
+        if layout != "8 bits":
+            layer["zero_points"] = scales_to_tiles(zeros) if not layout or "zero" in layout else None
+            yield Case(f"{label}, {layout or '4 bits'}", arguments | layer)

@@ -20,7 +20,7 @@ def _tiles(draw: DrawFn, tiles: int) -> tuple[int, dict[str, Tensor | None], int
     group, groups = draw(st.sampled_from([32, 64, 128])), draw(st.integers(1, 3))
     width = group * groups if bits == 4 else draw(st.integers(1, 140))
     groups = groups if bits == 4 else 1
-    shape, kind = ((tiles, -(-width // 8) * 8, 16), torch.int8)
+    shape, kind = (tiles, -(-width // 32) * 8, 64), torch.int8
     if bits == 4:
         shape, kind = (tiles, width // 8, 64), torch.uint8
     low, high = (-128, 128) if bits == 8 else (0, 256)

@@ -1,0 +1,140 @@
+// Rows of bf16 by weights as integers: two or three products of bytes take the place of four of floats.
+//
+// A pack of columns of a row of x is made integers, by a power of two, of which the largest has 23 or 22 bits: up to
+// 2^15 between magnitudes every bf16 is one, and what is smaller is rounded. They are taken apart into three digits of
+// eight bits with signs, whose products with weights are summed exactly. Mostly, in 2 of 3 packs of a normal
+// distribution, the lowest digits are all zero, and left out.
+#pragma once
+
+#include "common/largest.h"
+#include "common/vec.h"
+#include "quantized_linear/quantized_linear.h"
+#include "quantized_linear/quantized_steps.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+#if defined(__AVX512BF16__)  // and VNNI; see cpu_features.cpp
+
+// A pack of one row. A word has four columns, those of the words of weights that it meets.
+struct PackDigits {
+  float unit;  // of the sums of the upper two digits, the upper one counting 256 times
+  int32_t start,
+      low_start;  // what sums begin with: weights are more than what they stand for, none below zero
+  int32_t has_low;
+  int32_t high[8], middle[8], low[8];
+};
+
+// The largest number of three digits.
+constexpr float kMostDigits = 127 * 65536 + 127 * 256 + 127;
+
+// The largest power of two by which a number of this magnitude has three digits.
+LB_INLINE float power_for(float largest) {
+  uint32_t bits;
+  memcpy(&bits, &largest, sizeof(bits));
+  bits = (127 + 22 + 127 - (bits >> 23)) << 23;
+  float power;
+  memcpy(&power, &bits, sizeof(power));
+  return power * largest > kMostDigits ? power / 2 : power;
+}
+
+LB_INLINE VI lowest_digit(VI v) { return (v << 24) >> 24; }
+
+LB_INLINE int32_t sum_words(VI v) { return _mm512_reduce_add_epi32((__m512i)v); }
+
+// NaN for all that is summed where a value is not finite.
+template <typename S>
+void pack_digits(const bf16* x, PackDigits& to) {
+  const float largest = largest_of(x, kPack);
+  const bool is_finite = largest == largest;
+  const float power = is_finite ? power_for(largest) : 1.0f;
+  VI upper[2], middle[2], low[2];
+  for (int i = 0; i < 2; ++i) {
+    const VI v = is_finite ? (VI)_mm512_cvtps_epi32(load(x + i * kLanes) * splat(power)) : VI{};
+    low[i] = lowest_digit(v);
+    upper[i] = (v - low[i]) >> 8;
+    middle[i] = lowest_digit(upper[i]);
+  }
+  to.unit = is_finite ? 256.0f / power : largest;
+  to.start = -S::kOffset * sum_words(upper[0] + upper[1]);
+  to.low_start = -S::kOffset * sum_words(low[0] + low[1]);
+  to.has_low = _mm512_test_epi32_mask((__m512i)(low[0] | low[1]), (__m512i)(low[0] | low[1])) != 0;
+  S::store((upper[0] - middle[0]) >> 8, (upper[1] - middle[1]) >> 8, to.high);
+  S::store(middle[0], middle[1], to.middle);
+  S::store(low[0], low[1], to.low);
+}
+
+LB_INLINE VI add_products(VI sum, VI weights, int32_t digits) {
+  return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(digits));
+}
+
+// Sums over the pack, of the weights as integers times x.
+LB_INLINE VF digit_products(const VI (&weights)[8], const PackDigits& x) {
+  VI high{}, middle = (VI)_mm512_set1_epi32(x.start);
+  LB_UNROLL for (int i = 0; i < 8; ++i) {
+    high = add_products(high, weights[i], x.high[i]);
+    middle = add_products(middle, weights[i], x.middle[i]);
+  }
+  VF sum = _mm512_cvtepi32_ps((__m512i)((high << 8) + middle));
+  if (x.has_low) {
+    VI low = (VI)_mm512_set1_epi32(x.low_start);
+    LB_UNROLL for (int i = 0; i < 8; ++i) low = add_products(low, weights[i], x.low[i]);
+    sum = fma(_mm512_cvtepi32_ps((__m512i)low), splat(1.0f / 256), sum);
+  }
+  return sum * splat(x.unit);
+}
+
+struct Digits {
+  typedef PackDigits Element;
+  static constexpr bool kIsDigits = true;
+  static constexpr int64_t elements(int64_t k) { return (k + kPack - 1) / kPack; }  // of a row of x
+};
+
+// One row of x of `rows`.
+template <typename S>
+void pack_digits_row(const bf16* x, int64_t k, int64_t rows, PackDigits* to) {
+  const int64_t whole = k / kPack;
+  for (int64_t pack = 0; pack < whole; ++pack) pack_digits<S>(x + pack * kPack, to[pack * rows]);
+  if (k % kPack != 0) {
+    bf16 rest[kPack] = {};
+    memcpy(rest, x + whole * kPack, sizeof(bf16) * static_cast<size_t>(k % kPack));
+    pack_digits<S>(rest, to[whole * rows]);
+  }
+}
+
+struct W8Digits : Digits, Bytes {
+  static constexpr int32_t kOffset = 128;
+  static constexpr int64_t kPackBytes = kPack * kTile;
+  static LB_INLINE void load(const char* data, VI (&to)[8]) {
+    LB_UNROLL for (int i = 0; i < 8; ++i) to[i] = (VI)(load_uint(data + i * kTileLine) ^ 0x80808080u);
+  }
+  static LB_INLINE void store(VI first, VI second, int32_t* to) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)first));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm512_cvtepi32_epi8((__m512i)second));
+  }
+};
+
+// A word of weights has in its lower nibbles the columns c, c + 16, c + 1 and c + 17, with c = 2 * step, in its upper
+// ones those 8 behind them.
+struct W4Digits : Digits, Nibbles {
+  static constexpr int32_t kOffset = 8;
+  static constexpr int64_t kPackBytes = kPack * kTile / 2;
+  static LB_INLINE void load(const char* data, VI (&to)[8]) {
+    LB_UNROLL for (int step = 0; step < 4; ++step) {
+      const VU v = load_uint(data + step * kTileLine);
+      to[step] = (VI)(v & 0x0f0f0f0fu);
+      to[4 + step] = (VI)((v >> 4) & 0x0f0f0f0fu);
+    }
+  }
+  static LB_INLINE void store(VI first, VI second, int32_t* to) {
+    const __m128i a = _mm512_cvtepi32_epi8((__m512i)first), b = _mm512_cvtepi32_epi8((__m512i)second);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(a, b));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi8(a, b));
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
