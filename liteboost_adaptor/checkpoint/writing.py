@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -94,6 +95,7 @@ class Writer:
         os.replace(self._partial, self.path)
 
     def discard(self) -> None:
-        """Leave nothing behind."""
-        self._file.close()
+        """Leave nothing behind, also where the disk is full."""
+        with contextlib.suppress(OSError):  # of what was not written yet
+            self._file.close()
         self._partial.unlink(missing_ok=True)

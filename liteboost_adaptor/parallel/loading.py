@@ -143,15 +143,18 @@ class _Loading:
         is_divided = mesh.tensor.size > 1
         quantizer = load_config.hf_quantizer
         weights = quantized_loading.weights_of(model, quantizer)
-        is_of_integers = state_dict is not None and quantized_loading.is_ours(quantizer)
+        # With a cache of integers and weights as they are, parts are read as those of any model.
+        is_plain = not weights and offline.is_divided(files)
+        is_of_integers = state_dict is not None and quantized_loading.is_ours(quantizer) and not is_plain
         is_read_in_parts = (
             is_divided
             and files
             and files[0].endswith(".safetensors")
-            and (state_dict is None or is_of_integers)
+            and (state_dict is None or is_of_integers or is_plain)
         )
         forms = shard.norm_forms(model, plan) if is_divided else {}
         pending = _Pending(plan, mesh, forms, bool(is_read_in_parts), weights)
+        hosts = groups.gathered(mesh.tensor, groups.host())
         with groups.together(mesh.world):
             if not is_divided:
                 offline.refuse_whole(files, "LITEBOOST_TP=1")
@@ -167,7 +170,7 @@ class _Loading:
                 if is_of_integers:
                     if weights and not quantizer.pre_quantized:
                         offline.refuse_whole(files, "its weights are rounded as they are read")
-                    reading = quantized_loading.read(model, quantizer, state_dict, plan, rank, mapping)
+                    reading = quantized_loading.read(model, quantizer, state_dict, plan, rank, hosts, mapping)
                 else:
                     reading = Reading(*_tensors(model, files, plan, mesh.tensor, mapping), plan)
                 shard.cut(model, plan, mesh.tensor)
@@ -187,6 +190,8 @@ class _Loading:
                 with groups.together(pending.mesh.world):
                     _agree_on_missing(model, info.missing_keys, pending)
                     _share(model, pending)
+                    if quantized_loading.is_ours(load_config.hf_quantizer):
+                        load_config.hf_quantizer.check_loaded(model)  # which it will, but each rank by itself
             return info
 
         return staticmethod(_finalize_model_loading)

@@ -83,9 +83,14 @@ def _merge(folder: Path) -> str:
     return f"python -m liteboost_adaptor shard --merge {folder} WHOLE"
 
 
+def is_divided(files: list[str] | None) -> bool:
+    """Whether ``files`` are a rank's."""
+    return bool(files) and (Path(files[0]).parent / INDEX).is_file()
+
+
 def refuse_whole(files: list[str] | None, reason: str) -> None:
     """Raise `CheckpointError` where ``files`` are a rank's, and the model is to be loaded whole."""
-    if files and (Path(files[0]).parent / INDEX).is_file():
+    if is_divided(files):
         raise CheckpointError(
             f"{Path(files[0]).parent} is divided, and the model would be loaded whole by every process: "
             f"{reason}"

@@ -65,16 +65,26 @@ def why_not(weights: dict[str, Weight], quantizer: Any, plan: Plan) -> str:
 
 
 def read(
-    model: nn.Module, quantizer: Any, tensors: Tensors, plan: Plan, rank: int, weight_mapping: Any
+    model: nn.Module,
+    quantizer: Any,
+    tensors: Tensors,
+    plan: Plan,
+    rank: int,
+    hosts: list[str],
+    weight_mapping: Any,
 ) -> Reading:
-    """What ``rank`` reads of ``tensors`` for ``model``, which is whole and on the meta device."""
+    """What ``rank`` reads of ``tensors`` for ``model``, which is whole and on the meta device.
+
+    Args:
+        hosts: Of each rank: those of one host read the same files.
+    """
     weights = weights_of(model, quantizer)
     of = _owners(model, tensors, weight_mapping) if quantizer.pre_quantized else {}
     reading = plan if quantizer.pre_quantized else _for_rounding(weights, plan)
     shapes = {name: tuple(each.get_shape()) for name, each in tensors.items() if name not in of}
     with quantized.as_plain(model):
         found = sources.of(model, shapes, reading, weight_mapping)
-    checking = _who_checks(tensors, found.parts, plan.world_size)
+    checked = _checked_by(rank, tensors, found.parts, hosts)
     made: dict[str, Any] = {}
     for name, tensor in tensors.items():
         source = found.parts.get(name)
@@ -83,7 +93,7 @@ def read(
         share = source.share(plan.world_size) if source else None
         if name in of:
             share = _share_of(*of[name], tuple(tensor.get_shape()), weights, plan)
-        made[name] = share.read(tensor, rank, checking.get(name) == rank) if share else tensor
+        made[name] = share.read(tensor, rank, name in checked) if share else tensor
     if not quantizer.pre_quantized:
         quantizer.parts = _parts(weights, quantizer.heads, plan, reading, rank)
     return Reading(made, found.late, reading)
@@ -127,15 +137,18 @@ def _share_of(
     return weight.shares(how, plan.world_size).get(buffer)
 
 
-def _who_checks(tensors: Tensors, parts: Mapping[str, Any], world_size: int) -> dict[str, int]:
-    """Of the ranks that read a tensor with a checksum, which goes through the whole of it: each as much."""
-    done, found = [0] * world_size, {}
+def _checked_by(rank: int, tensors: Tensors, parts: Mapping[str, Any], hosts: list[str]) -> set[str]:
+    """The tensors with a checksum that ``rank`` reads whole to compare it; on each host one rank does."""
+    done, found = [0] * len(hosts), set()
+    near = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     for name, tensor in tensors.items():
         if isinstance(tensor, Slice) and tensor.digest:
             source = parts.get(name)
-            ranks = [r for r in range(world_size) if source is None or not source.is_left_out(r, world_size)]
-            found[name] = min(ranks, key=done.__getitem__)
-            done[found[name]] += tensor.file.entries[tensor.name].nbytes
+            ranks = [each for each in near if source is None or not source.is_left_out(each, len(hosts))]
+            if ranks:
+                checks = min(ranks, key=done.__getitem__)
+                done[checks] += tensor.file.entries[tensor.name].nbytes
+                found |= {name} if checks == rank else set()
     return found
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..checkpoint.writing import Writer
 from ..errors import ParallelError
-from ..quantization import digests
 from ..quantization.weights import QuantizedWeight
 from . import groups, quantized
 from .groups import Group
 from .mesh import Mesh
 from .plan import Plan
-from .shares import Share
+from .saved import Saved
+from .shares import Share, put
 
 #: Of integers.
 _BUFFERS = ("weight", "scales", "zero_points", "columns")
@@ -67,38 +62,80 @@ def save_whole(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> None:
 def _save(
     model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike[str], kwargs: dict[str, Any]
 ) -> None:
-    tensors = Tensors(model, plan, group)
-    steps = _agreed(_steps(model, tensors) if group.rank == 0 else [], group)
-    if group.rank:
-        return _send(tensors, group, steps)
-    try:
-        _write(model, tensors, steps, Path(save_directory), kwargs)
-    except BaseException as fault:
-        groups.gathered(group, f"{type(fault).__name__}: {fault}")
-        raise
-    groups.gathered(group, "")
-    return None
-
-
-def _send(tensors: Tensors, group: Group, steps: list[list[str]]) -> None:
-    """Send rank 0 the parts of this rank. Before each step, and at the end, it says whether it goes on."""
-    for names in [*steps, []]:
-        failed = groups.gathered(group, "")[0]
-        if failed:
-            raise ParallelError(f"rank 0 could not save the model, and the others end with it. {failed}")
-        for name in names:
-            if name in tensors.shares:
-                dist.send(_bytes(tensors.local(name)), 0, group=groups.process_group(group))
-
-
-def _agreed(steps: list[list[str]], group: Group) -> list[list[str]]:
-    """What rank 0 does, on every rank."""
-    said = groups.gathered(group, ("save_pretrained", steps))
-    if any(type(each) is not tuple or each[0] != "save_pretrained" for each in said):
+    """Step by step on all ranks: where one fails, no other is left waiting for a tensor of it."""
+    if any(each != "save_pretrained" for each in groups.gathered(group, "save_pretrained")):
         raise ParallelError(
             "save_pretrained of a divided model is called on every rank, and a rank did something else"
         )
-    return said[0][1]
+    with contextlib.ExitStack() as stack:
+        with groups.together(group):
+            tensors = Tensors(model, plan)
+            steps = _steps(model, tensors) if group.rank == 0 else []
+        steps = groups.gathered(group, steps)[0]
+        with groups.together(group):
+            if group.rank == 0:
+                meta = {name: tensors.on_meta(name) for names in steps for name in names}
+                target = Path(save_directory)
+                saved = stack.enter_context(Saved(model, target, meta, tensors.has_checksums, kwargs))
+        for names in steps:
+            with groups.together(group):
+                # What is not divided, rank 0 may have alone.
+                own = names if group.rank == 0 else [name for name in names if name in tensors.shares]
+                local = {name: tensors.local(name).detach().cpu() for name in own}
+                receiver = _Receiver(local, tensors.shares, group) if group.rank == 0 else None
+            if receiver is not None:
+                receiver.receive()
+            else:
+                for part in local.values():
+                    dist.send(_bytes(part), 0, group=groups.process_group(group))
+            with groups.together(group):
+                if receiver is not None:
+                    saved.put(receiver.whole())
+            del local, receiver
+        with groups.together(group):
+            if group.rank == 0:
+                saved.close()
+
+
+class _Receiver:
+    """Rank 0's of some tensors. All memory is there before others send: no rank waits for one that has none.
+
+    Args:
+        local: Its own parts, and what is not divided.
+    """
+
+    def __init__(self, local: dict[str, Tensor], shares: dict[str, Share], group: Group) -> None:
+        self._local, self._group = local, group
+        self._shares = {name: shares[name] for name in local if name in shares}
+        self._held = {name: share.room(local[name]) for name, share in self._shares.items()}
+        sizes = [self._part_size(name, rank) for name in self._shares for rank in range(1, group.size)]
+        self._part = torch.empty(max(sizes, default=0), dtype=torch.uint8)
+
+    def _part_size(self, name: str, rank: int) -> int:
+        part = self._local[name]
+        return math.prod(self._shares[name].shape(tuple(part.shape), rank)) * part.itemsize
+
+    def receive(self) -> None:
+        """What the others send, in their order."""
+        for name, share in self._shares.items():
+            own, held = self._local[name], self._held[name]
+            put(held, own, share.dim, share.ranges[0])
+            for rank in range(1, self._group.size):
+                bytes_ = self._part[: self._part_size(name, rank)]
+                dist.recv(bytes_, rank, group=groups.process_group(self._group))
+                part = bytes_.view(own.dtype).view(share.shape(tuple(own.shape), rank))
+                put(held, part, share.dim, share.ranges[rank])
+
+    def whole(self) -> dict[str, Tensor]:
+        """All tensors, as they are saved."""
+        return {
+            name: self._shares[name].folded(self._held[name]) if name in self._shares else own
+            for name, own in self._local.items()
+        }
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _steps(model: Any, tensors: Tensors) -> list[list[str]]:
@@ -130,120 +167,6 @@ def _conversions(model: Any) -> list[Any]:
     return found
 
 
-def _write(
-    model: Any, tensors: Tensors, steps: list[list[str]], target: Path, kwargs: dict[str, Any]
-) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        # Configuration, generation settings and the code of a remote model are transformers' to write.
-        with _no_quantizer(model):
-            type(model).save_pretrained(model, folder, **{**kwargs, "state_dict": {}})
-        variant = kwargs.get("variant")
-        name = f"model.{variant}.safetensors" if variant else "model.safetensors"
-        _write_weights(model, tensors, steps, folder / name, kwargs)
-        _put_in_place(folder, target, name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _no_quantizer(model: Any) -> Iterator[None]:
-    """While it lasts, nobody puts this rank's integers among what is written."""
-    quantizer = vars(model).pop("hf_quantizer", None)
-    try:
-        yield
-    finally:
-        if quantizer is not None:
-            model.hf_quantizer = quantizer
-
-
-def _put_in_place(folder: Path, target: Path, weights: str) -> None:
-    if not target.exists():
-        folder.chmod(0o777 & ~_umask())
-        os.rename(folder, target)
-        return
-    new = sorted(folder.iterdir(), key=lambda file: file.name.endswith(".index.json"))
-    for file in new:
-        os.replace(file, target / file.name)
-    stem = weights.removesuffix(".safetensors")
-    stale = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
-    for file in list(target.iterdir()):
-        if stale.fullmatch(file.name) and file.name not in {each.name for each in new}:
-            file.unlink()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _write_weights(
-    model: Any, tensors: Tensors, steps: list[list[str]], path: Path, kwargs: dict[str, Any]
-) -> None:
-    from huggingface_hub import split_torch_state_dict_into_shards
-
-    meta = {name: tensors.on_meta(name) for names in steps for name in names}
-    result = _reverted(model, meta, kwargs)
-    pattern = path.name.replace(".safetensors", "{suffix}.safetensors")
-    size = kwargs.get("max_shard_size", "50GB")
-    division = split_torch_state_dict_into_shards(result, filename_pattern=pattern, max_shard_size=size)
-    # Checksums are known when everything is written; until then as many zeros stand for each.
-    own = {id(tensor) for tensor in meta.values()}
-    named = [name for name, tensor in result.items() if id(tensor) in own] if tensors.has_checksums else []
-    found = dict.fromkeys(sorted(named), digests.BLANK)
-    files = {
-        file: Writer(
-            path.with_name(file),
-            {name: (result[name].dtype, tuple(result[name].shape)) for name in names},
-            _metadata(found),
-        )
-        for file, names in division.filename_to_tensors.items()
-    }
-    file_of = {name: file for file, names in division.filename_to_tensors.items() for name in names}
-    for names in steps:
-        groups.gathered(tensors.group, "")
-        whole = {name: tensors.whole(name) for name in names}
-        for name, tensor in _reverted(model, whole, kwargs).items():
-            files[file_of[name]].put(name, tensor)
-            if name in found:
-                found[name] = digests.of_tensor(tensor)
-        del whole
-    for file in files.values():
-        if found:
-            file.say(_metadata(found))
-        file.close()
-    if division.is_sharded:
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        count = sum(value.numel() for name, value in meta.items() if name in parameters)
-        index = {
-            "metadata": {"total_parameters": count, **division.metadata},
-            "weight_map": division.tensor_to_filename,
-        }
-        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        path.with_name(f"{path.name}.index.json").write_text(text, encoding="utf-8")
-
-
-def _reverted(model: Any, state: dict[str, Tensor], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors as the checkpoint has them."""
-    if not kwargs.get("save_original_format", True):
-        return state
-    from transformers.core_model_loading import revert_weight_conversion
-
-    return revert_weight_conversion(model, state)
-
-
-def _metadata(checksums: dict[str, str]) -> dict[str, str]:
-    """Of a file."""
-    said = {digests.DIGESTS: json.dumps(checksums)} if checksums else {}
-    return {**said, "format": "pt"}
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
 class Tensors:
     """What is saved of a divided model, as this rank holds it and as the ranks hold it together.
 
@@ -254,8 +177,7 @@ class Tensors:
         has_checksums: Whether files say what is in them.
     """
 
-    def __init__(self, model: Any, plan: Plan, group: Group) -> None:
-        self.group = group
+    def __init__(self, model: Any, plan: Plan) -> None:
         self.shares = {name: Share.of(cut, plan.world_size) for name, cut in plan.cuts.items()}
         self.shares |= quantized.shares_of(model)
         self._integers: dict[str, tuple[QuantizedWeight, str]] = {}
@@ -298,15 +220,3 @@ class Tensors:
             shape, dtype = module.scheme.shapes(module.out_features, module.in_features)[part]
         share = self.shares.get(name)
         return torch.empty(share.whole_shape(shape) if share else shape, dtype=dtype, device="meta")
-
-    def whole(self, name: str) -> Tensor:
-        """The whole tensor, on rank 0."""
-        local, share = self.local(name).detach().cpu(), self.shares.get(name)
-        return local if share is None else share.joined(local, self._parts(local, share))
-
-    def _parts(self, local: Tensor, share: Share) -> Iterator[Tensor]:
-        yield local
-        for rank in range(1, self.group.size):
-            part = torch.empty(share.shape(tuple(local.shape), rank), dtype=local.dtype)
-            dist.recv(_bytes(part), rank, group=groups.process_group(self.group))
-            yield part

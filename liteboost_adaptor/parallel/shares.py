@@ -49,8 +49,8 @@ class Share:
         """The part of ``whole`` that ``rank`` holds, in memory of its own."""
         if self.repeats > 1:
             whole = whole.repeat_interleave(self.repeats, dim=self.dim)
-        parts = [whole.narrow(self.dim, first, last - first) for first, last in self.ranges[rank]]
-        return torch.cat(parts, dim=self.dim)
+        spans = self.ranges[rank] or ((0, 0),)
+        return torch.cat([whole.narrow(self.dim, first, last - first) for first, last in spans], dim=self.dim)
 
     def read(self, tensor: Slice | Made, rank: int, checks: bool = True) -> Slice | Made:
         """What ``rank`` reads of ``tensor``: of a file its part alone.
@@ -66,15 +66,16 @@ class Share:
         shape = self.shape(tuple(tensor.get_shape()), rank)
         return Made(shape, tensor.dtype, lambda: self.held(tensor[...], rank))
 
-    def joined(self, local: Tensor, parts: Iterable[Tensor]) -> Tensor:
-        """The tensor from the ``parts`` of all ranks, in their order; ``local`` is like one of them."""
+    def room(self, local: Tensor) -> Tensor:
+        """Memory for what all ranks hold of a tensor; ``local`` is a rank's part."""
         shape = tuple(local.shape)
-        whole = torch.empty((*shape[: self.dim], self.size, *shape[self.dim + 1 :]), dtype=local.dtype)
-        for part, ranges in zip(parts, self.ranges, strict=True):
-            put(whole, part, self.dim, ranges)
+        return torch.empty((*shape[: self.dim], self.size, *shape[self.dim + 1 :]), dtype=local.dtype)
+
+    def folded(self, held: Tensor) -> Tensor:
+        """The tensor of which ``held`` is what all ranks hold."""
         if self.repeats == 1:
-            return whole
-        return whole.index_select(self.dim, torch.arange(0, self.size, self.repeats))
+            return held
+        return held.index_select(self.dim, torch.arange(0, self.size, self.repeats))
 
 
 def put(whole: Tensor, part: Tensor, dim: int, spans: Iterable[Sequence[int]]) -> None:

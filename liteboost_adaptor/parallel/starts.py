@@ -6,6 +6,7 @@ import datetime
 import functools
 import itertools
 import json
+import socket
 import time
 from typing import Any
 
@@ -51,6 +52,9 @@ def make_process_group(backend: str) -> None:
 
 def _store_of_rank_0(rank: int, size: int) -> dist.TCPStore:
     host, port = config.master()
+    where = f" MASTER_ADDR={host}, MASTER_PORT={port} is where it should be."
+    if rank != 0 and not _listens(host, port):
+        raise _missing([0], size, where)
     try:
         # As torch.distributed makes it, but for the waiting, which says who is missing.
         return dist.TCPStore(
@@ -62,9 +66,21 @@ def _store_of_rank_0(rank: int, size: int) -> dist.TCPStore:
                 f"rank 0 cannot listen on MASTER_ADDR={host}, MASTER_PORT={port}, where the others look for "
                 f"it ({str(fault).splitlines()[0]}). Choose another port for every rank."
             ) from fault
-        raise _missing(
-            [0], size, f" MASTER_ADDR={host}, MASTER_PORT={port} is where it should be."
-        ) from fault
+        raise _missing([0], size, where) from fault
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether somebody does within `TO_COME`; a store that tries by itself takes up to twice as long."""
+    deadline = time.monotonic() + TO_COME.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except (OSError, UnicodeError):  # the latter of what can be no name of a host
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PERIOD_S)
+        else:
+            return True
 
 
 def _wait_for_all(store: dist.TCPStore, rank: int, size: int) -> None:

@@ -9,8 +9,10 @@ from parallel.jobs import _quiet, _raised
 from parallel.jobs_load import PLAN, _loaded, _nbytes
 from support import families, tiny_models
 from support.numbers import relative
+from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
+from liteboost_adaptor.quantization import LiteBoostConfig
 
 
 def of_families(folder: str, names: list[str]) -> dict[str, Any]:
@@ -32,6 +34,26 @@ def of_families(folder: str, names: list[str]) -> dict[str, Any]:
             "read": read / _nbytes(model),
         }
     return found
+
+
+@torch.no_grad()
+def with_integers_in_the_cache(folder: str) -> dict[str, Any]:
+    """Logits of the whole model in one process and of its parts, both loaded with ``kv8``."""
+    _quiet()
+    liteboost_adaptor.apply(tp=1)
+    ids, config = torch.arange(5, 25)[None], LiteBoostConfig("kv8")
+    alone = AutoModelForCausalLM.from_pretrained(f"{folder}/llama", quantization_config=config)
+    expected = alone(ids, use_cache=True)
+    liteboost_adaptor.apply(tp=2)
+    config = LiteBoostConfig("kv8")
+    model = AutoModelForCausalLM.from_pretrained(f"{folder}/llama divided", quantization_config=config)
+    found = model(ids, use_cache=True)
+    return {
+        "divided": hasattr(model, PLAN),
+        "distance": relative(found.logits, expected.logits),
+        "kept": str(found.past_key_values.layers[0].keys.rows.dtype),
+        "heads": found.past_key_values.layers[0].keys.shape[1],
+    }
 
 
 def faults(folder: str) -> dict[str, str]:

@@ -43,6 +43,12 @@ def load(folders: list[str], length: int) -> dict[str, Any]:
     return found
 
 
+def refused(folder: str) -> str:
+    """What loading says."""
+    _quiet()
+    return _raised(lambda: AutoModelForCausalLM.from_pretrained(folder))
+
+
 @torch.no_grad()
 def experts(folder: str, forms: dict[str, list[Any]], length: int) -> dict[str, Any]:
     """Models with experts of integers: ``NAME`` is the plain checkpoint, ``NAME quantised`` that of integers.

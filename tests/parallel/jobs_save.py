@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from parallel.jobs import _quiet, _raised
 from parallel.jobs_load import class_of
 from support import tiny_models
 from transformers import AutoConfig
 
 import liteboost_adaptor
+from liteboost_adaptor.parallel import saving
 
 
 def saves(folder: str, names: list[str]) -> dict[str, Any]:
@@ -27,5 +29,23 @@ def saves(folder: str, names: list[str]) -> dict[str, Any]:
     liteboost_adaptor.shard(built)
     found["again"] = _raised(lambda: built.save_pretrained(root / f"{names[0]} saved", max_shard_size="50KB"))
     found["impossible"] = _raised(lambda: built.save_pretrained(root / names[0] / "config.json" / "below"))
+    local = saving.Tensors.local
+
+    def planted(self: Any, name: str) -> Any:
+        if dist.get_rank() == 1 and "layers.1" in name:
+            raise OSError("planted")
+        return local(self, name)
+
+    saving.Tensors.local = planted
+    found["other"] = _raised(lambda: built.save_pretrained(root / "never"))
+    saving.Tensors.local = local
+    room = saving.Share.room
+
+    def none_left(*_: Any) -> Any:
+        raise MemoryError("planted")
+
+    saving.Share.room = none_left
+    found["no memory"] = _raised(lambda: built.save_pretrained(root / "never"))
+    saving.Share.room = room
     found["state_dict"] = _raised(lambda: built.save_pretrained(root / "x", state_dict={"a": 1}))
     return found

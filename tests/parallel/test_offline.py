@@ -48,6 +48,14 @@ def test_divided_loaded_and_merged(tmp_path: Path) -> None:
     assert plan.world_size == 2 and plan.model == "LlamaForCausalLM"
 
 
+def test_a_divided_folder_with_a_cache_of_integers(tmp_path: Path) -> None:
+    save(tmp_path, ("llama",))
+    shard(tmp_path / "llama", tmp_path / "llama divided", "--tp", 2)
+    for found in ranks.run(2, "parallel.jobs_offline:with_integers_in_the_cache", str(tmp_path)):
+        assert found.pop("distance") <= 1e-4  # some states are near a tie
+        assert found == {"divided": True, "kept": "torch.int8", "heads": 1}
+
+
 def test_several_files_are_merged_to_the_same_files(tmp_path: Path) -> None:
     tiny_models.build("llama").save_pretrained(tmp_path / "whole", max_shard_size="50KB")
     shard(tmp_path / "whole", tmp_path / "divided", "--tp", 4)

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from parallel import ranks
+from safetensors.torch import save_file
 from support import stored_weights, tiny_models
+from transformers import AutoModelForCausalLM
 
+import liteboost_adaptor
+from liteboost_adaptor.checkpoint.files import File, Slice
+from liteboost_adaptor.parallel.quantized_loading import _checked_by
 from liteboost_adaptor.quantization import LiteBoostConfig, offline
 
 pytestmark = pytest.mark.usefixtures("native_only")
@@ -85,6 +90,33 @@ def test_fewer_runs_than_ranks_are_whole_on_every_rank(tmp_path: Path) -> None:
     offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
     first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
     assert first == second and not first[str(tmp_path / "new")]["divided"]
+
+
+def test_scales_that_are_wrong_on_one_rank_end_all(tmp_path: Path) -> None:
+    """Written with checksums that are right, so that nothing but the value says it."""
+    offline.quantize_folder(MODEL, tmp_path / "whole", LiteBoostConfig("w8a16"))
+    liteboost_adaptor.apply()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    model.model.layers[1].self_attn.q_proj.scales[-1] = float("inf")
+    model.save_pretrained(tmp_path / "wrong")
+    first, second = ranks.run(2, "parallel.jobs_quantized:refused", str(tmp_path / "wrong"))
+    assert first.startswith("ParallelError: rank 1 has failed, and the others end with it. QuantizationError")
+    assert second.startswith("QuantizationError: the checkpoint does not hold what its quantization_config")
+    assert "layers.1.self_attn.q_proj.scales has values that are infinite" in second
+
+
+def test_on_each_host_one_rank_checks_a_tensor(tmp_path: Path) -> None:
+    save_file(
+        {name: torch.zeros(rows, 4) for name, rows in zip("abcd", (8, 8, 4, 4), strict=True)}, tmp_path / "x"
+    )
+    file = File(str(tmp_path / "x"))
+    tensors = {name: Slice(file, name, digest="something") for name in file.entries}
+    tensors["no checksum"] = Slice(file, "a")
+    by_rank = [_checked_by(rank, tensors, {}, ["one", "one", "other", "other"]) for rank in range(4)]
+    for near in (by_rank[:2], by_rank[2:]):
+        assert near[0] | near[1] == set("abcd") and not near[0] & near[1]
+        assert sum(tensors[name].shape[0] for name in near[0]) == 12
+    assert _checked_by(0, tensors, {}, ["one"]) == set("abcd")
 
 
 @pytest.mark.full

@@ -28,8 +28,12 @@ def test_the_files_are_those_of_the_undivided_model(tmp_path: Path) -> None:
     for rank, found in enumerate(results):
         assert all(found[name] == "nothing raised" for name in (*FIRST, "again")), found
         # Rank 0 says what hindered it, the other that rank 0 could not.
-        said = "ParallelError: rank 0 could not save" if rank else "FileExistsError"
-        assert found["impossible"].startswith(said)
+        said = "ParallelError: rank 0 has failed, and the others end with it. " if rank else ""
+        assert found["impossible"].startswith(f"{said}FileExistsError")
+        said = "" if rank else "ParallelError: rank 1 has failed, and the others end with it. "
+        kept = "ParallelError: rank 0 has failed, and the others end with it. " if rank else ""
+        assert found["no memory"] == f"{kept}MemoryError: planted"
+        assert found["other"] == f"{said}OSError: planted"
         assert "needs the whole model" in found["state_dict"]
     for name in FIRST[1:]:
         assert files(tmp_path / name) == files(tmp_path / f"{name} saved")
