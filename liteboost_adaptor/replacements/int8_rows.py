@@ -18,6 +18,16 @@ from ..report import report
 
 ops = torch.ops.liteboost
 tally = report.tally("cache.int8")
+aten = torch.ops.aten
+#: Operators that give a part of what they are given, through which it can be written, by where they have the
+#: dimension. What is written to another view (a transposed one) is written to a copy.
+_VIEWS = {
+    aten.select.int: 1,
+    aten.slice.Tensor: 1,
+    aten.split.Tensor: 2,
+    aten.split_with_sizes.default: 2,
+    aten.unbind.int: 1,
+}
 
 
 class Int8Rows(torch.Tensor):
@@ -44,6 +54,8 @@ class Int8Rows(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _VIEWS and (found := _views_of_rows(func, *args, **(kwargs or {}))) is not None:
+            return found
         tally.fell_back(f"values read by {func}")
         read: list[tuple[Int8Rows, torch.Tensor]] = []
 
@@ -144,6 +156,19 @@ class Int8Rows(torch.Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:
         return f"Int8Rows({self.multiplied_out()!r})"
+
+
+def _views_of_rows(func: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
+    """What ``func`` gives of ``rows``; None where it takes rows apart."""
+    place = _VIEWS[func] - 1
+    dim = args[place] if len(args) > place else kwargs.get("dim", 0)
+    if dim % rows.dim() == rows.dim() - 1:
+        return None
+    found = func(rows.rows, *args, **kwargs)
+    scales = func(rows.scales, *args, **kwargs) if rows.scales is not None else None
+    if isinstance(found, torch.Tensor):
+        return Int8Rows(found, rows.dtype, scales)
+    return [Int8Rows(each, rows.dtype, scales[i] if scales else None) for i, each in enumerate(found)]
 
 
 def multiplied_out(tensor: Any) -> Any:

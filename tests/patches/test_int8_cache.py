@@ -105,6 +105,29 @@ def test_what_is_kept_is_not_copied_for_a_token(make: Any) -> None:
     assert moved <= (4 if make is DynamicLayer else 7)
 
 
+VIEWS = {
+    "narrow": lambda states: states.narrow(2, 3, 4).zero_(),
+    "slice": lambda states: states[:, 1:, -2:].mul_(2),
+    "select": lambda states: states.select(0, 1).neg_(),
+    "split": lambda states: states.split(3, dim=2)[1].fill_(0.5),
+    "chunk": lambda states: states.chunk(2, dim=1)[0].zero_(),
+    "unbind": lambda states: states.unbind(0)[1].copy_(torch.ones(3, 10, DIM)),
+    "head": lambda states: states[0, 2].zero_(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_written_to_a_view_is_written_to_the_rows(view: str) -> None:
+    layer, new = DynamicLayer(), states(10, 0)
+    served(layer)
+    layer.update(*new)
+    expected = rounded(new[0])
+    VIEWS[view](expected)
+    VIEWS[view](layer.keys)
+    assert same(layer.keys, rounded(expected)) and not torch.equal(layer.keys + 0, rounded(new[0]))
+    assert torch.equal(layer.values + 0, rounded(new[1]))
+
+
 CHANGES = {
     "reorder": lambda layer: layer.reorder_cache(torch.tensor([1, 0])),
     "repeat": lambda layer: layer.batch_repeat_interleave(2),
