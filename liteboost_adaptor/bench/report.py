@@ -152,13 +152,19 @@ def _divided(measured: Measurements) -> dict[str, dict[str, float]]:
 def _ratio(
     measured: Measurements, name: str, seconds: Callable[[Round], float], other: str = BASELINE
 ) -> float:
-    """Speed over the other's, as the median of the rounds that were run side by side."""
-    baseline = {one.index: seconds(one) for one in measured.rounds if one.variant == other}
-    return median(
-        baseline[one.index] / seconds(one)
+    """Speed over the other's, as the median of the rounds that were run side by side.
+
+    Variants of different groups never were: each is held against the baseline of its own group.
+    """
+    others = {one.index: seconds(one) for one in measured.rounds if one.variant == other}
+    ratios = [
+        others[one.index] / seconds(one)
         for one in measured.rounds
-        if one.variant == name and one.index in baseline
-    )
+        if one.variant == name and one.index in others
+    ]
+    if ratios:
+        return median(ratios)
+    return _ratio(measured, name, seconds) / _ratio(measured, other, seconds)
 
 
 def _isa(measured: Measurements) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,21 @@ def test_figures_are_medians_and_round_by_round_ratios() -> None:
     assert summary["variants"][BASELINE]["decode_ratio"] == 1.0
     assert summary["failures"] == summary["notes"] == []
     json.dumps(summary)
+
+
+def test_variants_of_different_groups_are_compared_over_the_baseline_of_each() -> None:
+    whole = _measurements()
+    ours, rounds = "level2-tp2", list(whole.rounds)
+    for one in whole.rounds:  # a second group, on a machine that is slower by now
+        name = BASELINE if one.variant == BASELINE else ours
+        faster = 1.0 if name == BASELINE else 0.5
+        seconds = (6.0 * faster * one.prefill_s, 6.0 * faster * one.decode_s)
+        rounds.append(report.Round(name, one.index + 3, *seconds, one.read_gb_s, one.gemm_gflops))
+    settings = replace(whole.settings, tp=2, variants=("level1", "level2-tp2"))
+    measured = replace(whole, settings=settings, rounds=rounds)
+    assert report._ratio(measured, ours, lambda one: one.decode_s) == pytest.approx(8.0)
+    assert report._ratio(measured, ours, lambda one: one.decode_s, "level1") == pytest.approx(2.0)
+    assert report._ratio(measured, ours, lambda one: one.prefill_s, "level1") == pytest.approx(2.0)
 
 
 def test_faster_than_the_machine_is_a_failure() -> None:
