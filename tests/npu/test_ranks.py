@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from npu.launching import run_ranks
 from support import tiny_models
 
 import liteboost_adaptor
@@ -23,7 +19,6 @@ pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=Imp
 if not torch.npu.is_available():
     pytest.skip("needs an NPU", allow_module_level=True)
 
-PROGRAM = Path(__file__).parent / "ranks_program.py"
 FAMILIES = ("llama", "qwen2", "phi3", "mixtral")
 PLACES = ("auto", "npu", "cuda", "to npu", "to cuda")
 SETTINGS = {"max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": None}
@@ -69,25 +64,9 @@ def ran(
             "launches": with_launches,
             "fused": bool(soc),
         }
-        file = Path(scratch) / "task"
-        file.write_text(json.dumps(task))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-        environment = simulated(soc=soc) if soc else dict(os.environ)
-        environment |= {"SIMCANN_DEVICES": str(ranks), "LITEBOOST_LEVEL": "2"}
-        environment |= {f"LITEBOOST_{name}": size for name, size in _sizes(sizes).items()}
-        done = subprocess.run(
-            [*command, f"--master-port={port}", str(PROGRAM), str(file)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
-        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-        return alone, [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(ranks)]
+        changes = {f"LITEBOOST_{name}": size for name, size in _sizes(sizes).items()}
+        environment = simulated(soc=soc) if soc else {}
+        return alone, run_ranks(ranks, "ranks_program.py", task, Path(scratch), **environment | changes)
 
 
 def _sizes(text: str) -> dict[str, str]:

@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import families, tiny_models
-
-from liteboost_adaptor.parallel import layout
+from npu.launching import run_ranks
+from support import families
 
 pytest.importorskip("cann_sim.environment", reason="needs the simulator")
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
 if not torch.npu.is_available():
     pytest.skip("needs an NPU", allow_module_level=True)
 
-PROGRAM = Path(__file__).parent / "ranks_families.py"
+PROGRAM = "ranks_families.py"
 #: In the first tier: fused qkv, biases, experts, latent attention, sinks, norms over all heads, and two that
 #: have no plan of their own.
 SAMPLE = ("phi3", "qwen2", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "olmo2", "gpt2", "falcon")
-
-
 #: Its hash draws random projections on the device: no two runs are alike.
 NOT_COMPARABLE = ("reformer",)
-
-
-def found(size: int, names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
-    """What each rank found."""
-    task = folder / "task"
-    task.write_text(json.dumps(names))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
-    done = subprocess.run(
-        [*launcher, f"--master-port={port}", str(PROGRAM), str(task)],
-        env=os.environ | {"SIMCANN_DEVICES": str(size), "LITEBOOST_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=3600,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return [json.loads(Path(f"{task}.{rank}").read_text()) for rank in range(size)]
 
 
 def check(results: list[dict[str, Any]], names: tuple[str, ...]) -> None:
@@ -67,7 +39,7 @@ def check(results: list[dict[str, Any]], names: tuple[str, ...]) -> None:
 
 
 def test_families_on_two_ranks(tmp_path: Path) -> None:
-    results = found(2, SAMPLE, tmp_path)
+    results = run_ranks(2, PROGRAM, SAMPLE, tmp_path)
     check(results, SAMPLE)
     assert results[0]["phi3"]["held"] < 0.51
 
@@ -75,12 +47,10 @@ def test_families_on_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_family(size: int, tmp_path: Path) -> None:
-    names = tuple(name for name in families.buildable() if size in sizes(name) and name not in NOT_COMPARABLE)
+    names = tuple(
+        name
+        for name in families.buildable()
+        if size in families.world_sizes(name) and name not in NOT_COMPARABLE
+    )
     assert len(names) > 150
-    check(found(size, names, tmp_path), names)
-
-
-def sizes(name: str) -> list[int]:
-    """World sizes that fit a tiny model."""
-    with torch.device("meta"):
-        return layout.of(tiny_models._from_config(name)).world_sizes()
+    check(run_ranks(size, PROGRAM, names, tmp_path), names)

@@ -74,15 +74,9 @@ def test_families_on_four_ranks() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_family(size: int) -> None:
-    names = [name for name in families.buildable() if size in sizes(name)]
+    names = [name for name in families.buildable() if size in families.world_sizes(name)]
     assert len(names) > 150
     check(ranks.run(size, "parallel.jobs:family_results", names, timeout=7200), tuple(names))
-
-
-def sizes(name: str) -> list[int]:
-    """World sizes that fit a tiny model."""
-    with torch.device("meta"):
-        return layout.of(tiny_models._from_config(name)).world_sizes()
 
 
 def test_collectives_are_those_of_the_plan() -> None:

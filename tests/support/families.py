@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from liteboost_adaptor.parallel import layout
+
 from . import coverage, families_images, tiny_models
 
 CAUSAL, IMAGE_TEXT = "Causal language models", "Image-text models"
@@ -135,3 +137,9 @@ def decode(
     }
     out = model.generate(**inputs, generation_config=settings, logits_processor=processors)
     return out.sequences.flatten(0, -2)[:, -steps:], torch.stack(out.logits, dim=1)
+
+
+def world_sizes(family: str) -> list[int]:
+    """Numbers of ranks among which a tiny model can be divided."""
+    with torch.device("meta"):
+        return layout.of(tiny_models._from_config(family)).world_sizes()
