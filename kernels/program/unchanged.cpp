@@ -22,6 +22,11 @@ struct Python {
   Object* (*dict_item)(Object*, Object*);
   Object* (*type_of)(Object*);
   void (*let_go)(Object*);
+  Object* (*cell_get)(Object*);
+  Object* (*code_of)(Object*);
+  Object* (*defaults_of)(Object*);
+  Object* (*keyword_defaults_of)(Object*);
+  Object* none;
 };
 
 template <typename Function>
@@ -39,10 +44,16 @@ const Python* python() {
     look_up(p.dict_item, "PyDict_GetItem");
     look_up(p.type_of, "PyObject_Type");
     look_up(p.let_go, "Py_DecRef");
+    look_up(p.cell_get, "PyCell_Get");
+    look_up(p.code_of, "PyFunction_GetCode");
+    look_up(p.defaults_of, "PyFunction_GetDefaults");
+    look_up(p.keyword_defaults_of, "PyFunction_GetKwDefaults");
+    look_up(p.none, "_Py_NoneStruct");
     return p;
   }();
   const bool is_whole = found.dict_next && found.dict_size && found.list_size && found.list_item &&
-                        found.dict_item && found.type_of && found.let_go;
+                        found.dict_item && found.type_of && found.let_go && found.cell_get && found.code_of &&
+                        found.defaults_of && found.keyword_defaults_of && found.none;
   return is_whole ? &found : nullptr;
 }
 
@@ -62,7 +73,9 @@ void fetch_tables(const Object* dict) {
 // What dicts held, one behind the other. Whoever made it keeps the objects alive.
 class Remembered {
  public:
-  Remembered(const Python& p, Object* dicts, Object* saved) {
+  Remembered(const Python& p, Object* dicts, Object* saved, Object* cells, Object* contents,
+             Object* functions, Object* insides)
+      : cells_(pairs(p, cells, contents)), functions_(items(p, functions)), insides_(items(p, insides)) {
     for (std::ptrdiff_t i = 0, size = p.list_size(dicts); i < size; ++i) {
       dicts_.push_back(p.list_item(dicts, i));
       std::ptrdiff_t at = 0;
@@ -88,13 +101,51 @@ class Remembered {
           return false;
       }
     }
-    return true;
+    return cells_hold_the_same(p) && functions_are_the_same(p);
   }
 
  private:
   struct Item {
     Object *key, *value;
   };
+
+  static std::vector<Object*> items(const Python& p, Object* list) {
+    std::vector<Object*> found;
+    for (std::ptrdiff_t i = 0, size = p.list_size(list); i < size; ++i) found.push_back(p.list_item(list, i));
+    return found;
+  }
+
+  static std::vector<Item> pairs(const Python& p, Object* keys, Object* values) {
+    std::vector<Item> found;
+    for (std::ptrdiff_t i = 0, size = p.list_size(keys); i < size; ++i)
+      found.push_back({p.list_item(keys, i), p.list_item(values, i)});
+    return found;
+  }
+
+  // An empty one is remembered with itself as what it holds.
+  bool cells_hold_the_same(const Python& p) const {
+    for (const Item& cell : cells_) {
+      Object* content = p.cell_get(cell.key);
+      if (content != nullptr) p.let_go(content);
+      if ((content == nullptr ? cell.key : content) != cell.value) return false;
+    }
+    return true;
+  }
+
+  // Code, defaults and keyword defaults of each function, in this order.
+  bool functions_are_the_same(const Python& p) const {
+    const Object* const* inside = insides_.data();
+    for (Object* function : functions_) {
+      for (Object* (*part)(Object*) : {p.code_of, p.defaults_of, p.keyword_defaults_of}) {
+        Object* const now = part(function);
+        if ((now == nullptr ? p.none : now) != *inside++) return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<Item> cells_;
+  std::vector<Object*> functions_, insides_;
   std::vector<Object*> dicts_;
   std::vector<std::ptrdiff_t> sizes_;
   std::vector<Item> items_;
@@ -117,10 +168,13 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 
 #define LB_CALLED_BY_PYTHON extern "C" __attribute__((visibility("default")))
 
-// What `saved`, copies of `dicts`, hold, to be let go of by liteboost_forget; null where this is not to be had.
-LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved) {
+// What `saved`, copies of `dicts`, hold, that `cells` hold `contents` (an empty cell itself), and that `functions` have
+// `insides`, code, defaults and keyword defaults of one behind those of the other; to be let go of by
+// liteboost_forget; null where this is not to be had. All are lists.
+LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved, Object* cells, Object* contents,
+                                             Object* functions, Object* insides) {
   const Python* p = python();
-  return p == nullptr ? nullptr : new Remembered(*p, dicts, saved);
+  return p == nullptr ? nullptr : new Remembered(*p, dicts, saved, cells, contents, functions, insides);
 }
 LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast<Remembered*>(remembered); }
 

@@ -81,6 +81,7 @@ class Runtime:
                 return
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
+            self.hooks.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
             self.serve_adapted()
 
     def serve_adapted(self) -> None:
@@ -234,6 +235,14 @@ class Runtime:
     def binding_of(self, model: torch.nn.Module) -> Binding | None:
         """How ``model`` is bound at the moment, if it is."""
         return self._bindings.get(model, (None, None))[0]
+
+    def settings_of(self, model: torch.nn.Module) -> Settings | None:
+        """Under which settings ``model``, or the model it is a part of, is bound."""
+        if model in self._bindings:
+            return self._bindings[model][1]
+        return next(
+            (each for whole, (_, each) in self._bindings.items() if model in set(whole.modules())), None
+        )
 
     def models(self) -> list[torch.nn.Module]:
         """Bound models that are still alive."""

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..engine import swap
-from ..program.step import Steps, cache_name
+from ..program.step import Steps, cache_name, forget_all
 from ..replacements import cache
 from ..report import Tally
 
@@ -41,7 +41,7 @@ def forward(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
-            steps = vars(self)[_STEPS] = Steps(self, tally)
+            steps = vars(self)[_STEPS] = Steps(self, tally, _is_strict(self))
         return steps.serve(self, functools.partial(original, self), named)
 
     return forward
@@ -51,6 +51,24 @@ def _positional(function: Callable[..., Any]) -> list[str]:
     """Names of the parameters behind ``self`` that may be given by position."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def _is_strict(model: torch.nn.Module) -> bool:
+    from .runtime import runtime  # which binds models to this
+
+    settings = runtime.settings_of(model)
+    return settings is not None and settings.strict
+
+
+def without_programs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.utils.swap_tensors``, which exchanges only what nobody but Python holds: programs let go."""
+
+    @functools.wraps(original)
+    def swap_tensors(*args: Any, **kwargs: Any) -> Any:
+        forget_all()
+        return original(*args, **kwargs)
+
+    return swap_tensors
 
 
 def _is_observed() -> bool:

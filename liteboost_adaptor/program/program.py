@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ class Program:
     Attributes:
         state: What it was recorded in.
         runs: Steps it has served.
+        outline: Of its result.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Program:
         held_by: list[Holder],
         outline: Outline,
         state: State,
-        counts: dict[Tally, int],
+        counts: Mapping[Tally, int],
     ) -> None:
         self.state, self.runs = state, 0
         self._number = ops._program_load(writer.text(), writer.constants)
@@ -48,7 +51,7 @@ class Program:
         self._first, self._others = _first_places(recorder.places)
         self._arguments, self._kept = writer.arguments, writer.kept
         self._appended = [(key, call.count) for key, call in writer.appended.items()]
-        self._outline, self._count = outline, len(outline.tensors)
+        self.outline, self._count = outline, len(outline.tensors)
         outline.tensors = []
         self._returned = writer.returned
         self._set = {key: value for key, value in recorder.changed.items() if not isinstance(value, Slot)}
@@ -57,16 +60,26 @@ class Program:
         self._holders = held_by
         self._fixed = _fixed_attributes(cache, recorder)
         self._counts = list(counts.items())
+        self._writes = _written_to(recorder)
+
+    def writes(self, cache: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """What was there before a run and is written to by it, beside what it appends."""
+        constants, held, inputs = self._writes
+        if not (constants or held or inputs):
+            return []
+        owns = [holder.of(cache.layers) for holder in self._holders]
+        return [*constants, *(owns[at][name] for at, name in held), *(kwargs[name] for name in inputs)]
 
     def symbols(self, cache: Any, kwargs: dict[str, Any]) -> list[int] | None:
         """The values of the symbols for ``cache``, or ``None`` where this program is not right for it."""
         layers = cache.layers
-        if list(map(type, layers)) != self._types:
+        if list(map(type, layers)) != self._types or len(set(map(id, layers))) != len(layers):
             return None
         try:
             owns = [holder.of(layers) for holder in self._holders]
-            for at, names, values in self._fixed:
-                if names(owns[at] if at >= 0 else vars(cache)) != values:
+            for at, keys, names, values in self._fixed:
+                own = owns[at] if at >= 0 else vars(cache)
+                if own.keys() != keys or (names is not None and names(own) != values):
                     return None
             symbols = [_value_at(place, owns, kwargs) for place in self._first]
             for index, place in self._others:
@@ -78,8 +91,11 @@ class Program:
             return None
         return symbols if self._holds(*symbols) else None
 
-    def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Any:
-        """The result of the call, with what it does to ``cache``, or ``None`` if the program stopped."""
+    def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Run | None:
+        """What a call would give and do to ``cache``, which is not changed yet.
+
+        ``None`` if the program stopped.
+        """
         layers = cache.layers
         inputs = [kwargs[name] for name in self._arguments]
         try:
@@ -93,17 +109,60 @@ class Program:
         results = ops._program_run(self._number, inputs, numbers)
         if not results:
             return None
-        for room, (_, count) in zip(grown, self._appended, strict=True):
+        values = iter(self._computed(*symbols)) if self._set else iter(())
+        numbers = {key: next(values) if isinstance(each, Length) else each for key, each in self._set.items()}
+        kept = dict(zip(self._returned, results[self._count :], strict=True))
+        appended = [(key, room, count) for room, (key, count) in zip(grown, self._appended, strict=True)]
+        return Run(owns, results[: self._count], kept, numbers, appended)
+
+    def commit(self, run: Run, cache: Any) -> Any:
+        """The result of the call, with what it does to ``cache``."""
+        for _, room, count in run.appended:
             room.end += count
-        for (holder, name), tensor in zip(self._returned, results[self._count :], strict=True):
-            owns[holder][name] = tensor
-        if self._set:
-            values = iter(self._computed(*symbols))
-            for (holder, name), value in self._set.items():
-                owns[holder][name] = next(values) if isinstance(value, Length) else value
+        for (holder, name), value in (*run.kept.items(), *run.numbers.items()):
+            run.owns[holder][name] = value
         for tally, calls in self._counts:
             tally.calls += calls
-        return self._outline.built(cache, iter(results))
+        return self.outline.built(cache, run.results)
+
+
+@dataclass
+class Run:
+    """What a program gave, before any of it is seen.
+
+    Attributes:
+        owns: What keeps the tensors of the cache.
+        results: The tensors of the result.
+        kept: (holder, name) -> the tensor that is to be kept so.
+        numbers: The same of numbers and other plain values.
+        appended: ((holder, name), room, count): behind the room's end lie ``count`` positions more.
+    """
+
+    owns: list[dict[Any, Any]]
+    results: list[torch.Tensor]
+    kept: dict[tuple[int, Any], torch.Tensor]
+    numbers: dict[tuple[int, Any], Any]
+    appended: list[tuple[tuple[int, str], rooms.Room, int]]
+
+
+def _written_to(recorder: Recorder) -> tuple[list[torch.Tensor], list[tuple[int, Any]], list[str]]:
+    """Constants, what holders keep and arguments that show memory which the step has written to."""
+    written = {tensor.untyped_storage()._cdata for tensor in recorder.written.tensors}
+    recording = recorder.recording
+
+    def is_written(slot: int) -> bool:
+        tensor = recorder.real(recording.tensors[slot])
+        return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in written
+
+    if not written:
+        return [], [], []
+    constants = [
+        each
+        for each in recording.constants.values()
+        if each.layout == torch.strided and each.untyped_storage()._cdata in written
+    ]
+    held = [key for key, slot in recording.held.items() if is_written(slot)]
+    return constants, held, [name for name, slot in recording.inputs.items() if is_written(slot)]
 
 
 def _first_places(places: list[tuple[int, Place]]) -> tuple[list[Place], list[tuple[int, Place]]]:
@@ -127,8 +186,11 @@ def _value_at(place: Place, owns: list[dict[Any, Any]], kwargs: dict[str, Any]) 
     return own[place.name]
 
 
-def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, Any, Any]]:
-    """(holder, getter, values) of what a cache keeps beside tensors and what counts; -1: the cache itself."""
+def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, frozenset[Any], Any, Any]]:
+    """What a cache keeps beside tensors and what counts: (holder, its keys, getter, values).
+
+    The holder -1 is the cache itself.
+    """
     fixed = []
     symbolic = {(place.holder, place.name) for _, place in recorder.places}
     for at, before in [*enumerate(recorder.before), (-1, vars(cache))]:
@@ -137,13 +199,12 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, Any, An
             for name, value in before.items()
             if name not in (rooms.ROOMS, "layers")
             and (at, name) not in symbolic
-            and not isinstance(value, torch.Tensor)
-            and type(value) is not dict  # a holder of its own
+            and (at < 0 or not isinstance(value, torch.Tensor))
+            and (at < 0 or type(value) is not dict)  # a holder of its own
         ]
         values = [_plain(name, before[name]) for name in names]
-        if names:
-            getter = operator.itemgetter(*names)
-            fixed.append((at, getter, values[0] if len(names) == 1 else tuple(values)))
+        getter = operator.itemgetter(*names) if names else None
+        fixed.append((at, frozenset(before), getter, values[0] if len(names) == 1 else tuple(values)))
     return fixed
 
 
@@ -151,4 +212,6 @@ def _plain(name: str, value: Any) -> Any:
     """``value`` if it says by ``==`` whether another is the same, and is not changed in place."""
     if value is None or isinstance(value, bool | int | float | str | type | torch.dtype | torch.device):
         return value
+    if type(value) is tuple:
+        return tuple(_plain(name, each) for each in value)
     raise CannotLower(f"the cache keeps {name}, a {type(value).__name__}")

@@ -10,6 +10,7 @@ into Python runs to its end, but makes no recording.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
 from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
+from .tensors import Known, Written, memory
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 #: Operators that torch computes no symbolic sizes for, and what does.
@@ -33,6 +35,8 @@ _IN_SYMBOLS = {torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
+#: Numbers that are computed from symbols.
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DYNAMIC = torch.Tag.dynamic_output_shape
 
 
@@ -70,11 +74,28 @@ class Recorder(TorchDispatchMode):
         recording: The outcome.
         places: What each symbol, by its position in `conditions`, is the value of; one may have several.
         requirements: What must be so of an argument, by name, before every run.
+        written: What the step has written to tensors that were there before.
+        numbers_allowed: Whether the function that runs is known to make tensors of Python's numbers alone:
+            then one that no operator has made is no result of anything. `SCALARS`: only those without
+            dimensions.
+        is_tainted: Whether what ran may not be what runs without symbols.
     """
 
-    def __init__(self, owns: list[dict[Any, Any]], numbers: Collection[str]) -> None:
+    SCALARS = "scalars"
+
+    def __init__(self, owns: list[dict[Any, Any]], numbers: Collection[str], known: Known) -> None:
+        """
+        Args:
+            owns: What keeps the tensors of the cache.
+            numbers: Attributes of these that count.
+            known: All tensors that may be constants of the step.
+        """
         super().__init__()
         self.recording = Recording()
+        self.written = Written()
+        self.numbers_allowed: bool | str = False
+        self.is_tainted = False
+        self._known = known
         self.places: list[tuple[int, Place]] = []
         self._owns = owns
         self._shapes = ShapeEnv(duck_shape=False)
@@ -150,7 +171,7 @@ class Recorder(TorchDispatchMode):
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `replacements.cache` does for an append, and a note of it."""
-        with _disable_current_modes():
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
             mine = vars(layer).setdefault(rooms.ROOMS, {})
             room = mine.get(name)
             real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
@@ -221,24 +242,60 @@ class Recorder(TorchDispatchMode):
     def slot_of(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor; one that no call made is a constant."""
         real = tensor.actual if type(tensor) is Tracked else tensor
-        if id(real) not in self._slots and (made := self._made.get(_memory(real))) is not None:
+        if id(real) not in self._slots and (made := self._made.get(memory(real))) is not None:
             # torch hands on another object for what the call made (`make_variable` of factories).
             self._slots[id(real)] = made
             self._alive.append(real)
         if id(real) not in self._slots:
-            self.recording.constants[self._slot(real)] = real
-            if not is_plain_type(type(real)):
-                self.recording.fault = f"holds a {type(real).__name__}"
+            self._note_constant(real)
         return self._slots[id(real)]
 
+    def _note_constant(self, real: torch.Tensor) -> None:
+        """A tensor that no operator of the step has made."""
+        if not is_plain_type(type(real)):
+            self.recording.fault = f"holds a {type(real).__name__}"
+        known = self._known.find(real)
+        slot = self._slot(real)
+        if known is not None:
+            self.recording.constants[slot] = known
+        elif self.numbers_allowed == self.SCALARS and not real.dim():
+            self.recording.constants[slot] = real  # what an operator makes of a number is seen by nobody else
+        elif self.numbers_allowed is True:
+            # A new one in every run, for the step may write to it.
+            values = self.recording.new()
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                self.recording.constants[values] = real.clone()
+            self.recording.calls.append(Call(torch.ops.aten.clone.default, (Slot(values),), {}, [slot]))
+        else:
+            self.recording.constants[slot] = real
+            shape = "x".join(map(str, real.shape))
+            self.recording.fault = (
+                self.recording.fault or f"takes a tensor of shape [{shape}] that no operator has made"
+            )
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        # Who watches Python (`watch`) need not see how an operator is noted, which takes most of a step.
+        watching = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return self._noted_call(func, args, kwargs or {})
+        finally:
+            sys.setprofile(watching)
+
+    def _noted_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         flat, structure = pytree.tree_flatten((args, kwargs))
         if any(type(value) is Int8Rows for value in flat):
             self.recording.fault = f"reads the values of a cache of integers ({func})"
             flat = [_real(multiplied_out(value)) for value in flat]
+        if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in flat):
+            self.is_tainted = True  # what Python has computed by a length is no length
+            self.recording.fault = (
+                self.recording.fault or f"computes with a length in floating point ({func})"
+            )
         is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
         real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
+        if func._schema.is_mutable:
+            self.written.about_to(func, real_args, real_kwargs)
         result = func(*real_args, **real_kwargs)
         if self.recording.fault:
             return result
@@ -253,13 +310,19 @@ class Recorder(TorchDispatchMode):
             return result
         noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
         outputs = result if isinstance(result, list | tuple) else [result]
+        self.written.made(outputs, map(_real, flat))
         if is_symbolic:
-            result, outputs = self._with_symbols(func, flat, structure, result, outputs)
+            try:
+                result, outputs = self._with_symbols(func, flat, structure, result, outputs)
+            except Exception as fault:  # noqa: BLE001 - the step goes on as ever, and makes no recording
+                words = str(fault).splitlines() or [""]
+                self.recording.fault = (
+                    f"has no symbolic sizes ({func}): {type(fault).__name__}: {words[0][:80]}"
+                )
+                return result
         slots = [self._slot(_real(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
         self._made.update(
-            (_memory(one), slot)
-            for one, slot in zip(outputs, slots, strict=True)
-            if type(one) is torch.Tensor
+            (memory(one), slot) for one, slot in zip(outputs, slots, strict=True) if type(one) is torch.Tensor
         )
         if any(slot < 0 for slot in slots):
             self.recording.fault = f"returns no tensor ({func})"
@@ -354,15 +417,7 @@ def _is_sized_by_values(func: Any, args: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
-def _memory(tensor: torch.Tensor) -> Any:
-    """What two tensors have in common that show the same memory in the same way; nothing else has it."""
-    if tensor.layout != torch.strided or not tensor.numel():
-        return id(tensor)
-    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
-    return *place, tensor.dtype, tensor.shape, tensor.stride()
-
-
 def _real(value: Any) -> Any:
     if type(value) is Tracked:
         return value.actual
-    return value.node.hint if isinstance(value, torch.SymInt) else value
+    return value.node.hint if isinstance(value, SYMBOLIC) else value

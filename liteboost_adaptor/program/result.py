@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,28 +13,38 @@ from .lower import CannotLower
 
 
 @dataclass(frozen=True)
-class _Leaf:
-    """The next tensor, or the cache that was handed in."""
+class _Tensor:
+    """A tensor, by number: one that is there twice has one."""
 
-    is_cache: bool = False
+    number: int
 
 
 @dataclass(frozen=True)
-class _Named:
-    """One of transformers' outputs."""
+class _Shared:
+    """A container that has come before."""
 
+    number: int
+
+
+@dataclass(frozen=True)
+class _Container:
+    """A tuple, list or dict, or one of transformers' outputs with the attributes it has beside its items."""
+
+    number: int
     cls: type
-    values: dict[str, Any]
+    items: Any
+    attributes: Any = None
 
 
-_TENSOR, _CACHE = _Leaf(), _Leaf(is_cache=True)
+_CACHE = object()
 
 
 class Outline:
     """A result without its tensors.
 
     Attributes:
-        tensors: Those of the result it was made from, in order.
+        tensors: Those of the result it was made from, each once, in order.
+        names: Where each of them was first found.
 
     Raises:
         CannotLower: It holds something that is neither a tensor, nor the cache, nor a plain value.
@@ -42,34 +52,71 @@ class Outline:
 
     def __init__(self, result: Any, cache: Any) -> None:
         self.tensors: list[torch.Tensor] = []
-        self._outline = self._of(result, cache)
+        self.names: list[str] = []
+        self._numbers: dict[int, Any] = {}
+        self._cache, self._count = cache, 0
+        self._outline = self._of(result, "the result")
+        del self._cache, self._numbers
 
-    def _of(self, value: Any, cache: Any) -> Any:
-        if value is cache:
+    def _of(self, value: Any, name: str) -> Any:
+        if value is self._cache:
             return _CACHE
-        if isinstance(value, torch.Tensor):
-            self.tensors.append(value)
-            return _TENSOR
-        if isinstance(value, OrderedDict):
-            return _Named(type(value), {name: self._of(each, cache) for name, each in value.items()})
-        if type(value) in (tuple, list):
-            return type(value)(self._of(each, cache) for each in value)
         if value is None or type(value) in (bool, int, float, str):
             return value
+        known = self._numbers.get(id(value))
+        if known is not None:
+            return known
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            self.names.append(name)
+            made = self._numbers[id(value)] = _Tensor(len(self.tensors) - 1)
+            return made
+        number = self._count
+        self._count += 1
+        self._numbers[id(value)] = _Shared(number)
+        if isinstance(value, OrderedDict) and type(getattr(value, "__dict__", None)) is dict:
+            return _Container(number, type(value), self._named(value, name), self._named(vars(value), name))
+        if type(value) is dict:
+            return _Container(number, dict, self._named(value, name))
+        if type(value) in (tuple, list):
+            items = tuple(self._of(each, f"{name}[{at}]") for at, each in enumerate(value))
+            return _Container(number, type(value), items)
         raise CannotLower(f"returns a {type(value).__name__}")
 
-    def built(self, cache: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    def _named(self, values: dict[Any, Any], name: str) -> tuple[tuple[Any, Any], ...]:
+        if not all(type(key) in (str, int) for key in values):
+            raise CannotLower("returns a dict whose keys are neither words nor numbers")
+        return tuple((key, self._of(each, f"{name}.{key}")) for key, each in values.items())
+
+    def is_like(self, other: Outline) -> bool:
+        """Whether they are the same but for their tensors."""
+        return self._outline == other._outline
+
+    def built(self, cache: Any, tensors: Sequence[torch.Tensor]) -> Any:
         """A new result with ``tensors`` and ``cache``."""
-        return _built(self._outline, cache, tensors)
+        return _built(self._outline, cache, tensors, {})
 
 
-def _built(outline: Any, cache: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    if outline is _TENSOR:
-        return next(tensors)
+def _built(outline: Any, cache: Any, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:
+    kind = type(outline)
+    if kind is _Tensor:
+        return tensors[outline.number]
     if outline is _CACHE:
         return cache
-    if type(outline) is _Named:
-        return outline.cls(**{name: _built(each, cache, tensors) for name, each in outline.values.items()})
-    if type(outline) in (tuple, list):
-        return type(outline)(_built(each, cache, tensors) for each in outline)
-    return outline
+    if kind is _Shared:
+        return made[outline.number]
+    if kind is not _Container:
+        return outline
+    cls = outline.cls
+    if cls is tuple or cls is list:
+        result = cls(_built(each, cache, tensors, made) for each in outline.items)
+    elif cls is dict:
+        result = {key: _built(each, cache, tensors, made) for key, each in outline.items}
+    else:
+        # Without its __init__, which takes no more than its fields: as it was when it was returned.
+        result = cls.__new__(cls)
+        for key, each in outline.items:
+            OrderedDict.__setitem__(result, key, _built(each, cache, tensors, made))
+        vars(result).update((key, _built(each, cache, tensors, made)) for key, each in outline.attributes)
+    made[outline.number] = result
+    return result

@@ -1,22 +1,22 @@
-"""Everything Python could have decided by while a step was recorded, and whether it is still so."""
+"""Guards: whether everything a recorded step could have read is still what it was."""
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import functools
-import gc
-import sys
+import itertools
 import types
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
 
 from .. import native
+from . import known
+from .reach import MISSING, PLAIN, Reached, cell_content, reached_by, slot_content
+from .watch import Ran
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
@@ -25,150 +25,215 @@ _GLOBAL_HOOKS = tuple(
 #: Attribute of a forward set on an instance, or of a hook, that may be recorded: it knows when it is
 #: (`Recorder.require`), or does nothing but call operators.
 RECORDABLE = "_liteboost_recordable"
-_MISSING = object()
-#: Methods of tensors that read values without the dispatcher.
-_READS = {"tolist", "numpy", "data_ptr", "__dlpack__", "__reduce_ex__", "untyped_storage"}
-_PACKAGES = {"transformers", "accelerate", "peft", "safetensors", "einops", "numpy", "packaging"}
-_RANDOM = ("random.", "_random.", "numpy.random.")
-#: What notes and traces a step; what it calls is no part of the step.
-_NOTING = (
-    "importlib._bootstrap",
-    "torch._subclasses",
-    "torch.fx",
-    "sympy",
-    "mpmath",
-    "liteboost_adaptor.program.record",
-    "liteboost_adaptor.environment.npu_rotary",  # what it reads by is read before every run
-)
-#: Of a module's attributes, those its forward under ``no_grad`` asks nothing of.
-_UNREAD = frozenset(vars(torch.nn.Module())) - {
-    "training",
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-}
-
-
-@dataclass
-class Ran:
-    """What Python did while a step was recorded.
-
-    Attributes:
-        names: Globals of the functions that ran, with the names these functions use.
-        fault: A call that reads what no program can.
-    """
-
-    names: list[tuple[dict[str, Any], set[str]]] = field(default_factory=list)
-    fault: str = ""
-
-    def used(self) -> set[str]:
-        """All names, of globals and of attributes."""
-        return {name for _, names in self.names for name in names}
 
 
 class State:
-    """The attributes of a model's modules, their classes and configurations, and the globals of what ran."""
+    """What the functions of a step could have read, as it was when this was made.
 
-    def __init__(self, model: torch.nn.Module, ran: Ran) -> None:
-        # Live ones beside copies, by kind.
-        self._dicts: list[dict[Any, Any]] = []
-        self._saved_dicts: list[dict[Any, Any]] = []
-        self._lists: list[list[Any]] = []
-        self._saved_lists: list[list[Any]] = []
-        self._sets: list[set[Any]] = []
-        self._saved_sets: list[set[Any]] = []
-        self._empty: list[dict[Any, Any]] = []
-        self._noted: set[int] = set()
-        named = [(names, name, names.get(name, _MISSING)) for names, used in ran.names for name in used]
-        self._named = [list(each) for each in zip(*named, strict=True)] or [[], [], []]
-        for _, _, value in named:
-            if not isinstance(value, types.ModuleType | types.FunctionType | type):
-                self._note_value(value, 3)
-        self._modules = modules = list(model.modules())
-        self._types = list(map(type, modules))
-        for module in modules:
-            self._note(vars(module), 4, _UNREAD)
-        used = ran.used() | {"__call__", "__getattr__", "__setattr__", "forward"}
-        classes = dict.fromkeys(base for module in modules for base in type(module).__mro__[:-1])
-        self._attributes = [
-            (vars(cls), name, vars(cls).get(name, _MISSING)) for cls in classes for name in used
+    Attributes:
+        fault: Something they may read whose state nobody can see, or an empty string.
+    """
+
+    def __init__(self, model: torch.nn.Module, cache: Any, ran: Ran) -> None:
+        hooks = [(getattr(nn_module, name), name) for name in _GLOBAL_HOOKS]
+        classes = [type(cache), *map(type, cache.layers)]
+        modules = [(module, f"model.{name}") for name, module in model.named_modules()]
+        roots = [*modules, *((cls, cls.__qualname__) for cls in dict.fromkeys(classes)), *hooks]
+        self._reached = reached = reached_by(ran, roots)
+        self.fault = reached.fault
+        dicts = [*reached.dicts, *reached.namespaces.values()]
+        self._saved = {
+            "dicts": (dicts, [dict(dict.items(each)) for each in dicts]),
+            "lists": (reached.lists, [list(each) for each in reached.lists]),
+        }
+        self._process = _process()
+        self._bases = [
+            (cls, cls.__mro__)
+            for cls in reached.namespaces
+            if known.package(cls.__module__) not in known.OURS | known.LIBRARIES
         ]
-        self._attributes = [entry for entry in self._attributes if entry[2] is not _MISSING]
-        self._sizes = [(vars(cls), len(vars(cls))) for cls in classes]
-        for name in _GLOBAL_HOOKS:
-            self._note(getattr(nn_module, name), 1)
+        self._sets = [(each, set(each)) for each in reached.sets]
+        self._queues = [(each, list(each)) for each in reached.queues]
+        self._types = list(map(type, reached.objects))
+        named = {(id(space), name): (space, name, value) for space, name, value in reached.named}
+        self._named = [list(each) for each in zip(*named.values(), strict=True)] or [[], [], []]
+        self._functions = reached.functions, [part for each in reached.functions for part in _inside(each)]
+        self._cells = (
+            [cell for cell, _ in reached.cells],
+            [cell if content is MISSING else content for cell, content in reached.cells],
+        )
         self._remembered = None
         if (compiled := _compiled()) is not None:
-            self._remembered = compiled.liteboost_remember(self._dicts, self._saved_dicts)
+            self._remembered = compiled.liteboost_remember(
+                *self._saved["dicts"], *self._cells, *self._functions
+            )
             weakref.finalize(self, compiled.liteboost_forget, self._remembered)
 
-    def _note(self, values: Any, depth: int, unread: frozenset[str] = frozenset()) -> None:
-        if id(values) in self._noted:
-            return
-        self._noted.add(id(values))
-        if isinstance(values, dict):
-            if not values:
-                self._empty.append(values)
-                return
-            self._dicts.append(values)
-            self._saved_dicts.append(dict(values))
-        elif isinstance(values, list):
-            self._lists.append(values)
-            self._saved_lists.append(list(values))
-        else:
-            self._sets.append(values)
-            self._saved_sets.append(set(values))
-        items = values.items() if isinstance(values, dict) else ((None, value) for value in values)
-        for name, value in items:
-            if name not in unread and not (type(name) is str and name.startswith("_liteboost_")):
-                self._note_value(value, depth)
-
-    def _note_value(self, value: Any, depth: int) -> None:
-        if isinstance(value, dict | list | set):
-            if depth:
-                self._note(value, depth - 1)
-        elif isinstance(value, tuple):
-            for each in value:
-                self._note_value(each, depth - 1 if depth else 0)
-        elif depth and not isinstance(value, torch.nn.Module | torch.Tensor | type | types.ModuleType):
-            if type(getattr(value, "__dict__", None)) is dict and type(value) is not types.FunctionType:
-                self._note(vars(value), depth - 1)
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that existed."""
+        return self._reached.tensors
 
     def is_as_it_was(self) -> bool:
         """Whether nothing of it was exchanged."""
         try:
-            return (
-                self._holds_the_same()
-                and all([names.get(name, _MISSING) is value for names, name, value in self._attributes])
-                and all([len(names) == size for names, size in self._sizes])
-            )
+            return _process() == self._process and self._holds_the_same() and not any(self._others())
         except Exception:  # noqa: BLE001 - what cannot be compared was exchanged
             return False
 
     def _holds_the_same(self) -> bool:
-        if self._sets != self._saved_sets:
-            return False
+        """Dicts, lists, types and names: all at once, by identity, and by value where that fails."""
+        reached = self._reached
         if (compiled := _compiled()) is not None and compiled.liteboost_unchanged(
             self._remembered,
-            self._lists,
-            self._saved_lists,
-            self._empty,
-            self._modules,
+            *self._saved["lists"],
+            reached.empty,
+            reached.objects,
             self._types,
             *self._named,
-            _MISSING,
+            MISSING,
         ):
             return True
-        # An object that is equal is as good; a number that was set again, for one.
-        return (
-            not any(self._empty)
-            and self._dicts == self._saved_dicts
-            and self._lists == self._saved_lists
-            and list(map(type, self._modules)) == self._types
-            and all([d.get(name, _MISSING) is value for d, name, value in zip(*self._named, strict=True)])
-        )
+        return next(self.changes(), None) is None
+
+    def _others(self) -> Any:
+        """For what there is little of: whether each was exchanged."""
+        yield from (cls.__mro__ is not bases for cls, bases in self._bases)
+        yield from (not _is_same_set(each, saved) for each, saved in self._sets)
+        yield from (not _are_same(list(each), saved) for each, saved in self._queues)
+        yield from (not _is_same(_slot_of(each, name), value) for each, name, value in self._reached.slots)
+
+    def changes(self) -> Any:
+        """What was exchanged, each in words."""
+        if _process() != self._process:
+            yield "settings of torch"
+        for live, saved in zip(*self._saved["dicts"], strict=True):
+            now = dict(dict.items(live))  # some give another object at every look
+            if len(now) != len(saved) or not all(map(_same_key, now, saved)):
+                yield f"the attributes or keys {sorted(map(str, now.keys() ^ saved.keys()))[:4]}"
+            else:
+                yield from (f"{name}" for name, value in saved.items() if not _is_same(now[name], value))
+        for live, saved in zip(*self._saved["lists"], strict=True):
+            if not _are_same(live, saved):
+                yield "a list"
+        if any(self._reached.empty):
+            yield f"what was empty: {[str(each)[:40] for each in self._reached.empty if each][:2]}"
+        for each, kind in zip(self._reached.objects, self._types, strict=True):
+            if type(each) is not kind:
+                yield f"the class of a {kind.__name__}"
+        for space, name, value in zip(*self._named, strict=True):
+            if not _is_same(space.get(name, MISSING), value):
+                yield f"the global {name}"
+        for cell, content in self._reached.cells:
+            if not _is_same(cell_content(cell), content):
+                yield "what a closure holds"
+        parts = [part for each in self._functions[0] for part in _inside(each)]
+        if any(now is not then for now, then in zip(parts, self._functions[1], strict=True)):
+            yield "the code or the defaults of a function"
+        if any(self._others()):
+            yield "a slot, a set, a queue or the bases of a class"
+
+    def give_back(self) -> None:
+        """Make everything what it was, after a step that failed half way."""
+        for cls, namespace in self._reached.namespaces.items():
+            saved = self._saved["dicts"][1][self._index_of(namespace)]
+            for name in {*namespace, *saved}:
+                if namespace.get(name, MISSING) is not saved.get(name, MISSING):
+                    setattr(cls, name, saved[name]) if name in saved else delattr(cls, name)
+        count = len(self._reached.dicts)
+        for live, saved in itertools.islice(zip(*self._saved["dicts"], strict=True), count):
+            now = dict(dict.items(live))
+            if len(now) != len(saved) or any(
+                now.get(key, MISSING) is not value for key, value in saved.items()
+            ):
+                dict.clear(live)
+                for key, value in saved.items():
+                    dict.__setitem__(live, key, value)
+        for live in self._reached.empty:
+            dict.clear(live)
+        for live, saved in [*zip(*self._saved["lists"], strict=True)]:
+            if not _are_same(live, saved):
+                live[:] = saved
+        for live, saved in self._sets:
+            if not _is_same_set(live, saved):
+                live.clear()
+                live.update(saved)
+        for live, saved in self._queues:
+            if not _are_same(list(live), saved):
+                live.clear()
+                live.extend(saved)
+        for space, name, value in zip(*self._named, strict=True):
+            if space.get(name, MISSING) is not value:
+                space.pop(name) if value is MISSING else space.update({name: value})
+        for cell, value in self._reached.cells:
+            if cell_content(cell) is not value and value is not MISSING:
+                cell.cell_contents = value
+        for each, name, value in self._reached.slots:
+            if _slot_of(each, name) is not value:
+                delattr(each, name) if value is MISSING else setattr(each, name, value)
+
+    def _index_of(self, namespace: dict[str, Any]) -> int:
+        first = len(self._reached.dicts)
+        return first + list(map(id, self._reached.namespaces.values())).index(id(namespace))
+
+
+def _process() -> tuple[Any, ...]:
+    """Settings of the process that operators and Python may ask for."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.get_num_threads(),
+        abc.get_cache_token(),  # another one as soon as a class is registered with an abstract one
+    )
+
+
+def _inside(function: types.FunctionType) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _slot_of(value: Any, name: str) -> Any:
+    for cls in type(value).__mro__:
+        slot = vars(cls).get(name)
+        if isinstance(slot, types.MemberDescriptorType):
+            return slot_content(slot, value)
+    return MISSING
+
+
+def _same_key(one: Any, other: Any) -> bool:
+    return one is other or one == other
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether they are one object, or plain values that nothing tells apart."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is float:
+        return one.hex() == other.hex()
+    if kind is complex:
+        return _is_same((one.real, one.imag), (other.real, other.imag))
+    if kind in (tuple, torch.Size):
+        return _are_same(one, other)
+    if isinstance(one, types.MethodType):
+        return one.__func__ is other.__func__ and one.__self__ is other.__self__
+    return kind in PLAIN and bool(one == other)
+
+
+def _are_same(some: Any, others: Any) -> bool:
+    return len(some) == len(others) and all(map(_is_same, some, others))
+
+
+def _is_same_set(one: set[Any], other: set[Any]) -> bool:
+    # Equal members of another type are told apart by their representation.
+    return one == other and sorted(map(repr, one)) == sorted(map(repr, other))
 
 
 @functools.cache
@@ -178,28 +243,12 @@ def _compiled() -> ctypes.PyDLL | None:
     if status is None or not status.loaded or status.path is None:
         return None
     library = ctypes.PyDLL(str(status.path))
-    library.liteboost_remember.argtypes = [ctypes.py_object] * 2
+    library.liteboost_remember.argtypes = [ctypes.py_object] * 6
     library.liteboost_remember.restype = ctypes.c_void_p
     library.liteboost_forget.argtypes, library.liteboost_forget.restype = [ctypes.c_void_p], None
     library.liteboost_unchanged.argtypes = [ctypes.c_void_p, *[ctypes.py_object] * 9]
     library.liteboost_unchanged.restype = ctypes.c_int
     return library
-
-
-@dataclass
-class Changes:
-    """What a call did to a model's modules."""
-
-    fault: str = ""
-
-
-@contextmanager
-def unchanged(model: torch.nn.Module) -> Iterator[Changes]:
-    """Notes a fault where the block exchanges an attribute of a module: a program would not."""
-    before, changes = State(model, Ran()), Changes()
-    yield changes
-    if not before.is_as_it_was():
-        changes.fault = "changes an attribute of the model"
 
 
 def hooked(model: torch.nn.Module) -> bool:
@@ -219,71 +268,4 @@ def _has_forward_of_others(module: torch.nn.Module) -> bool:
     return "forward" in own and not getattr(own["forward"], RECORDABLE, False)
 
 
-@contextmanager
-def watched(model: torch.nn.Module) -> Iterator[Ran]:
-    """What Python does in the block: the globals of every function that runs, but for torch's and ours.
-
-    A function that belongs neither to a model nor to the libraries models are written with is a fault: it may
-    do what no operator does, such as count its calls.
-    """
-    packages = _PACKAGES | {
-        _package(base.__module__) for part in model.modules() for base in type(part).__mro__
-    }
-    seen: set[types.CodeType] = set()
-    found: dict[int, tuple[dict[str, Any], set[str]]] = {}
-    ran = Ran()
-
-    def note(frame: types.FrameType, event: str, called: Any) -> None:
-        if event == "call":
-            code = frame.f_code
-            if code not in seen:
-                seen.add(code)
-                names = frame.f_globals
-                package = _package(names.get("__name__", ""))
-                if not _is_fixed(package) and not _is_noting(frame):
-                    if package not in packages:
-                        ran.fault = ran.fault or f"runs a function of {package}"
-                    found.setdefault(id(names), (names, set()))[1].update(code.co_names)
-        elif event == "c_call" and not ran.fault:
-            ran.fault = _fault(called, frame)
-
-    former, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()  # what is collected, and who is told of that, is not the model's doing
-    sys.setprofile(note)
-    try:
-        yield ran
-    finally:
-        sys.setprofile(former)
-        if collects:
-            gc.enable()
-        ran.names += found.values()
-
-
-def _fault(called: Any, frame: types.FrameType) -> str:
-    """Why a call of a function in C is none that a program can make, or an empty string."""
-    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
-    if isinstance(owner, torch.Tensor) and name in _READS:
-        return "" if _is_noting(frame) else f"reads values (Tensor.{name})"
-    if f"{type(owner).__module__}.".startswith(_RANDOM):
-        return "" if _is_noting(frame) else f"draws random numbers ({type(owner).__name__}.{name})"
-    return ""
-
-
-def _is_noting(frame: types.FrameType | None) -> bool:
-    """Whether a call comes from what notes the step, or from an import."""
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(_NOTING):
-            return True
-        if module == "liteboost_adaptor.program.step":
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _package(module: str) -> str:
-    return module.split(".")[0]
-
-
-def _is_fixed(package: str) -> bool:
-    return package in ("", "torch", "torch_npu", "liteboost_adaptor") or package in sys.stdlib_module_names
+__all__ = ["RECORDABLE", "Reached", "State", "hooked"]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ..errors import StrictError
 from ..replacements import cache as rooms
-from ..report import Tally, report
-from .holders import Kept, holders
-from .lower import CannotLower, Writer
+from ..report import Tally
+from . import arguments, shadow, watch
+from .arguments import cache_name
+from .lower import CannotLower
 from .program import Program
 from .recording import MOVED, SHORT
-from .result import Outline
-from .state import State, hooked, unchanged, watched
+from .state import hooked
 
 #: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
 #: as long as a hundred steps save, and the first time twice that (half of it imports).
@@ -25,12 +27,10 @@ RECORDED_AT = 32
 MOST = 8
 #: How often a kind of arguments may make no program before nobody tries again.
 REFUSALS = 2
-#: Arguments whose last size is how much has been seen.
-GROWING = ("attention_mask",)
-#: Where models may be that have recorded steps.
-DEVICES = ("cpu", "npu")
-#: Arguments that are a cache.
-CACHES = ("past_key_values", "cache_params")
+#: How often a step may be tried again because it ran functions that it did not run before.
+ATTEMPTS = 4
+#: Kinds of arguments that are counted: who hands on another number at each step makes ever more of them.
+KINDS = 256
 
 
 class Steps:
@@ -40,30 +40,42 @@ class Steps:
         model: A weak reference to it.
     """
 
-    def __init__(self, model: torch.nn.Module, tally: Tally) -> None:
+    def __init__(self, model: torch.nn.Module, tally: Tally, is_strict: bool = False) -> None:
         self.model = weakref.ref(model)
         self._tally = tally
+        self._is_strict = is_strict
         self._seen: dict[Any, int] = {}
         self._programs: dict[Any, list[Program]] = {}
         self._refused: dict[Any, int] = {}
         self._made: dict[Any, int] = {}
         self._moved: set[Any] = set()
         self._numbers: set[str] = set()
+        #: What Python ran in the step before the one that is recorded.
+        self._ran: dict[Any, watch.Ran] = {}
+        self._attempts: dict[Any, int] = {}
         #: Whether a graph may hold the addresses of weights.
         self._is_captured = False
         self._lock = threading.Lock()
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Let go of all programs."""
+        with self._lock:
+            self._programs.clear()
+            self._seen.clear()
 
     def serve(self, model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         """The result of ``call(**kwargs)``, from a program if there is one."""
-        key = _kinds(kwargs)
+        key = arguments.kinds(kwargs)
         if key is None:
             return call(**kwargs)
         cache = kwargs[cache_name(kwargs)]
         programs = self._programs.get(key, ())
         captured = _is_captured(kwargs["input_ids"])
         self._is_captured |= captured
+        given = arguments.dense(kwargs)
         for program in programs:
-            symbols = program.symbols(cache, kwargs)
+            symbols = program.symbols(cache, given)
             if symbols is None:
                 continue
             if not program.state.is_as_it_was():
@@ -71,66 +83,102 @@ class Steps:
                     self._programs.pop(key, None)
                     self._seen[key] = 0
                 break
-            result = program.run(cache, kwargs, symbols)
-            if result is not None:
+            if shadow.is_due(program.runs) and not captured and watch.is_possible():
+                checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
+                if checked is not None:
+                    return self._checked(key, program, *checked)
+            elif (run := program.run(cache, given, symbols)) is not None:
                 self._tally.served()
                 program.runs += 1
-                return result
+                return program.commit(run, cache)
+        if len(self._seen) > KINDS:
+            self._seen.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
-        if seen < RECORDED_AT or self._is_vain(key, programs):
+        if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
             return call(**kwargs)
-        if not _has_rooms(cache) or hooked(model) or captured:
+        if not _has_rooms(cache) or hooked(model) or captured or not watch.is_possible():
             self._seen[key] = 0  # looked for again some steps later
             return call(**kwargs)
-        return self._record(model, call, kwargs, key)
+        if key not in self._ran:
+            return self._watch(call, kwargs, key)
+        return call(**kwargs) if seen < RECORDED_AT else self._record(model, call, kwargs, given, key)
+
+    def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
+        """The original's ``result``; a program that gave another is never run again."""
+        if not difference:
+            self._tally.served()
+            program.runs += 1
+            return result
+        words = (
+            f"a recorded step of {type(self.model()).__name__} gave another {difference} than the model "
+            "itself; the model's is returned, and such steps are not recorded any more"
+        )
+        with self._lock:
+            self._programs.pop(key, None)
+            self._refused[key] = REFUSALS
+        self._tally.fell_back(f"the replay differed from the original in {difference}")
+        if self._is_strict:
+            raise StrictError(f"LITEBOOST_STRICT=1 and {words}. Please report this model.")
+        warnings.warn(f"liteboost_adaptor: {words}. Please report this model.", RuntimeWarning, stacklevel=2)
+        return result
+
+    def _watch(self, call: Callable[..., Any], kwargs: dict[str, Any], key: Any) -> Any:
+        """See what Python runs in a step: the next one is recorded if all of that is understood."""
+        with watch.watched() as ran:
+            result = call(**kwargs)
+        fault = ran.fault or watch.faults_in(ran.unread())
+        if fault:
+            return self._refuse(key, fault, result)
+        self._ran[key] = ran
+        return result
 
     def _record(
-        self, model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any], key: Any
+        self,
+        model: torch.nn.Module,
+        call: Callable[..., Any],
+        kwargs: dict[str, Any],
+        given: dict[str, Any],
+        key: Any,
     ) -> Any:
-        from .record import Recorder  # brings sympy and torch's tracing along
+        from .attempt import Attempt  # brings sympy and torch's tracing along
 
-        cache, before = kwargs[cache_name(kwargs)], _calls()
-        held_by = holders(cache.layers)
-        owns = [holder.of(cache.layers) for holder in held_by]
-        recorder, kept = Recorder(owns, self._numbers), Kept(owns)
-        arguments = {
-            name: recorder.input(name, value, 1 if name in GROWING else None)
-            if type(value) is torch.Tensor
-            else value
-            for name, value in kwargs.items()
-        }
+        ran = self._ran[key]
+        attempt = Attempt(model, given, ran, self._numbers)
+        if attempt.fault:
+            return self._refuse(key, attempt.fault, call(**kwargs))
         try:
-            with unchanged(model) as changes, watched(model) as ran, recorder, rooms.recorded_by(recorder):
-                result = call(**arguments)
+            result = attempt.run(call)
         except Exception as fault:  # noqa: BLE001 - the reason is noted, and the original runs
-            kept.give_back()
+            attempt.give_back()
             words = str(fault).splitlines() or [""]
-            return self._refuse(key, f"not recorded: {type(fault).__name__}: {words[0][:80]}", call(**kwargs))
+            self._refuse(key, f"recording raised {type(fault).__name__}: {words[0][:80]}", None)
+            return call(**kwargs)
         except BaseException:
-            kept.give_back()
+            attempt.give_back()
             raise
-        try:
-            outline = Outline(result, cache)
-        except CannotLower as fault:
-            # Nothing symbolic can be in it: only a tensor could be.
-            return self._refuse(key, str(fault), result)
-        result = outline.built(cache, iter([recorder.real(tensor) for tensor in outline.tensors]))
-        fault = recorder.recording.fault or ran.fault or changes.fault
+        fault = attempt.fault_of_run()
+        if attempt.is_tainted:
+            attempt.give_back()
+            self._refuse(key, fault, None)
+            return call(**kwargs)
         if fault in (MOVED, SHORT):
             if key in self._moved:  # beam search moves it at every step
                 self._seen[key] = 0
             self._moved.add(key)
             return result
         self._moved.discard(key)
-        new = {key[1] for key, value in recorder.changed.items() if type(value) is int} - self._numbers
-        if new and not fault:
+        if not fault and (new := attempt.counted() - self._numbers):
             self._numbers |= new  # they count: next time with symbols for what they count from
             return result
+        if not fault and attempt.has_run_more():
+            self._attempts[key] = self._attempts.get(key, 0) + 1
+            if self._attempts[key] < ATTEMPTS:
+                return result  # the next one is compared with this one's functions, too
+            fault = "runs other functions at every step"
+        if fault:
+            return self._refuse(key, fault, result)
         try:
-            if fault:
-                raise CannotLower(fault)
-            writer = Writer(recorder, outline.tensors, not self._is_captured)
-            program = Program(writer, recorder, cache, held_by, outline, State(model, ran), _since(before))
+            program = attempt.program(not self._is_captured)
         except CannotLower as refusal:
             return self._refuse(key, str(refusal), result)
         with self._lock:
@@ -150,46 +198,18 @@ class Steps:
         self._tally.fell_back(reason)
         self._refused[key] = self._refused.get(key, 0) + 1
         self._seen[key] = 0
+        self._ran.pop(key, None)
         return result
 
 
-def cache_name(kwargs: dict[str, Any]) -> str:
-    """The argument that is a cache, or an empty string."""
-    return next((name for name in CACHES if kwargs.get(name) is not None), "")
+#: Of all models.
+_all: weakref.WeakSet[Steps] = weakref.WeakSet()
 
 
-def _kinds(kwargs: dict[str, Any]) -> Any:
-    """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can."""
-    ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
-    if (
-        type(ids) is not torch.Tensor
-        or ids.dim() != 2
-        or ids.shape[1] != 1
-        or cache is None
-        or ids.device.type not in DEVICES
-    ):
-        return None
-    kinds: list[Any] = []
-    for name, value in kwargs.items():
-        if value is None or value is True or value is False:
-            kinds += (name, value)
-        elif type(value) is torch.Tensor:
-            shape = value.shape
-            if name in GROWING:
-                if len(shape) != 2:
-                    return None
-                shape = shape[:1]
-            kinds += (name, shape, value.dtype)
-        elif value is cache:
-            layers = getattr(cache, "layers", None)
-            if type(layers) is not list:
-                return None
-            kinds += (name, type(cache), len(layers))
-        elif type(value) in (int, float, str):
-            kinds += (name, type(value), value)
-        else:
-            return None
-    return tuple(kinds)
+def forget_all() -> None:
+    """Let go of the programs of all models: they hold their parameters."""
+    for steps in list(_all):
+        steps.forget()
 
 
 def _is_captured(ids: torch.Tensor) -> bool:
@@ -200,12 +220,3 @@ def _is_captured(ids: torch.Tensor) -> bool:
 def _has_rooms(cache: Any) -> bool:
     found = [room for layer in cache.layers for room in vars(layer).get(rooms.ROOMS, {}).values()]
     return all(isinstance(room, rooms.Room) for room in found)
-
-
-def _calls() -> dict[str, int]:
-    return {rule: tally.calls for rule, tally in report.tallies.items()}
-
-
-def _since(before: dict[str, int]) -> dict[Tally, int]:
-    counts = {rule: calls - before.get(rule, 0) for rule, calls in _calls().items()}
-    return {report.tally(rule): count for rule, count in counts.items() if count}

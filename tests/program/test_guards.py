@@ -146,7 +146,7 @@ def test_a_function_of_somebody_else_is_called_for_every_token(monkeypatch: pyte
     before = served()
     pair.agree(8)
     assert len(called) == 2 * 9 and served() == before
-    assert any(reason.startswith("runs a function of") for reason in reasons())
+    assert any(reason.startswith("changes") for reason in reasons())
 
 
 def test_who_is_told_of_collected_garbage_is_no_part_of_a_step() -> None:

@@ -1,0 +1,66 @@
+"""The arguments of a step: what of them must be the same for a program to serve it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: Arguments whose last size is how much has been seen.
+GROWING = ("attention_mask",)
+#: Where models may be that have recorded steps.
+DEVICES = ("cpu", "npu")
+#: Arguments that are a cache.
+CACHES = ("past_key_values", "cache_params")
+
+
+def cache_name(kwargs: dict[str, Any]) -> str:
+    """The argument that is a cache, or an empty string."""
+    return next((name for name in CACHES if kwargs.get(name) is not None), "")
+
+
+def kinds(kwargs: dict[str, Any]) -> Any:
+    """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can."""
+    ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
+    if (
+        type(ids) is not torch.Tensor
+        or ids.dim() != 2
+        or ids.shape[1] != 1
+        or cache is None
+        or ids.device.type not in DEVICES
+    ):
+        return None
+    found: list[Any] = []
+    names: dict[int, str] = {}
+    for name, value in kwargs.items():
+        if value is None or value is True or value is False:
+            found += (name, value)
+        elif type(value) is torch.Tensor:
+            shape = value.shape
+            if name in GROWING:
+                if len(shape) != 2:
+                    return None
+                shape = shape[:1]
+            # One tensor that is handed in twice has one slot.
+            found += (name, shape, value.dtype, names.setdefault(id(value), name))
+        elif value is cache:
+            layers = getattr(cache, "layers", None)
+            if type(layers) is not list:
+                return None
+            found += (name, type(cache), len(layers))
+        elif type(value) in (int, float, str):
+            found += (name, type(value), value.hex() if type(value) is float else value)
+        else:
+            return None
+    return tuple(found)
+
+
+def dense(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``kwargs`` with contiguous tensors: how a slice of a growing tensor lies is different at each step."""
+    if all([type(value) is not torch.Tensor or value.is_contiguous() for value in kwargs.values()]):
+        return kwargs
+    made: dict[int, torch.Tensor] = {}
+    return {
+        name: made.setdefault(id(value), value.contiguous()) if type(value) is torch.Tensor else value
+        for name, value in kwargs.items()
+    }

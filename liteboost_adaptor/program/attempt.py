@@ -1,0 +1,151 @@
+"""One attempt to record a step: what is seen while it runs, how it is taken back, and what is made of it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from ..replacements import cache as rooms
+from . import known, watch
+from .arguments import GROWING, cache_name
+from .functions import Functions
+from .holders import Kept, holders
+from .lower import CannotLower, Writer
+from .program import Program
+from .record import Recorder
+from .result import Outline
+from .state import State
+from .tensors import Known
+from .watch import Ran
+
+
+class Attempt:
+    """Runs a step once, as ever, and notes it.
+
+    Args:
+        given: The arguments.
+        ran: What Python ran in a former step. More that runs in this one is added.
+        numbers: Attributes of cache layers that count.
+
+    Attributes:
+        fault: Why the step is not even tried, or an empty string.
+        is_tainted: Whether a symbol may have got into the result, or into what the step has changed: then
+            the step has to be taken back, and made again without.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, given: dict[str, Any], ran: Ran, numbers: Collection[str]
+    ) -> None:
+        self._given, self._ran = given, ran
+        self._cache = cache = given[cache_name(given)]
+        self._held_by = holders(cache.layers)
+        owns = [holder.of(cache.layers) for holder in self._held_by]
+        self._state = State(model, cache, ran)
+        self.fault = self._state.fault
+        self._recorder = Recorder(owns, numbers, Known(self._state.tensors))
+        self._kept, self._generators = Kept(owns), _Generators(given["input_ids"].device)
+        self._has_run_more = False
+        self._fault_of_run = ""
+        self.is_tainted = False
+
+    def run(self, call: Callable[..., Any]) -> Any:
+        """The result of ``call`` with the arguments."""
+        recorder, functions = self._recorder, Functions(self._recorder)
+        noted: dict[int, torch.Tensor] = {}
+
+        def argument(name: str, value: Any) -> Any:
+            if type(value) is not torch.Tensor:
+                return value
+            if id(value) not in noted:
+                noted[id(value)] = recorder.input(name, value, 1 if name in GROWING else None)
+            return noted[id(value)]
+
+        given = {name: argument(name, value) for name, value in self._given.items()}
+        with watch.watched() as ran, functions, recorder, rooms.recorded_by(recorder):
+            result = call(**given)
+        self._counts = ran.counts
+        try:
+            self._outline = Outline(result, self._cache)
+        except CannotLower as fault:
+            self._fault_of_run, self.is_tainted = str(fault), True
+            return result
+        self._results = self._outline.tensors
+        result = self._outline.built(self._cache, [recorder.real(tensor) for tensor in self._results])
+        self._fault_of_run = (
+            self._change() or recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
+        )
+        self.is_tainted |= recorder.is_tainted
+        return result
+
+    def _fault_in(self, ran: Ran) -> str:
+        more = {
+            code: names
+            for code, names in ran.codes.items()
+            if code not in self._ran.codes and not known.is_fixed(names.get("__name__") or "")
+        }
+        self._has_run_more = bool(more)
+        self._ran.codes |= ran.codes
+        return watch.faults_in(Ran(more).unread())
+
+    def _change(self) -> str:
+        if self._state.is_as_it_was():
+            return ""
+        self.is_tainted = True
+        return f"changes {next(self._state.changes(), 'what it reads')}"
+
+    def give_back(self) -> None:
+        """Make everything what it was, after a step that failed half way."""
+        self._kept.give_back()
+        with torch.no_grad():
+            self._recorder.written.give_back()
+        self._state.give_back()
+        self._generators.give_back()
+
+    def fault_of_run(self) -> str:
+        """Why what ran makes no program, or an empty string."""
+        return self._fault_of_run
+
+    def has_run_more(self) -> bool:
+        """Whether functions ran that were not looked at before the step."""
+        return self._has_run_more
+
+    def counted(self) -> set[str]:
+        """Numbers of the cache that the step has changed."""
+        return {key[1] for key, value in self._recorder.changed.items() if type(value) is int}
+
+    def program(self, may_move: bool) -> Program:
+        """The step as a program.
+
+        Args:
+            may_move: Whether weights may be given other memory.
+
+        Raises:
+            CannotLower: A program has no instruction for something.
+        """
+        recorder = self._recorder
+        writer = Writer(recorder, self._results, may_move)
+        return Program(writer, recorder, self._cache, self._held_by, self._outline, self._state, self._counts)
+
+
+class _Generators:
+    """Where the generators of random numbers stand."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._torch = torch.get_rng_state()
+        self._random = random.getstate()
+        numpy = sys.modules.get("numpy.random")
+        self._numpy = numpy.get_state() if numpy is not None else None
+        self._device = torch.get_device_module(device) if device.type != "cpu" else None
+        self._of_device = self._device.get_rng_state() if self._device is not None else None
+
+    def give_back(self) -> None:
+        torch.set_rng_state(self._torch)
+        random.setstate(self._random)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+        if self._device is not None:
+            self._device.set_rng_state(self._of_device)

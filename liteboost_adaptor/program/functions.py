@@ -1,0 +1,171 @@
+"""Which of torch's functions a recorded step may call, seen as Python, or C on its behalf, calls them.
+
+Operators are noted below this, by the dispatcher. Here is seen what does not get there: functions that read
+values where the dispatcher does not look, and those that make tensors of Python's numbers.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from .record import Recorder
+
+#: Attributes of tensors, and methods that are no operators: they tell what a tensor is, not what is in it.
+_ABOUT = frozenset(
+    {
+        *(
+            "shape",
+            "dtype",
+            "device",
+            "layout",
+            "ndim",
+            "is_cpu",
+            "is_cuda",
+            "is_npu",
+            "is_meta",
+            "is_sparse",
+        ),
+        *("is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "is_sparse_csr", "requires_grad"),
+        *("grad", "grad_fn", "is_leaf", "itemsize", "nbytes", "data", "T", "mT", "H", "mH", "real", "imag"),
+        *("size", "stride", "dim", "numel", "nelement", "ndimension", "element_size", "storage_offset"),
+        *(
+            "is_contiguous",
+            "is_floating_point",
+            "is_complex",
+            "is_signed",
+            "is_conj",
+            "is_neg",
+            "is_inference",
+        ),
+        *(
+            "type",
+            "get_device",
+            "__len__",
+            "__iter__",
+            "__hash__",
+            "names",
+            "_base",
+            "is_shared",
+            "is_pinned",
+        ),
+        *("__dir__", "new_empty", "new", "is_tensor", "is_same_size", "has_names", "result_type"),
+        *("dim_order", "_version", "output_nr", "retains_grad", "name", "_is_view", "_backward_hooks"),
+    }
+)
+#: Operators that are made of others, and read values in C++ before the dispatcher is asked.
+_READING = frozenset(
+    {
+        *("tensor_split", "hsplit", "vsplit", "dsplit", "ctc_loss", "histogramdd", "combinations", "item"),
+        *(
+            "_pack_padded_sequence",
+            "_pad_packed_sequence",
+            "pad_sequence",
+            "_shape_as_tensor",
+            "nonzero_numpy",
+        ),
+        *("set_data", "set_", "resize_", "_reshape_from_tensor", "choose_qparams_optimized", "istft"),
+        *("nested_to_padded_tensor", "unflatten_dense_tensors", "_rowwise_prune", "gradient"),
+    }
+)
+#: Those whose results are seen to be booleans (`record.Expected`), or refused there.
+_ASKING = frozenset(
+    {"__bool__", "is_nonzero", "__int__", "__float__", "__index__", "item", "equal", "allclose"}
+)
+#: Make tensors of Python's numbers, by `__getitem__` and `__setitem__` of lists of them.
+_OF_NUMBERS = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"})
+_INDEXING = frozenset({"__getitem__", "__setitem__"})
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, type(...), torch.layout)
+_PLAIN += (torch.memory_format,)
+
+
+class Functions(TorchFunctionMode):
+    """Sees the functions that are called while ``recorder`` records.
+
+    Attributes:
+        fault: The first that no program can make, or an empty string.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self.fault = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        self.fault = self.fault or _unknown(func, name)
+        recorder = self._recorder
+        former = recorder.numbers_allowed
+        if name in _OF_NUMBERS:
+            recorder.numbers_allowed = _is_plain((args[1:] if name == "new_tensor" else args, kwargs))
+            result = func(*args, **kwargs)
+            if recorder.numbers_allowed and isinstance(result, torch.Tensor):
+                recorder.slot_of(result)  # noted while it is known to be made of numbers
+        else:
+            # A tensor without dimensions is a number that an operator was given.
+            recorder.numbers_allowed = (
+                _is_plain_index(args[1]) if name in _INDEXING and len(args) > 1 else recorder.SCALARS
+            )
+            result = func(*args, **kwargs)
+        recorder.numbers_allowed = former
+        return result
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":  # of an attribute
+        return getattr(getattr(func, "__self__", None), "__name__", "")
+    return name
+
+
+def _unknown(func: Any, name: str) -> str:
+    """Why no program can make a call of ``func``, or an empty string."""
+    if isinstance(func, types.FunctionType):
+        return ""  # what it calls is seen by itself (`watch`)
+    if name in _READING and name not in _ASKING:
+        return f"reads values ({name})"
+    if name in _ABOUT or name in _ASKING or name in _OF_NUMBERS or name in _INDEXING:
+        return ""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return ""
+    base = name.strip("_")
+    # `__iadd__` and `__radd__` are `add`.
+    for each in (name, base, *([base[1:]] if name.startswith(("__i", "__r")) else ())):
+        if each in _ARITHMETIC or (each and _is_operator(each)):
+            return ""
+    return f"reads values (torch's {name})"
+
+
+#: Python's names of operators that have another one in torch, and of conversions.
+_ARITHMETIC = frozenset(
+    {
+        *("truediv", "floordiv", "matmul", "invert", "neg", "pos", "abs", "contains", "pow", "divmod", "mod"),
+        *("or", "xor", "and", "float", "half", "bfloat16", "double", "int", "long", "bool", "byte", "short"),
+        *("char", "cfloat", "cdouble", "chalf"),
+    }
+)
+
+
+def _is_operator(name: str) -> bool:
+    prefixes = ("", "linalg_", "special_", "fft_", "_")
+    return any(hasattr(torch.ops.aten, f"{prefix}{name}") for prefix in prefixes)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it consists of numbers and words of Python's."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    return type(value) in _PLAIN
+
+
+def _is_plain_index(index: Any) -> bool:
+    """Whether the lists in an index are plain."""
+    parts = index if type(index) is tuple else (index,)
+    return all(_is_plain(part) for part in parts if type(part) in (list, tuple))

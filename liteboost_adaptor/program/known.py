@@ -1,0 +1,152 @@
+"""Which Python code and which C functions are known to do nothing that a recorded step could miss.
+
+Known is a function of torch, of ours, or of the libraries that models are written with, in a file as its
+release shipped it (the digest in the distribution's RECORD), and a few modules of the standard library. Any
+other function has to be read (`reading`).
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import sys
+import types
+from base64 import urlsafe_b64encode
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Libraries that models are written with: known where their files are as released.
+LIBRARIES = frozenset({"transformers", "accelerate", "peft", "safetensors", "einops", "packaging"})
+#: Known whatever their files say: who builds torch from source has no release to compare with.
+OURS = frozenset({"torch", "torch_npu", "liteboost_adaptor"})
+#: Modules of the standard library that may be called by code that has to be read: they keep nothing.
+_STANDARD = frozenset(
+    {
+        *("abc", "collections", "contextlib", "copy", "copyreg", "dataclasses", "enum", "functools"),
+        *("itertools", "math", "numbers", "operator", "re", "reprlib", "sre_compile", "sre_parse"),
+        *("string", "types", "typing", "weakref", "_collections_abc", "_weakrefset", "_py_abc"),
+        *("importlib", "_frozen_importlib", "_frozen_importlib_external", "zipimport", "keyword"),
+    }
+)
+_BUILTINS = frozenset(
+    {
+        *("abs", "all", "any", "bin", "callable", "chr", "divmod", "format", "getattr", "hasattr", "hex"),
+        *("isinstance", "issubclass", "iter", "len", "max", "min", "next", "oct", "ord", "pow", "repr"),
+        *("round", "setattr", "delattr", "sorted", "sum", "vars"),
+    }
+)
+#: Modules in C whose functions depend on nothing but their arguments.
+_C_MODULES = frozenset({"math", "_operator", "operator", "itertools", "_functools", "_collections", "cmath"})
+_C_TYPES = (
+    *(bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, slice, range),
+    *(zip, map, filter, enumerate, reversed, super, property, staticmethod, classmethod, object, type),
+    *(types.MappingProxyType, types.SimpleNamespace, types.MethodType, functools.partial),
+)
+_METHODS_OF = (
+    *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, slice, range, type, object),
+    *(torch.Tensor, torch.Size, torch.dtype, torch.device, BaseException, types.MappingProxyType),
+    *(type({}.keys()), type({}.values()), type({}.items()), type(None), types.GeneratorType),
+)
+
+
+def package(module: str) -> str:
+    return module.split(".")[0]
+
+
+def is_fixed(module: str) -> bool:
+    """Whether ``module`` belongs to torch or to us."""
+    return package(module) in OURS
+
+
+def is_standard(module: str) -> bool:
+    return package(module) in sys.stdlib_module_names
+
+
+def is_harmless(module: str) -> bool:
+    """Whether ``module`` of the standard library may be called by code that has to be read."""
+    return package(module) in _STANDARD
+
+
+def is_known(code: types.CodeType, names: dict[str, Any]) -> bool:
+    """Whether ``code``, whose globals are ``names``, need not be read."""
+    module = names.get("__name__") or ""
+    if type(module) is not str:
+        return False
+    if is_fixed(module) or is_standard(module):
+        return True  # who may call the standard library is decided where it is called (`watch`)
+    # Text that a library has compiled itself (`dataclasses`, `namedtuple`) is made from its own files.
+    return package(module) in LIBRARIES and (
+        code.co_filename.startswith("<") or _is_as_released(package(module), code.co_filename)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_as_released(library: str, filename: str) -> bool:
+    recorded = _records(library).get(filename)
+    if recorded is None:
+        return False
+    try:
+        digest = hashlib.sha256(Path(filename).read_bytes()).digest()
+    except OSError:
+        return False
+    return urlsafe_b64encode(digest).rstrip(b"=").decode() == recorded
+
+
+@functools.cache
+def _records(library: str) -> dict[str, str]:
+    """File -> digest, of what the installed release of ``library`` lists."""
+    try:
+        distribution = metadata.distribution(library)
+        text = distribution.read_text("RECORD") or ""
+    except metadata.PackageNotFoundError:
+        return {}
+    root = Path(str(distribution.locate_file("")))
+    rows = (row for row in csv.reader(text.splitlines()) if len(row) == 3)
+    return {str(root / name): digest[7:] for name, digest, _ in rows if digest.startswith("sha256=")}
+
+
+def is_plain_function(function: Any) -> bool:
+    """Whether a function in C depends on its arguments alone, and changes nothing else."""
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if isinstance(owner, types.ModuleType):
+        module = owner.__name__
+        if module == "builtins":
+            return name in _BUILTINS
+        return module in _C_MODULES or is_fixed(module)
+    if owner is not None:
+        cls = owner if isinstance(owner, type) else type(owner)
+        return isinstance(owner, _METHODS_OF) or is_fixed(cls.__module__) or _is_plain_owner(cls)
+    cls = getattr(function, "__objclass__", None)
+    if cls is not None:
+        return issubclass(cls, _METHODS_OF) or is_fixed(cls.__module__) or _is_plain_owner(cls)
+    module = getattr(function, "__module__", None)
+    return type(module) is str and (module in _C_MODULES or is_fixed(module))
+
+
+def _is_plain_owner(cls: type) -> bool:
+    return cls.__module__ in ("collections", "_collections", "itertools", "enum", "types", "functools")
+
+
+def is_plain_class(cls: type) -> bool:
+    """Whether to call a class in C makes an object of its arguments and does nothing else."""
+    if cls in _C_TYPES or cls.__module__ in ("collections", "itertools", "_collections"):
+        return True
+    return is_fixed(cls.__module__) or issubclass(cls, BaseException)
+
+
+def is_from_elsewhere(function: Any) -> bool:
+    """Whether a function in C is neither Python's own, nor torch's, nor NumPy's: an extension's."""
+    module = getattr(function, "__module__", None)
+    if type(module) is not str:
+        owner = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+        module = owner.__module__
+    return not (
+        module in ("builtins", "_jit_internal")
+        or is_standard(module)
+        or is_fixed(module)
+        or package(module) in (*LIBRARIES, "numpy", "tokenizers", "sympy", "wrapt")
+    )

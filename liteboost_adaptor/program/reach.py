@@ -1,0 +1,441 @@
+"""What Python code can reach: everything that functions which ran could have read, and where it is kept."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import enum
+import functools
+import gc
+import pathlib
+import re
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import known
+from .reading import names_of
+from .watch import Ran
+
+MISSING = object()
+#: More than this is not compared between two tokens.
+MOST = 60_000
+#: Of a module's attributes, those its forward under ``no_grad`` asks nothing of.
+_UNREAD = frozenset(vars(torch.nn.Module())) - {
+    "training",
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+}
+#: Values that are what they are: another one is another object, or equal.
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, re.Pattern, decimal.Decimal),
+    *(
+        datetime.datetime,
+        datetime.date,
+        datetime.timedelta,
+        pathlib.PurePath,
+        types.GenericAlias,
+        types.UnionType,
+    ),
+    *(types.CodeType, torch.finfo, torch.iinfo),
+)
+_DESCRIPTIONS = (property, staticmethod, classmethod, functools.cached_property, functools.partialmethod)
+#: In a class, what says that it was written in C.
+_IN_C = (type(object.__init__), type(str.join), types.ClassMethodDescriptorType)
+
+
+@dataclass
+class Reached:
+    """What was found, each kept alive.
+
+    Attributes:
+        dicts, lists, sets, queues, empty: Containers; ``empty``: dicts with nothing in them.
+        namespaces: Of classes: the class -> the dict behind its ``__dict__``.
+        named: (globals or a module's attributes, name, value or `MISSING`).
+        cells: Of closures, with what they hold.
+        slots: (object, name, value or `MISSING`) of attributes in slots.
+        functions: With their code, defaults, keyword defaults and closure.
+        objects: Modules, also those that are not in the model, and whatever else has a class of its own.
+        tensors: All that existed.
+        fault: Something that code which had to be read may use, and whose state nobody can see.
+    """
+
+    dicts: list[dict[Any, Any]] = field(default_factory=list)
+    lists: list[list[Any]] = field(default_factory=list)
+    sets: list[set[Any]] = field(default_factory=list)
+    queues: list[collections.deque[Any]] = field(default_factory=list)
+    empty: list[dict[Any, Any]] = field(default_factory=list)
+    namespaces: dict[type, dict[str, Any]] = field(default_factory=dict)
+    named: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
+    slots: list[tuple[Any, str, Any]] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
+    objects: list[Any] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    fault: str = ""
+
+
+class _Walk:
+    """Goes from object to object. ``strict``, beside each: whether code that had to be read may use it."""
+
+    def __init__(self, ran: Ran) -> None:
+        self.reached = Reached()
+        self._codes = dict(ran.codes)
+        unread = ran.unread()
+        self._unread = set(unread)
+        self._used = {name for code in self._codes for name in names_of(code).all}
+        read = [names_of(code) for code in unread]
+        self._strictly_used = {name for names in read for name in names.all}
+        #: Whether any attribute may be read, by a name that is computed.
+        self._is_open = any(names.is_open for names in read)
+        self._seen: set[tuple[int, bool]] = set()
+        self._alive: list[Any] = []
+        self._module_spaces: list[dict[str, Any]] = []
+        self._waiting: list[tuple[Any, str, bool]] = []
+        self._count = 0
+
+    def go(self, roots: Iterable[tuple[Any, str]]) -> Reached:
+        self._waiting += [(value, path, False) for value, path in roots]
+        for code in list(self._codes):
+            self._add_globals(code)
+        while self._waiting:
+            value, path, strict = self._waiting.pop()
+            self._visit(value, path, strict)
+            if self._count > MOST:
+                self._refuse(f"more is to be compared than {MOST} values, from {path} on")
+                break
+        return self.reached
+
+    def _refuse(self, fault: str) -> None:
+        self.reached.fault = self.reached.fault or fault
+
+    def _is_strict(self, name: Any, owner: type | None = None) -> bool:
+        """Whether code that had to be read may ask for ``name``, of an object of class ``owner``."""
+        if name in self._strictly_used:
+            return True
+        # Names that it computes are not those of what libraries keep to themselves.
+        return self._is_open and (owner is None or known.package(owner.__module__) not in known.LIBRARIES)
+
+    def _is_used(self, name: Any) -> bool:
+        return self._is_open or type(name) is not str or name in self._used
+
+    def _visit(self, value: Any, path: str, strict: bool) -> None:
+        kind = type(value)
+        if kind in PLAIN or (id(value), strict) in self._seen:
+            return
+        is_first = (id(value), not strict) not in self._seen
+        self._seen.add((id(value), strict))
+        self._alive.append(value)
+        handler = self._handler(value, kind)
+        if handler is not None:
+            if is_first or strict:
+                handler(value, path, strict, is_first)
+        elif strict and not isinstance(value, PLAIN):
+            self._check_opaque(value, kind, path)
+
+    def _handler(self, value: Any, kind: type) -> Callable[..., None] | None:
+        for cls, handler in self._HANDLERS:
+            if isinstance(value, cls):
+                return functools.partial(handler, self)
+        if known.is_fixed(kind.__module__) or _is_written_in_c(kind):
+            return None
+        if known.is_standard(kind.__module__) and not known.is_harmless(kind.__module__):
+            return None
+        return self._visit_object
+
+    def _check_opaque(self, value: Any, kind: type, path: str) -> None:
+        if isinstance(
+            value, types.BuiltinFunctionType | types.MethodDescriptorType | types.ClassMethodDescriptorType
+        ):
+            # What is called from Python is seen as it is called (`watch`), and may never be.
+            if known.is_from_elsewhere(value):
+                self._refuse(f"may call {path}, which is in C and not known")
+        elif isinstance(value, _TRANSPARENT) or (known.is_fixed(kind.__module__) and not _is_state(value)):
+            return
+        elif known.is_standard(kind.__module__) and not _is_written_in_c(kind):
+            return  # its methods are seen as they are called
+        else:
+            self._refuse(
+                f"may use {path}, whose state cannot be seen ({kind.__module__}.{kind.__qualname__})"
+            )
+
+    # What is reached from what.
+
+    def _visit_tensor(self, value: torch.Tensor, path: str, strict: bool, is_first: bool) -> None:
+        if not is_first:
+            return
+        self.reached.tensors.append(value)
+        if self._unread:
+            self._add_dict(value.__dict__, path, self._is_used)
+
+    def _visit_dict(self, value: dict[Any, Any], path: str, strict: bool, is_first: bool) -> None:
+        if is_first:
+            self._add_dict(value, path, None, strict)
+            if type(value) is not dict:
+                self._visit_parts(value, path, is_first)
+        else:
+            self._waiting += [(each, f"{path}[{key!r}]", True) for key, each in value.items()]
+
+    def _visit_items(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
+        if is_first:
+            self._count += len(value)
+            if isinstance(value, list):
+                self.reached.lists.append(value)
+            elif isinstance(value, set):
+                self.reached.sets.append(value)
+            elif isinstance(value, collections.deque):
+                self.reached.queues.append(value)
+            if type(value) not in (list, set, tuple, frozenset, collections.deque):
+                self._visit_parts(value, path, is_first)
+        if self._count <= MOST:
+            self._waiting += [
+                (each, f"an item of {path}", strict) for each in value if type(each) not in PLAIN
+            ]
+
+    def _visit_proxy(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
+        self._waiting += [(each, path, strict) for each in gc.get_referents(value)]
+
+    def _visit_nn_module(self, value: torch.nn.Module, path: str, strict: bool, is_first: bool) -> None:
+        if not is_first:
+            return
+        if isinstance(value, torch.jit.ScriptModule):
+            self._refuse(f"{path} is compiled by torch.jit")
+        self.reached.objects.append(value)
+        kind = type(value)
+        self._add_dict(
+            vars(value), path, lambda name: name not in _UNREAD and self._is_used(name), owner=kind
+        )
+        for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+            self._waiting.append((vars(value).get(name), f"{path}.{name}", False))
+        self._waiting.append((type(value), type(value).__qualname__, False))
+
+    def _visit_class(self, value: type, path: str, strict: bool, is_first: bool) -> None:
+        if strict and _is_written_in_c(value) and not known.is_plain_class(value):
+            self._refuse(f"may call {path}, a class that is in C and not known")
+        if not is_first:
+            return
+        meta = type(value)
+        if not known.is_fixed(meta.__module__) and not known.is_standard(meta.__module__):
+            self._waiting.append((meta, f"type({path})", False))
+        for cls in value.__mro__:
+            if cls in self.reached.namespaces or _is_written_in_c(cls) or cls.__module__ == "builtins":
+                continue
+            if known.is_standard(cls.__module__):
+                continue
+            namespace = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
+            self.reached.namespaces[cls] = namespace
+            self._count += len(namespace)
+            if issubclass(cls, torch.nn.Module):
+                self._bypass(namespace.get("forward"))
+            is_ours = known.is_fixed(cls.__module__)
+            for name, each in list(namespace.items()):
+                if type(name) is str and (self._is_used(name) or isinstance(each, _CALLABLE)):
+                    self._waiting.append(
+                        (each, f"{cls.__qualname__}.{name}", not is_ours and self._is_strict(name, cls))
+                    )
+
+    def _visit_python_module(self, value: types.ModuleType, path: str, strict: bool, is_first: bool) -> None:
+        space, is_fixed = vars(value), known.is_fixed(value.__name__)
+        if is_first:
+            self._module_spaces.append(space)
+        for name in self._used if is_first else self._strictly_used:
+            if name not in space:
+                continue
+            each, is_strict = space[name], strict and name in self._strictly_used
+            if is_first:
+                self.reached.named.append((space, name, each))
+            if is_strict or not is_fixed or isinstance(each, types.ModuleType | type):
+                self._waiting.append((each, f"{path}.{name}", is_strict))
+
+    def _visit_function(self, value: types.FunctionType, path: str, strict: bool, is_first: bool) -> None:
+        if not is_first:
+            return
+        if value.__code__ not in self._codes and not self._stands_for_others(value):
+            return
+        self.reached.functions.append(value)
+        is_unread = value.__code__ in self._unread
+        if value.__dict__ or is_unread:
+            self._add_dict(value.__dict__, path, None, is_unread)
+        for each in (value.__defaults__, value.__kwdefaults__):
+            self._waiting.append((each, f"a default of {path}", is_unread))
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            content = cell_content(cell)
+            self.reached.cells.append((cell, content))
+            self._waiting.append((content, f"{name} in {path}", is_unread))
+
+    def _stands_for_others(self, value: types.FunctionType) -> bool:
+        """Whether a function that did not run may hold one that did: a wrapper, or one of ours."""
+        module = value.__globals__.get("__name__") or ""
+        if known.package(module) == "liteboost_adaptor":
+            for cell in value.__closure__ or ():
+                self._bypass(cell_content(cell))
+            return False
+        return value.__closure__ is not None and value.__name__ in self._used
+
+    def _bypass(self, value: Any) -> None:
+        """A replacement of ours may stand for ``value``: what this calls is watched as if it had run."""
+        if not isinstance(value, types.FunctionType) or value.__code__ in self._codes:
+            return
+        module = value.__globals__.get("__name__") or ""
+        if known.is_standard(module) or known.package(module) == "liteboost_adaptor":
+            return
+        code = value.__code__
+        self._codes[code] = value.__globals__
+        added = names_of(code).all - self._used
+        self._used |= added
+        for space in self._module_spaces:
+            self.reached.named += [(space, name, space[name]) for name in added if name in space]
+        self._add_globals(code, is_bypassed=not known.is_fixed(module))
+
+    def _visit_method(self, value: types.MethodType, path: str, strict: bool, is_first: bool) -> None:
+        self._waiting += [(value.__func__, path, strict), (value.__self__, f"{path}.__self__", strict)]
+
+    def _visit_description(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
+        names = ("fget", "fset", "__func__", "func", "args", "keywords", "__wrapped__")
+        self._waiting += [(getattr(value, name, None), path, strict) for name in names]
+
+    def _visit_object(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
+        self._visit_parts(value, path, is_first)
+
+    def _visit_parts(self, value: Any, path: str, is_first: bool) -> None:
+        """The attributes of an object, and its class."""
+        if not is_first:
+            return
+        kind = type(value)
+        self.reached.objects.append(value)
+        self._waiting.append((kind, kind.__qualname__, False))
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict:
+            # What a configuration is asked for is often computed.
+            is_used = None if known.package(kind.__module__) in known.LIBRARIES else self._is_used
+            self._add_dict(own, path, is_used, owner=kind)
+        for cls in kind.__mro__:
+            for name, slot in vars(cls).items():
+                if isinstance(slot, types.MemberDescriptorType) and not _is_written_in_c(cls):
+                    each = slot_content(slot, value)
+                    self.reached.slots.append((value, name, each))
+                    self._waiting.append((each, f"{path}.{name}", self._is_strict(name, cls)))
+
+    def _add_dict(
+        self,
+        own: dict[Any, Any],
+        path: str,
+        is_used: Callable[[Any], bool] | None,
+        strict: bool | None = None,
+        owner: type | None = None,
+    ) -> None:
+        """``own`` is compared; ``strict`` None: it holds attributes, whose names say who uses them."""
+        if not own:
+            self.reached.empty.append(own)
+            self._count += 1
+            return
+        self.reached.dicts.append(own)
+        self._count += len(own)
+        if self._count > MOST:
+            return
+        for name, each in own.items():
+            if type(name) is str and name.startswith("_liteboost_"):
+                continue
+            if type(each) not in PLAIN and (is_used is None or is_used(name)):
+                is_strict = self._is_strict(name, owner) if strict is None else strict
+                self._waiting.append(
+                    (each, f"{path}.{name}" if strict is None else f"{path}[{name!r}]", is_strict)
+                )
+
+    def _add_globals(self, code: types.CodeType, is_bypassed: bool = False) -> None:
+        space, names = self._codes[code], names_of(code)
+        module = space.get("__name__") or ""
+        if known.package(module) == "liteboost_adaptor":
+            return
+        is_fixed, is_unread = known.is_fixed(module), code in self._unread
+        for name in names.globals:
+            value = space.get(name, MISSING)
+            self.reached.named.append((space, name, value))
+            if value is MISSING:
+                builtin = _builtins(space)
+                value = builtin.get(name, MISSING)
+                self.reached.named.append((builtin, name, value))
+            if value is not MISSING:
+                # What torch keeps for itself is its own; who patches it patches a module.
+                if not is_fixed or isinstance(value, types.ModuleType):
+                    self._waiting.append((value, name, is_unread))
+                if is_bypassed:
+                    self._bypass(value)
+
+    _HANDLERS = (
+        (torch.Tensor, _visit_tensor),
+        (torch.nn.Module, _visit_nn_module),
+        (type, _visit_class),
+        (types.ModuleType, _visit_python_module),
+        (types.FunctionType, _visit_function),
+        (types.MethodType, _visit_method),
+        (dict, _visit_dict),
+        ((list, tuple, set, frozenset, collections.deque), _visit_items),
+        (types.MappingProxyType, _visit_proxy),
+        (types.SimpleNamespace, _visit_object),
+        ((*_DESCRIPTIONS, functools.partial), _visit_description),
+    )
+
+
+def reached_by(ran: Ran, roots: Iterable[tuple[Any, str]]) -> Reached:
+    """What ``ran`` could have read, and what is reached from ``roots``, each with a name."""
+    return _Walk(ran).go(roots)
+
+
+def cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return MISSING
+
+
+def slot_content(slot: Any, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return MISSING
+
+
+_CALLABLE = (types.FunctionType, *_DESCRIPTIONS)
+_TRANSPARENT = (
+    *(types.WrapperDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, enum.Enum, BaseException),
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_written_in_c(cls: type) -> bool:
+    """Whether ``cls`` itself was made in C: instances may hold what Python does not see."""
+    if cls in (object, dict, list, tuple, set, frozenset, int, float, str, bytes, collections.OrderedDict):
+        return False
+    if not cls.__flags__ & (1 << 9):  # Py_TPFLAGS_HEAPTYPE
+        return True
+    if type(cls).__name__ in ("pybind11_type", "nb_type_0", "nb_type"):
+        return True
+    own = vars(cls).values()
+    if any(isinstance(each, _IN_C) and getattr(each, "__objclass__", None) is cls for each in own):
+        return True
+    return any(
+        _is_written_in_c(base) for base in cls.__bases__ if base.__module__ not in ("builtins", "typing")
+    )
+
+
+def _is_state(value: Any) -> bool:
+    """Whether an object of torch's holds something that changes."""
+    return isinstance(value, torch.Generator) or hasattr(type(value), "__next__")
+
+
+def _builtins(space: dict[str, Any]) -> dict[str, Any]:
+    found = space.get("__builtins__", {})
+    return vars(found) if isinstance(found, types.ModuleType) else found
+
+
+__all__ = ["MISSING", "PLAIN", "Reached", "cell_content", "reached_by", "slot_content"]

@@ -1,0 +1,118 @@
+"""Shadow checks: now and then the original runs beside a program; what both give is compared to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .lower import CannotLower
+from .program import Program, Run
+from .result import Outline
+
+#: Beside the 1st, 2nd, 4th, 8th … run, and beside every one of this many.
+INTERVAL = 1024
+
+
+def is_due(runs: int) -> bool:
+    """Whether the run behind ``runs`` others is checked."""
+    number = runs + 1
+    return number & (number - 1) == 0 or number % INTERVAL == 0
+
+
+class Shadow:
+    """One run of a program, kept aside until the original has run.
+
+    Args:
+        program: What has run.
+        run: What it gave.
+        writes: Tensors that were there before, to which it has written, with the values they had.
+    """
+
+    def __init__(self, run: Run, writes: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._run = run
+        self._written = [(tensor, tensor.clone()) for tensor, _ in writes]
+        for tensor, before in writes:
+            tensor.copy_(before)
+        # The original writes to the same positions.
+        self._rows = [
+            (key, _behind(room.memory, room.dim, room.end, count).clone())
+            for key, room, count in run.appended
+        ]
+        memories = {room.memory.untyped_storage()._cdata for _, room, _ in run.appended}
+        self._results = [None if _shows(each, memories) else each.clone() for each in run.results]
+        self._kept = {key: each.clone() for key, each in run.kept.items() if not _shows(each, memories)}
+
+    def difference(self, program: Program, result: Any, cache: Any) -> str:
+        """What is not as the original gave or kept it, or an empty string."""
+        try:
+            outline = Outline(result, cache)
+        except CannotLower:
+            return "the form of the result"
+        if not outline.is_like(program.outline):
+            return "the form of the result"
+        for name, mine, theirs in zip(outline.names, self._results, outline.tensors, strict=True):
+            if mine is not None and not _is_same(mine, theirs):
+                return name
+        owns = self._run.owns
+        for (holder, name), mine in self._rows:
+            kept = owns[holder].get(name)
+            room = next(room for key, room, _ in self._run.appended if key == (holder, name))
+            if not isinstance(kept, torch.Tensor) or kept.size(room.dim) < mine.size(room.dim):
+                return f"{name} of the cache"
+            tail = kept.narrow(room.dim, kept.size(room.dim) - mine.size(room.dim), mine.size(room.dim))
+            if not _is_same(mine, tail):
+                return f"{name} of the cache"
+        for (holder, name), mine in self._kept.items():
+            theirs = owns[holder].get(name)
+            if not isinstance(theirs, torch.Tensor) or not _is_same(mine, theirs):
+                return f"{name} of the cache"
+        for (holder, name), mine in self._run.numbers.items():
+            if owns[holder].get(name) != mine:
+                return f"{name} of the cache"
+        for tensor, mine in self._written:
+            if not _is_same(mine, tensor):
+                return "a tensor that the step writes to"
+        return ""
+
+
+def checked(
+    program: Program, cache: Any, kwargs: dict[str, Any], symbols: list[int], call: Callable[[], Any]
+) -> tuple[Any, str] | None:
+    """The original's result and what is not so in the program's, or ``None`` if the program stopped."""
+    writes = [(tensor, tensor.clone()) for tensor in program.writes(cache, kwargs)]
+    fault, shadow = "", None
+    try:
+        run = program.run(cache, kwargs, symbols)
+        if run is None:
+            return None
+        shadow = Shadow(run, writes)
+    except Exception as raised:  # noqa: BLE001 - reported, and the original runs
+        for tensor, before in writes:
+            tensor.copy_(before)
+        fault = f"nothing: {type(raised).__name__}: {str(raised).splitlines()[:1]}"
+    result = call()
+    return result, fault or shadow.difference(program, result, cache)
+
+
+def _behind(memory: torch.Tensor, dim: int, end: int, count: int) -> torch.Tensor:
+    return memory.narrow(dim, end, count)
+
+
+def _shows(tensor: torch.Tensor, memories: set[int]) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in memories
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether shape, dtype and every bit are the same."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    if one.layout != torch.strided:
+        return torch.equal(one, other)
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.contiguous().view(torch.uint8) if plain.dim() else plain.reshape(1).view(torch.uint8)

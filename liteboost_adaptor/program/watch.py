@@ -1,0 +1,167 @@
+"""What Python does while a step runs: which functions, and whether one of them does what no program can."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..report import Tally
+from . import known, reading
+
+#: Methods of tensors that read values without the dispatcher.
+_READS = {"tolist", "numpy", "data_ptr", "__reduce_ex__", "untyped_storage", "const_data_ptr"}
+_READS |= {"_to_dlpack", "_to_dlpack_versioned"}
+_RANDOM = ("random.", "_random.", "numpy.random.")
+#: What notes and traces a step; what it calls is no part of the step.
+_NOTING = (
+    "importlib._bootstrap",
+    "torch._subclasses",
+    "torch.fx",
+    "sympy",
+    "mpmath",
+    "liteboost_adaptor.program.record",
+    "liteboost_adaptor.program.tensors",
+    "liteboost_adaptor.environment.npu_rotary",  # what it reads by is read before every run
+)
+#: Where the step that is watched was called.
+_CALLER = "liteboost_adaptor.program.step"
+_SERVED = Tally.served.__code__
+
+
+@dataclass
+class Ran:
+    """What Python did in a step.
+
+    Attributes:
+        codes: What ran -> the globals it ran with.
+        fault: A call that does what no program can, or an empty string.
+        counts: How often each tally counted a call that it served.
+    """
+
+    codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
+    fault: str = ""
+    counts: Counter[Tally] = field(default_factory=Counter)
+
+    def unread(self) -> list[types.CodeType]:
+        """Those that are not known, and have to be read."""
+        return [code for code, names in self.codes.items() if not known.is_known(code, names)]
+
+
+def is_possible() -> bool:
+    """Whether Python can be watched: nobody else does, whom that would end or whose counts it would raise."""
+    return sys.getprofile() is None and not torch._C._autograd._profiler_enabled()
+
+
+@contextmanager
+def watched() -> Iterator[Ran]:
+    """What Python does in the block, but for what torch and we do between ourselves."""
+    watch = _Watch()
+    collects = gc.isenabled()
+    gc.disable()  # what is collected, and who is told of that, is not the model's doing
+    sys.setprofile(watch.note)
+    try:
+        yield watch.ran
+    finally:
+        sys.setprofile(None)
+        if collects:
+            gc.enable()
+
+
+#: Who calls a function: what notes the step, or we; torch; code that is known; code that has to be read.
+_OURS, _FIXED, _KNOWN, _UNREAD = range(4)
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.ran = Ran()
+        # By number: to hash code takes as long as to run it.
+        self._kinds: dict[int, int] = {}
+        self._alive: list[types.CodeType] = []
+
+    def note(self, frame: types.FrameType, event: str, called: Any) -> None:
+        code = frame.f_code
+        kind = self._kinds.get(id(code))
+        if kind is None:
+            kind = self._kinds[id(code)] = self._kind_of(frame)
+            self._alive.append(code)
+        if event == "c_call":
+            if kind and not self.ran.fault:
+                self.ran.fault = _called_in_c(called, frame, kind)
+        elif code is _SERVED and event == "call":
+            self.ran.counts[frame.f_locals["self"]] += 1
+
+    def _kind_of(self, frame: types.FrameType) -> int:
+        """What code is, when it is first seen."""
+        names = frame.f_globals
+        module = names.get("__name__") or ""
+        if _is_noting(frame):
+            return _OURS
+        self.ran.codes[frame.f_code] = names
+        self.ran.fault = self.ran.fault or _called(frame, module)
+        if known.package(module) == "liteboost_adaptor":
+            return _OURS
+        if known.is_fixed(module) or known.is_standard(module):
+            return _FIXED
+        return _KNOWN if known.is_known(frame.f_code, names) else _UNREAD
+
+
+def _called(frame: types.FrameType, module: str) -> str:
+    """Why a function in Python is none that a program can stand for, as far as its module says."""
+    if f"{module}.".startswith(_RANDOM):
+        return f"draws random numbers ({module}.{frame.f_code.co_qualname})"
+    if not known.is_standard(module) or known.is_harmless(module):
+        return ""
+    caller = frame.f_back
+    while caller is not None and known.is_standard(caller.f_globals.get("__name__") or ""):
+        caller = caller.f_back
+    if caller is None or known.is_known(caller.f_code, caller.f_globals):
+        return ""
+    return f"{_place(caller)} calls {module}.{frame.f_code.co_qualname}"
+
+
+def _called_in_c(called: Any, frame: types.FrameType, kind: int) -> str:
+    """Why a call of a function in C is none that a program can make, or an empty string."""
+    name = called.__name__
+    if name in _READS and not _is_noting(frame):
+        owner = getattr(called, "__self__", None)
+        if isinstance(owner, torch.Tensor) or name.startswith("_to_dlpack"):
+            return f"reads values (Tensor.{name})"
+    if kind == _FIXED:
+        return ""
+    owner = getattr(called, "__self__", None)
+    if f"{type(owner).__module__}.".startswith(_RANDOM):
+        return f"draws random numbers ({type(owner).__name__}.{name})"
+    is_refused = known.is_from_elsewhere(called) if kind == _KNOWN else not known.is_plain_function(called)
+    if not is_refused or _is_noting(frame):
+        return ""
+    where = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
+    return f"{_place(frame)} calls {where}.{name}, which is in C and not known"
+
+
+def faults_in(codes: list[types.CodeType]) -> str:
+    """What functions that had to be read do that no guard can see, or an empty string."""
+    return next((fault for code in codes if (fault := reading.fault_of(code))), "")
+
+
+def _place(frame: types.FrameType) -> str:
+    return f"{frame.f_code.co_qualname}, line {frame.f_lineno},"
+
+
+def _is_noting(frame: types.FrameType | None) -> bool:
+    """Whether a call comes from what notes the step, or from an import."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module == _CALLER:
+            return False
+        if module.startswith(_NOTING):
+            return True
+        frame = frame.f_back
+    return False
