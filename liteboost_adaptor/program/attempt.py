@@ -127,6 +127,7 @@ class Attempt:
             CannotLower: A program has no instruction for something.
         """
         recorder = self._recorder
+        self._state.freeze()
         writer = Writer(recorder, self._results, may_move)
         return Program(writer, recorder, self._cache, self._held_by, self._outline, self._state, self._counts)
 

@@ -244,6 +244,9 @@ class _Walk:
 
     def _visit_python_module(self, value: types.ModuleType, path: str, strict: bool, is_first: bool) -> None:
         space, is_fixed = vars(value), known.is_fixed(value.__name__)
+        if known.is_standard(value.__name__) and not strict:
+            return
+        is_first = not any(space is each for each in self._module_spaces)
         if is_first:
             self._module_spaces.append(space)
         for name in self._used if is_first else self._strictly_used:

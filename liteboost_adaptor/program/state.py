@@ -47,6 +47,7 @@ class State:
             "lists": (reached.lists, [list(each) for each in reached.lists]),
         }
         self._process = _process()
+        self._registered: object = None
         self._bases = [
             (cls, cls.__mro__)
             for cls in reached.namespaces
@@ -77,9 +78,17 @@ class State:
     def is_as_it_was(self) -> bool:
         """Whether nothing of it was exchanged."""
         try:
-            return _process() == self._process and self._holds_the_same() and not any(self._others())
+            return self._has_settings() and self._holds_the_same() and not any(self._others())
         except Exception:  # noqa: BLE001 - what cannot be compared was exchanged
             return False
+
+    def freeze(self) -> None:
+        """From here on no class may be registered with an abstract one: what is first imported does so."""
+        self._registered = abc.get_cache_token()
+
+    def _has_settings(self) -> bool:
+        is_registered = self._registered is not None and abc.get_cache_token() != self._registered
+        return not is_registered and _process() == self._process
 
     def _holds_the_same(self) -> bool:
         """Dicts, lists, types and names: all at once, by identity, and by value where that fails."""
@@ -105,8 +114,8 @@ class State:
 
     def changes(self) -> Any:
         """What was exchanged, each in words."""
-        if _process() != self._process:
-            yield "settings of torch"
+        if not self._has_settings():
+            yield "settings of torch, or the classes registered with an abstract one"
         for live, saved in zip(*self._saved["dicts"], strict=True):
             now = dict(dict.items(live))  # some give another object at every look
             if len(now) != len(saved) or not all(map(_same_key, now, saved)):
@@ -189,7 +198,6 @@ def _process() -> tuple[Any, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
-        abc.get_cache_token(),  # another one as soon as a class is registered with an abstract one
     )
 
 
