@@ -18,12 +18,13 @@ from ..errors import QuantizationError
 from ..report import APPLIED, REFUSED, Outcome, report
 from . import formats
 from .config import LiteBoostConfig
-from .formats import Format, StoredLayer
+from .formats import Format
 from .names import RULE
 from .naming import owners
 from .quantizer import LiteBoostQuantizer
 from .reading import is_safetensors, tensors_of
 from .stored import Form
+from .stored_layer import StoredLayer
 
 METHODS = ("gptq", "awq", "compressed-tensors")
 #: The rule that turns it off.
@@ -65,13 +66,19 @@ class _Configs:
         self._original = original
 
     def from_dict(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_available() or formats.of(values)[0] is None:
+            return self._original.from_dict(values, *args, **kwargs)
         if values.get("quant_method") == "compressed-tensors":
-            if formats.of(values)[0] is not None and not torch.cuda.is_available():
-                return StoredConfig(values)
-        elif formats.of(values)[0] is not None:
-            # Asks for a package, and says how a model was quantised, not how it is kept.
-            values = {name: value for name, value in values.items() if name != "modules_in_block_to_quantize"}
-        return self._original.from_dict(values, *args, **kwargs)
+            return StoredConfig(values)
+        # Asks for a package, and says how a model was quantised, not how it is kept.
+        kept = {name: value for name, value in values.items() if name != "modules_in_block_to_quantize"}
+        try:
+            return self._original.from_dict(kept, *args, **kwargs)
+        except (TypeError, ValueError, AttributeError, KeyError) as fault:
+            raise QuantizationError(
+                f"quantization_config in config.json is none of the method {values['quant_method']}: {fault}. "
+                "Correct it, or copy config.json again"
+            ) from fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -84,6 +91,8 @@ def configs(original: Any) -> Any:
 
 class ForeignQuantizer(LiteBoostQuantizer):
     """Reads a checkpoint of another format; the model is one of ours afterwards, and is saved as such."""
+
+    has_checksums = False
 
     def __init__(self, quantization_config: QuantizationConfigMixin, kind: Format) -> None:
         super().__init__(quantization_config, pre_quantized=True)
@@ -127,11 +136,10 @@ class ForeignQuantizer(LiteBoostQuantizer):
         schemes = {}
         names = self._format.names(tensors)
         for name, target in owners(model, names, get_model_conversion_mapping(model)).items():
-            inputs = model.get_submodule(target).in_features if target else _inputs(tensors, name)
-            layer = self._format.layer(name, tensors, inputs)
+            layer = self._format.layer(name, target, tensors, _shape_of(model, target))
             self._layers[name] = layer
             if target:
-                self._forms[name] = _form(layer, model.get_submodule(target))
+                self._forms[name] = _form(layer)
                 schemes[target] = self._forms[name].scheme.to_dict()
             else:
                 reason = "multiplied out: it is part of a tensor that no linear layer has"
@@ -154,19 +162,15 @@ class ForeignQuantizer(LiteBoostQuantizer):
         return found
 
 
-def _inputs(tensors: Mapping[str, Slice], name: str) -> int:
-    """Columns of a layer that the model has no counterpart for; of 4 bits where nothing says it."""
-    listed = tensors.get(f"{name}.g_idx")
-    if listed is not None:
-        return listed.shape[0]
-    packed = tensors.get(f"{name}.qweight")
-    return 8 * packed.shape[0] if packed is not None else 0
+def _shape_of(model: torch.nn.Module, target: str) -> tuple[int, int] | None:
+    """Of the weight of a linear layer; None where the model has no counterpart."""
+    if not target:
+        return None
+    layer = model.get_submodule(target)
+    return layer.out_features, layer.in_features
 
 
-def _form(layer: StoredLayer, target: torch.nn.Linear) -> Form:
-    wanted = (target.out_features, target.in_features)
-    if layer.shape != wanted:
-        raise layer.fault(f"the shape {list(layer.shape)}, and the model wants {list(wanted)}")
+def _form(layer: StoredLayer) -> Form:
     zeros = layer.zeros()
     return Form.of(layer.bits, layer.groups(), layer.group_count, zeros is not None, layer.scale_dtype)
 

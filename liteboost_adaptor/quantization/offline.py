@@ -21,7 +21,6 @@ from . import digests
 from .calibration import Calibration, blocks_of, calibrate
 from .choices import Choice, choices, untie
 from .config import LiteBoostConfig
-from .digests import DIGESTS
 from .origins import Origin, origins_of
 from .reading import tensors_of
 from .rounding import CHUNK, Quantized
@@ -86,7 +85,7 @@ def quantize_folder(
     for file, names in files.items():
         if not _is_done(target, record, file):
             made_here, entry = rounding.file(names, (at, total))
-            _write(target / file, made_here)
+            _write(target / file, made_here, config)
             record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(made_here)}
             write_json(target / RECORD, record)
         at += len(names)
@@ -273,8 +272,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    metadata = {"format": "pt", DIGESTS: json.dumps(digests.of_tensors(tensors))}
+def _write(path: Path, tensors: dict[str, Tensor], config: LiteBoostConfig) -> None:
+    metadata = {"format": "pt", **digests.metadata(digests.of_tensors(tensors), config.to_dict())}
     entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     writer = Writer(path, entries, metadata)
     for name, tensor in tensors.items():

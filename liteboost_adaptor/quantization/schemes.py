@@ -30,7 +30,7 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
             raise QuantizationError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.name!r}")
-        if self.group_size not in GROUP_SIZES:
+        if type(self.group_size) is not int or self.group_size not in GROUP_SIZES:
             allowed = ", ".join(map(str, GROUP_SIZES))
             raise QuantizationError(f"group_size must be one of {allowed}, got {self.group_size!r}")
         if not isinstance(self.symmetric, bool):

@@ -37,7 +37,7 @@ class Stored(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scales not in _DTYPES:
+        if not isinstance(self.scales, str) or self.scales not in _DTYPES:
             raise QuantizationError(f"scales must be of one of {', '.join(_DTYPES)}, got {self.scales!r}")
         if type(self.columns) is not int or self.columns < 0 or (self.columns and self.bits == 8):
             raise QuantizationError(f"columns must be a number of columns, of w4a16, got {self.columns!r}")
