@@ -113,6 +113,15 @@ class File:
                 f"{self.path} is cut short: its tensors end at byte {last}, it at {size}. Copy it again."
             )
 
+    def __copy__(self) -> File:
+        return self  # a copy would close the same descriptor once more, whoever has it by then
+
+    def __deepcopy__(self, memo: Any) -> File:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return File, (self.path,)
+
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -76,8 +76,8 @@ class _Configs:
             return self._original.from_dict(kept, *args, **kwargs)
         except (TypeError, ValueError, AttributeError, KeyError) as fault:
             raise QuantizationError(
-                f"quantization_config in config.json is none of the method {values['quant_method']}: {fault}. "
-                "Correct it, or copy config.json again"
+                f"quantization_config in config.json is none of the method {values['quant_method']}: {fault}"
+                ". Correct it, or copy config.json again"
             ) from fault
 
     def __getattr__(self, name: str) -> Any:
@@ -123,11 +123,18 @@ class ForeignQuantizer(LiteBoostQuantizer):
         with torch.device("cpu"):  # the model is being made on the meta device
             schemes = self._find(model, tensors)
         if not self._layers:
-            raise QuantizationError(f"the checkpoint says {self._method}, and has no quantised layer")
+            raise QuantizationError(
+                f"quantization_config in config.json says quant_method = {self._method!r}, and no tensor in "
+                f"{', '.join(map(str, checkpoint_files[:3]))} is of that format; copy config.json again"
+            )
         self.quantization_config = LiteBoostConfig(head=16, layers=schemes)
         model.quantization_method = self.quantization_config.quant_method
         report.add(Outcome(CHECKPOINTS, APPLIED, self._method))
         return super()._process_model_before_weight_loading(model)
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        self._layers, self._forms = {}, {}  # which keep files open
+        return super()._process_model_after_weight_loading(model, **kwargs)
 
     def _find(self, model: torch.nn.Module, tensors: Mapping[str, Slice]) -> dict[str, dict[str, Any]]:
         """Note the layers of the checkpoint; the schemes of those that the model has."""

@@ -35,7 +35,11 @@ class GptqLayer(StoredLayer):
         inputs = wanted[1] if wanted else 32 * rows // stated.bits
         bits, rest = divmod(32 * rows, inputs)
         if rest or not 2 <= bits <= 8:
-            raise self.fault(f"qweight {[rows, outputs]}, for {inputs} columns", "qweight")
+            raise self.fault(
+                f"qweight {[rows, outputs]}, for {inputs} columns, where quantization_config says gptq "
+                f"with bits = {stated.bits}",
+                "qweight",
+            )
         if bits != stated.bits:
             raise self.fault(
                 f"qweight {[rows, outputs]}, {bits} bits for each of {inputs} columns where "
@@ -150,14 +154,14 @@ class CompressedLayer(StoredLayer):
                 f"weight_shape {[outputs, inputs]} beside weight_packed {[rows, words]}", "weight_shape"
             )
         packed = 32 * words // inputs
-        if self.bits not in (2, 4, 8):  # of others there are two packings, which nothing tells apart
-            raise self.fault(f"weights packed to {packed} bits, and 2, 4 and 8 are read", "weight_packed")
         if words != -(-inputs * self.bits // 32):
             raise self.fault(
                 f"weight_packed {[rows, words]}, {packed} bits for each of {inputs} columns where "
                 f"quantization_config says num_bits = {self.bits}",
                 "weight_packed",
             )
+        if self.bits not in (2, 4, 8):  # of others there are two packings, which nothing tells apart
+            raise self.fault(f"weights packed to {packed} bits, and 2, 4 and 8 are read", "weight_packed")
         return outputs, inputs
 
     def _check_zero_points(self, shapes: tuple[tuple[int, ...], ...]) -> None:

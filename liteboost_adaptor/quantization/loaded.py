@@ -39,8 +39,8 @@ def check(model: torch.nn.Module, info: Any, files: Iterable[str]) -> None:
             left.append(name)
     if left:
         raise QuantizationError(
-            f"{where} has {_few(left)}, and by quantization_config the model has no such part: config.json is "
-            "of another checkpoint, or has been changed. Copy it again"
+            f"{where} has {_few(left)}, and by quantization_config the model has no such part: config.json "
+            "is of another checkpoint, or has been changed. Copy it again"
         )
     missing = _missing(model, info.missing_keys)
     if missing:

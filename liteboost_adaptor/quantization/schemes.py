@@ -36,7 +36,7 @@ class Scheme:
         if not isinstance(self.symmetric, bool):
             raise QuantizationError(f"symmetric must be True or False, got {self.symmetric!r}")
         if self.bits == 8 and not self.symmetric:
-            raise QuantizationError(f"{self.name} is symmetric; symmetric=False is for w4a16")
+            raise QuantizationError(f"scheme {self.name} is symmetric; symmetric=False is for w4a16")
 
     @property
     def bits(self) -> int:

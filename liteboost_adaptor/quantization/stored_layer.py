@@ -163,6 +163,15 @@ class StoredLayer(ABC):
 
     def groups(self) -> Tensor:
         """The group of each column, int64 ``[in]``."""
+        if self.shape[1] % self.group_count or self.shape[1] % (self.stated.group_size or 1):
+            raise self.fault(
+                f"{self.shape[1]} columns in {self.group_count} groups, where quantization_config says "
+                f"group_size = {self.stated.group_size} and nothing lists the columns of each",
+                self.scales_suffix,
+            )
+        return self._in_order()
+
+    def _in_order(self) -> Tensor:
         return torch.arange(self.shape[1]) // (self.stated.group_size or self.shape[1])
 
     def listed_groups(self, suffix: str) -> Tensor:
@@ -172,7 +181,7 @@ class StoredLayer(ABC):
             QuantizationError: It lists others, or not as many columns of each as it has.
         """
         found, size = self.part(suffix).to(torch.int64), self.stated.group_size or self.shape[1]
-        in_order = StoredLayer.groups(self)
+        in_order = self._in_order()
         if not bool(((found >= 0) & (found < self.group_count)).all()) or not torch.equal(
             found.bincount(minlength=self.group_count), in_order.bincount(minlength=self.group_count)
         ):

@@ -1,4 +1,4 @@
-"""Checkpoints with one thing wrong: every key of their configuration and every kind of tensor, changed in turn."""
+"""Checkpoints with one thing wrong: each key of a configuration, each kind of tensor."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Mutant:
 
     Attributes:
         subject: The key of the configuration or the tensor that it concerns.
-        is_valid: Whether what results is as good a checkpoint as the one before: other numbers are then right.
+        is_valid: Whether what results is as good a checkpoint, whose numbers are others, rightly.
         write: Writes it into a folder.
     """
 
