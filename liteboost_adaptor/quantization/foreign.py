@@ -7,6 +7,7 @@ in transformers' registry, reads what it knows to read, and hands the rest to th
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,12 +48,13 @@ def quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original, updated=())
     def made(config: Any, **kwargs: Any) -> Any:
-        found, reason = formats.of(config.to_dict())
+        values = _values_of(config)
+        found, reason = formats.of(values)
         if torch.cuda.is_available():
             reason = "there is a GPU"
         if found is None or reason or not kwargs.get("pre_quantized", True):
             if reason:
-                report.add(Outcome(CHECKPOINTS, REFUSED, str(config.to_dict().get("quant_method")), reason))
+                report.add(Outcome(CHECKPOINTS, REFUSED, str(values.get("quant_method")), reason))
             return original(config, **kwargs)
         return ForeignQuantizer(config, found)
 
@@ -73,15 +75,30 @@ class _Configs:
         # Asks for a package, and says how a model was quantised, not how it is kept.
         kept = {name: value for name, value in values.items() if name != "modules_in_block_to_quantize"}
         try:
-            return self._original.from_dict(kept, *args, **kwargs)
+            made = self._original.from_dict(kept, *args, **kwargs)
         except (TypeError, ValueError, AttributeError, KeyError) as fault:
             raise QuantizationError(
                 f"quantization_config in config.json is none of the method {values['quant_method']}: {fault}"
                 ". Correct it, or copy config.json again"
             ) from fault
+        _note_values(made[0] if isinstance(made, tuple) else made, values)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+#: By the identity of a configuration, what ``config.json`` said: their classes drop what they do not know.
+_said: dict[int, Mapping[str, Any]] = {}
+
+
+def _note_values(config: Any, values: Mapping[str, Any]) -> None:
+    _said[id(config)] = dict(values)
+    weakref.finalize(config, _said.pop, id(config), None)
+
+
+def _values_of(config: Any) -> Mapping[str, Any]:
+    return _said.get(id(config)) or config.to_dict()
 
 
 def configs(original: Any) -> Any:

@@ -121,12 +121,10 @@ class CompressedLayer(StoredLayer):
         shape = self._packed_shape() if self.is_packed else self.matrix("weight", torch.int8)
         self.take_shape(shape, wanted)
         outputs, inputs = shape
-        if stated.per_tensor:
-            shapes: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
-        elif stated.group_size:
-            shapes = ((outputs, self.group_count),)
-        else:
-            shapes = ((outputs, 1), (outputs,))
+        of_tensor, of_outputs = ((1,), (), (1, 1)), ((outputs, 1), (outputs,))
+        shapes: tuple[tuple[int, ...], ...] = ((outputs, self.group_count),)
+        if not stated.group_size:
+            shapes = {True: of_tensor, False: of_outputs, None: of_tensor + of_outputs}[stated.per_tensor]
         self.scale_dtype = self.expect("weight_scale", SCALES, *shapes)
         if self.has("weight_zero_point"):
             self._check_zero_points(shapes)

@@ -220,6 +220,12 @@ class _Rounding:
             if not here or name != self.origins[target].first:
                 continue
             weight = self.origins[target].read(self.tensors, self.model)
+            wanted = self.model.get_parameter(target).shape
+            if weight.shape != wanted:
+                raise QuantizationError(
+                    f"{name} in {self.tensors[name].file.path} makes a weight {list(weight.shape)}, and the "
+                    f"model of config.json has {list(wanted)}; copy the checkpoint again"
+                )
             for choice in here:
                 assert choice.scheme is not None
                 rounded = self.calibration.quantize(choice, weight)

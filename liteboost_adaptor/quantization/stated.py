@@ -17,6 +17,8 @@ from ..errors import QuantizationError
 _SCATTERED = ("group", "dynamic")
 _ORDERS = (*_SCATTERED, "weight", "static")
 _STRATEGIES = ("tensor", "channel", "group")
+#: How it is said that there are no groups.
+_NO_GROUPS = (None, -1, 0)
 _MOST_COLUMNS = 1 << 30
 
 
@@ -29,7 +31,7 @@ class Stated:
         group_size: Columns that share a scale; 0: all of them.
         symmetric: Whether the middle of the range stands for zero.
         is_listed: Whether there is a list with the group of each column.
-        per_tensor: Whether one scale is that of the whole weight.
+        per_tensor: Whether one scale is that of the whole weight; None: as it may be, without groups.
         may_be_negative: Whether what wrote it writes negative scales.
     """
 
@@ -37,7 +39,7 @@ class Stated:
     group_size: int
     symmetric: bool | None = None
     is_listed: bool | None = None
-    per_tensor: bool = False
+    per_tensor: bool | None = False
     may_be_negative: bool = False
 
     def groups_of(self, inputs: int) -> int:
@@ -143,7 +145,7 @@ class GptqStated:
                 raise fault(f"dynamic[{pattern!r}]", changes, "it must be an object")
             _check_pattern("dynamic", pattern.removeprefix("+:"))
             exceptions.append((pattern.removeprefix("+:"), changes))
-        layers = _gptq(values, Stated(4, 0, None, None, False, writes_negative_scales(values)))
+        layers = _gptq(values, Stated(4, 128, may_be_negative=writes_negative_scales(values)))
         return cls(said == "gptq_v2", layers, tuple(exceptions))
 
     def of_layer(self, name: str) -> Stated:
@@ -221,25 +223,34 @@ def _check_pattern(key: str, pattern: str) -> None:
 
 
 def _compressed(weights: Mapping[str, Any], key: str) -> Stated:
-    strategy = word(weights, "strategy") or ("group" if weights.get("group_size") else "channel")
-    if strategy not in _STRATEGIES:
+    strategy = word(weights, "strategy")
+    if strategy and strategy not in _STRATEGIES:
         raise fault(f"{key}.weights.strategy", strategy, f"it must be one of {', '.join(_STRATEGIES)}")
-    order = word(weights, "actorder")
-    if order and order not in _ORDERS:
-        raise fault(f"{key}.weights.actorder", order, f"it must be one of {', '.join(_ORDERS)}")
-    bits = integer(weights, "num_bits", 8, range(2, 9))
     size = weights.get("group_size")
-    if strategy == "group":
-        size = group_size({"group_size": size})
-    elif size not in (None, -1, 0):  # 0 and -1 are how some write that there is none
+    if strategy == "group" or (not strategy and size not in _NO_GROUPS):
+        strategy, size = "group", group_size({"group_size": size})
+    elif size in _NO_GROUPS:
+        size = 0
+    else:
         raise fault(f"{key}.weights.group_size", size, f"the strategy {strategy} has none")
     return Stated(
-        bits,
-        (size or 0) if strategy == "group" else 0,
+        integer(weights, "num_bits", 8, range(2, 9)),
+        size,
         flag(weights, "symmetric", True),
-        order in _SCATTERED if "actorder" in weights else None,
-        strategy == "tensor",
+        _is_listed(weights, key),
+        {"tensor": True, "channel": False}.get(strategy),
     )
+
+
+def _is_listed(weights: Mapping[str, Any], key: str) -> bool | None:
+    """Whether groups of columns are scattered; True and false are older words for "group" and null."""
+    order = weights.get("actorder")
+    if order is None or isinstance(order, bool):
+        return order or (False if "actorder" in weights else None)
+    order = word(weights, "actorder")
+    if order not in _ORDERS:
+        raise fault(f"{key}.weights.actorder", order, f"it must be one of {', '.join(_ORDERS)}")
+    return True if order in _SCATTERED else None
 
 
 def of_layer(groups: Iterable[Group], names: Iterable[str]) -> Stated | None:
