@@ -137,7 +137,7 @@ def outcome(name: str, mutant: Mutant) -> str:
             return "typed" if names(str(fault), mutant.subject, last) else f"unnamed: {fault}"
         except Exception as fault:  # noqa: BLE001 - that is the question
             return _of_others(fault, Path(folder))
-    if found.shape == expected(name).shape and numbers.relative(found, expected(name)) <= 1e-5:
+    if found.shape == expected(name).shape and numbers.relative(found, expected(name)) <= 5e-5:
         return "same"
     return "valid" if mutant.is_valid else "WRONG NUMBERS"
 
