@@ -60,8 +60,9 @@ def _reading(original: Any) -> Any:
         loaded.check_integers(model, tensors, load_config.weight_mapping)
         done = load(model, tensors, *arguments)
         loaded.check(model, done[0], checkpoint_files)
-        if quantizer.has_checksums and quantizer.quantization_config.checksums:
-            quantizer.unverified = why_unverified(checkpoint_files, quantizer.quantization_config)
+        config = quantizer.quantization_config
+        if quantizer.has_checksums and config.checksums and config.scheme is not None:  # it has integers
+            quantizer.unverified = why_unverified(checkpoint_files, config)
         return done
 
     return staticmethod(_load_pretrained_model)

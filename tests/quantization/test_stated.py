@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,11 @@ def test_groups_of_compressed_tensors_are_found_by_name_and_by_class() -> None:
     assert [found((name,)).bits for name in (UP, "model.layers.0.mlp.down_proj", "lm_head")] == [4, 8, 2]
     assert stated.of_layer(groups[1:], (UP,)) is None
     assert stated.of_layer(groups[1:2], (UP,)).bits == 8  # nothing else can be meant
+
+
+def test_weights_that_stay_need_no_checksums(tmp_path: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    said = LiteBoostConfig("kv8").to_dict()
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": said}))
+    assert load(tmp_path).config.quantization_config.kv_cache == "int8"
