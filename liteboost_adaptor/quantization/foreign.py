@@ -203,7 +203,7 @@ def _parts(name: str, layer: StoredLayer, form: Form) -> dict[str, Made]:
     """The buffers of a `QuantizedLinear`."""
     make = {
         "weight": lambda: form.weight(layer.integers(), layer.zeros(), layer.bits),
-        "scales": lambda: form.scales(layer.scales()),
+        "scales": lambda: _scales(layer, form),
         "zero_points": lambda: form.zero_points(layer.zeros(), layer.shape[0], layer.bits),
         "columns": lambda: form.columns(layer.shape[1]),
     }
@@ -211,3 +211,10 @@ def _parts(name: str, layer: StoredLayer, form: Form) -> dict[str, Made]:
         f"{name}.{part}": Made(shape, dtype, make[part])
         for part, (shape, dtype) in form.scheme.shapes(*layer.shape).items()
     }
+
+
+def _scales(layer: StoredLayer, form: Form) -> torch.Tensor:
+    try:
+        return form.scales(layer.scales())
+    except OverflowError as fault:
+        raise layer.fault(f"{layer.scales_suffix} {fault}", layer.scales_suffix) from fault

@@ -160,7 +160,7 @@ class Form:
         if not self.is_split:
             return found.contiguous()
         if not torch.isfinite(found * 16).all():
-            raise QuantizationError("scales of 8 bits are too large to be kept in two halves")
+            raise OverflowError("of 8 bits that are too large to be kept in two halves")
         return torch.cat([found * 16, found], dim=1)
 
     def zero_points(self, zeros: Tensor | None, outputs: int, bits: int) -> Tensor:

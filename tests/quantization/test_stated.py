@@ -191,3 +191,12 @@ def test_weights_that_stay_need_no_checksums(tmp_path: Path) -> None:
     said = LiteBoostConfig("kv8").to_dict()
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": said}))
     assert load(tmp_path).config.quantization_config.kv_cache == "int8"
+
+
+def test_scales_that_two_halves_cannot_keep(tmp_path: Path) -> None:
+    def large(weight: stored_weights.Weight) -> None:
+        weight.scales[:] = 6e4
+
+    write(tmp_path, GPTQ | {"bits": 8, "sym": False}, change=large, bits=8, symmetric=False)
+    with pytest.raises(QuantizationError, match=r"proj of the checkpoint has scales of 8 bits that are too"):
+        load(tmp_path)
