@@ -53,3 +53,7 @@ class ParallelError(LiteBoostError, RuntimeError):
 
 class QuantizationError(LiteBoostError, ValueError):
     """A model, layer or file cannot be quantised as asked, or a quantised one cannot be read."""
+
+
+class StateError(QuantizationError, RuntimeError):
+    """A ``state_dict`` does not hold the integers of the layers that it is loaded into."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,14 +96,14 @@ class File:
         requests.add(8 + length)
         try:
             found = json.loads(self.header)
-            self.metadata: dict[str, str] = found.pop("__metadata__", {})
-            self.entries = {
-                name: Entry(
-                    DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+            self.metadata: dict[str, str] = _metadata_of(found)
+            self.entries = dict(
+                sorted(
+                    ((name, _entry_of(entry, 8 + length)) for name, entry in found.items()),
+                    key=lambda item: item[1].first,
                 )
-                for name, entry in sorted(found.items(), key=lambda item: item[1]["data_offsets"])
-            }
-        except (ValueError, KeyError, TypeError) as fault:
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as fault:
             raise CheckpointError(
                 f"the header of {self.path} cannot be read ({fault}); copy it again"
             ) from fault
@@ -111,6 +112,15 @@ class File:
             raise CheckpointError(
                 f"{self.path} is cut short: its tensors end at byte {last}, it at {size}. Copy it again."
             )
+
+    def __copy__(self) -> File:
+        return self  # a copy would close the same descriptor once more, whoever has it by then
+
+    def __deepcopy__(self, memo: Any) -> File:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return File, (self.path,)
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -130,6 +140,28 @@ class File:
         """Say that most of a tensor is read next, in pieces."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, entry.first, entry.nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def _metadata_of(header: Any) -> dict[str, str]:
+    """What is said of the whole file; taken out of its ``header``."""
+    if not isinstance(header, dict):
+        raise ValueError("it is no object")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(each, str) for each in metadata.values()):
+        raise ValueError("its metadata are no names with texts")
+    return metadata
+
+
+def _entry_of(values: Any, start: int) -> Entry:
+    """One tensor, of what a header says; data begin at byte ``start``."""
+    shape, offsets = values["shape"], values["data_offsets"]
+    numbers = [*shape, *offsets]
+    if len(offsets) != 2 or not all(type(each) is int and each >= 0 for each in numbers):
+        raise ValueError(f"a tensor has the shape {shape!r} and lies at {offsets!r}")
+    entry = Entry(DTYPES[values["dtype"]], tuple(shape), start + offsets[0])
+    if offsets[1] - offsets[0] != entry.nbytes:
+        raise ValueError(f"{entry.nbytes} bytes of {entry.dtype} {shape} lie at {offsets}")
+    return entry
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ def plan(
     device: Annotated[str, typer.Option(help="card each process has: 910B, 910B-280T or 910C")] = "910B",
     context: Annotated[int, typer.Option(help="tokens of each sequence")] = 4096,
     batch: Annotated[int, typer.Option(help="sequences")] = 1,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run Python code that lies beside config.json")
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="draw memory and modelled tokens/s over the number of cards"),
@@ -66,7 +69,7 @@ def plan(
     sharing = Sharing(dp, sp, cp)
     if tp * sharing.processes == 1:
         raise typer.BadParameter("nothing is shared by one process; give --tp, --dp, --sp or --cp")
-    built = _on_meta(model)
+    built = _on_meta(model, trust_remote_code)
     weights = quantized.weights_of(built)
     with quantized.as_plain(built):
         found = layout.of(built, quantized.units_of(weights))
@@ -120,19 +123,22 @@ def _shared(
     }
 
 
-def _on_meta(name: str) -> Any:
+def _on_meta(name: str, trust_remote_code: bool) -> Any:
     """The model of a configuration, with integers where there will be some."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from ..checkpoint.folders import malformed, why_unreadable
     from ..quantization.model import choose
 
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
-    except (OSError, ValueError) as fault:
-        raise typer.BadParameter(f"{name} cannot be read: {str(fault).splitlines()[0]}") from fault
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=config.dtype or torch.float32, trust_remote_code=trust_remote_code
+            )
+    except malformed() as fault:
+        raise typer.BadParameter(why_unreadable(name, fault, trust_remote_code)) from fault
     wanted = _quantization(config)
     if wanted is not None:
         choose(model, wanted)

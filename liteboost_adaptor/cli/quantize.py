@@ -44,6 +44,9 @@ def quantize(
     method: Annotated[
         str, typer.Option(help="with a text: awq or gptq; smoothquant, of w8a8. By default the first of them")
     ] = "",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run Python code that lies in SRC")
+    ] = False,
 ) -> None:
     """Quantise a checkpoint; interrupted and called again, it goes on where it was."""
     if not source.is_dir():
@@ -63,7 +66,7 @@ def quantize(
         kv_cache=kv_cache or None,
     )
     with progress_bar() as advance:
-        done = quantize_folder(source, target, config, advance)
+        done = quantize_folder(source, target, config, advance, trust_remote_code)
     _show(done, target)
 
 

@@ -13,6 +13,9 @@ def shard(
     target: Annotated[Path, typer.Argument(help="folder that is made")],
     tp: Annotated[int | None, typer.Option("--tp", min=2, help="number of processes")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="put a divided checkpoint together again")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run Python code that lies in the folder of the model")
+    ] = False,
 ) -> None:
     """Divide a checkpoint into a file for each of so many processes, or put one together again (--merge).
 
@@ -30,5 +33,5 @@ def shard(
         if merge:
             resharding.merge(source, target, lambda count: bar.advance(task, count))
         else:
-            resharding.divide(source, target, tp, lambda count: bar.advance(task, count))
+            resharding.divide(source, target, tp, lambda count: bar.advance(task, count), trust_remote_code)
         bar.update(task, completed=resharding.size_of(target), total=resharding.size_of(target))

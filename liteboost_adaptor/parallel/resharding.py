@@ -28,14 +28,23 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def divide(source: Path, target: Path, world_size: int, progress: Progress = lambda count: None) -> None:
+def divide(
+    source: Path,
+    target: Path,
+    world_size: int,
+    progress: Progress = lambda count: None,
+    trust_remote_code: bool = False,
+) -> None:
     """Write the checkpoint in ``source`` to ``target``, a file a rank.
+
+    Args:
+        trust_remote_code: Whether Python code in ``source`` may run.
 
     Raises:
         PlanError: The model cannot be divided over so many ranks; before a file is opened.
         CheckpointError: There are no safetensors files in ``source``, or ``target`` exists.
     """
-    model = on_meta(source)
+    model = on_meta(source, trust_remote_code)
     if getattr(model.config, "quantization_config", None) is not None:
         raise CheckpointError(
             f"{source} is quantised, and needs no file a rank: under `torchrun`, each process reads its part"

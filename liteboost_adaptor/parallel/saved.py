@@ -64,7 +64,7 @@ class Saved:
         self._checksums = dict.fromkeys(sorted(named), digests.BLANK)
         for file, names in division.filename_to_tensors.items():
             entries = {name: (result[name].dtype, tuple(result[name].shape)) for name in names}
-            self._files[file] = Writer(self._folder / file, entries, _metadata(self._checksums))
+            self._files[file] = Writer(self._folder / file, entries, self._metadata())
         self._file_of = {name: file for file, names in division.filename_to_tensors.items() for name in names}
         if division.is_sharded:
             parameters = dict(self._model.named_parameters(remove_duplicate=False))
@@ -87,9 +87,18 @@ class Saved:
         """Give the files their names."""
         for file in self._files.values():
             if self._checksums:
-                file.say(_metadata(self._checksums))
+                file.say(self._metadata())
             file.close()
         _put_in_place(self._folder, self._target, self._name)
+
+    def _metadata(self) -> dict[str, str]:
+        """Of a file."""
+        if not self._checksums:
+            return {"format": "pt"}
+        return {
+            **digests.metadata(self._checksums, self._model.config.quantization_config.to_dict()),
+            "format": "pt",
+        }
 
     def _discard(self) -> None:
         try:
@@ -137,9 +146,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _metadata(checksums: dict[str, str]) -> dict[str, str]:
-    """Of a file."""
-    said = {digests.DIGESTS: json.dumps(checksums)} if checksums else {}
-    return {**said, "format": "pt"}

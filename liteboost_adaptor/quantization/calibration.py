@@ -60,8 +60,11 @@ class Calibration:
         return gptq.quantize(weight, choice.scheme, gram, choice.name)
 
 
-def blocks_of(model: torch.nn.Module, text: str) -> Tensor:
+def blocks_of(model: torch.nn.Module, text: str, trust_remote_code: bool = False) -> Tensor:
     """The file ``text`` as tokens of the model's tokenizer, ``[blocks, tokens]``.
+
+    Args:
+        trust_remote_code: Whether Python code beside the model may run, as where the model's own has.
 
     Raises:
         QuantizationError: There is no such file, no tokenizer beside the model, or too little text.
@@ -72,7 +75,8 @@ def blocks_of(model: torch.nn.Module, text: str) -> Tensor:
     if not path.is_file():
         raise QuantizationError(f"calibrate must be a file with a text, found {text!r}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+        trusted = trust_remote_code or getattr(type(model), "is_remote_code", bool)()
+        tokenizer = AutoTokenizer.from_pretrained(model.name_or_path, trust_remote_code=trusted)
     except (OSError, ValueError) as fault:
         raise QuantizationError(
             f"a text is read with the model's tokenizer, and {model.name_or_path!r} has none: {fault}"

@@ -53,6 +53,8 @@ class LiteBoostConfig(QuantizationConfigMixin):
         kv_cache: ``"int8"``: keys and values of the cache are kept as integers of 8 bits, with a scale for
             each token and head; None: as they are.
         packing: How 4 bits are packed; a checkpoint says it.
+        checksums: False, written into ``config.json`` by hand, reads files without checksums, such as another
+            program has written again. They are written whatever it says.
 
     Raises:
         QuantizationError: A value that is not allowed, or a packing that this version does not read.
@@ -71,9 +73,12 @@ class LiteBoostConfig(QuantizationConfigMixin):
         kv_cache: str | None = None,
         packing: int = PACKING,
         quant_method: str = QUANT_METHOD,
+        checksums: bool = True,
         **unknown: Any,
     ) -> None:
         self.quant_method = quant_method
+        if scheme is not None and not isinstance(scheme, str):
+            raise QuantizationError(f"scheme must be the name of one, got {scheme!r}")
         scheme, named = split_scheme(scheme or "")
         self.kv_cache = kv_cache or named or None
         if self.kv_cache not in (None, INT8):
@@ -81,14 +86,16 @@ class LiteBoostConfig(QuantizationConfigMixin):
         if not scheme and not self.kv_cache:
             raise QuantizationError('scheme None needs kv_cache="int8", or nothing is quantised')
         self.scheme, self.group_size, self.symmetric = scheme or None, group_size, symmetric
-        self.head, self.packing = head, packing
+        self.head, self.packing, self.checksums = head, packing, checksums
+        if not isinstance(checksums, bool):
+            raise QuantizationError(f"checksums must be true or false, got {checksums!r}")
         self.modules_to_not_convert, self.layers = modules_to_not_convert, layers
-        if isinstance(packing, int) and packing > PACKING:
+        if type(packing) is int and packing > PACKING:
             raise QuantizationError(
                 f"the weights have packing {packing}, and this liteboost_adaptor reads up to {PACKING}: "
                 "install the version that wrote them, or a newer one"
             )
-        if packing != PACKING:
+        if type(packing) is not int or packing != PACKING:
             raise QuantizationError(f"packing must be {PACKING}, got {packing!r}")
         if unknown:
             raise QuantizationError(
@@ -96,7 +103,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
                 f"{', '.join(_FIELDS + _ONCE)}. A checkpoint with others was written by a newer "
                 "liteboost_adaptor."
             )
-        if head not in HEADS:
+        if type(head) is not int or head not in HEADS:
             raise QuantizationError(f"head must be one of {', '.join(map(str, HEADS))}, got {head!r}")
         names = modules_to_not_convert
         if names is not None and not (
@@ -117,7 +124,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
         """The scheme of each layer, where they were read from another format."""
         if self.layers is None:
             return None
-        return {name: Stored.from_dict(values) for name, values in self.layers.items()}
+        return {name: _stored(name, values) for name, values in self.layers.items()}
 
     def of_head(self) -> Scheme | None:
         """The scheme of the output layer, or None where it stays."""
@@ -132,6 +139,13 @@ class LiteBoostConfig(QuantizationConfigMixin):
             name: getattr(self, name) for name in _FIELDS if name not in _OPTIONAL or getattr(self, name)
         }
         return {"quant_method": self.quant_method, **values}
+
+
+def _stored(name: str, values: Any) -> Stored:
+    try:
+        return Stored.from_dict(values)
+    except QuantizationError as fault:
+        raise QuantizationError(f"quantization_config says of the layer {name}: {fault}") from fault
 
 
 def _method(scheme: str, calibrate: str | None, method: str | None) -> str | None:

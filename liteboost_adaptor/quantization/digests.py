@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +14,25 @@ from ..checkpoint.files import memory
 
 #: What the metadata of a file of ours says of its tensors: JSON, name -> SHA-256.
 DIGESTS = "liteboost_sha256"
+#: And of its ``quantization_config``, by which its integers are read: SHA-256.
+CONFIG = "liteboost_config_sha256"
 #: As long as a checksum.
 BLANK = "0" * 64
+
+
+def metadata(tensors: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str]:
+    """What a file says.
+
+    Args:
+        tensors: SHA-256 by name.
+        config: Its ``quantization_config``.
+    """
+    return {DIGESTS: json.dumps(dict(tensors)), CONFIG: of_config(config)}
+
+
+def of_config(config: Mapping[str, Any]) -> str:
+    """SHA-256 of a ``quantization_config``, however its keys are ordered."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ..errors import StateError
 from ..ops.quantized_linear import TILE, dequantize_w4, dequantize_w8
 from .rounding import Quantized, joined, quantize
 from .schemes import Scheme
@@ -83,6 +84,7 @@ class QuantizedExperts(QuantizedWeight):
     ) -> None:
         super().__init__(form.inputs, form.count * form.outputs, scheme, dtype, device)
         self.form = form
+        self.register_load_state_dict_post_hook(_refuse_parameter)
 
     @classmethod
     def of(
@@ -204,3 +206,15 @@ class QuantizedExperts(QuantizedWeight):
             f"{self.scheme.name}, experts={form.count}, in_features={form.inputs}, "
             f"out_features={form.outputs}{grouped}"
         )
+
+
+def _refuse_parameter(module: torch.nn.Module, keys: Any) -> None:
+    """Raise `StateError` where a ``state_dict`` had the parameter that a module of integers stands for."""
+    missing = set(keys.missing_keys)
+    for name in keys.unexpected_keys:
+        if f"{name}.weight" in missing:
+            raise StateError(
+                f"{name} of the state_dict is a parameter, and this model keeps integers there. Quantise the "
+                "model that has these numbers (liteboost_adaptor.apply(model, quant=...)), or load them into "
+                "this one after model.dequantize()"
+            )

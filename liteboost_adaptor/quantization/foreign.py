@@ -7,6 +7,7 @@ in transformers' registry, reads what it knows to read, and hands the rest to th
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,12 +19,13 @@ from ..errors import QuantizationError
 from ..report import APPLIED, REFUSED, Outcome, report
 from . import formats
 from .config import LiteBoostConfig
-from .formats import Format, StoredLayer
+from .formats import Format
 from .names import RULE
 from .naming import owners
 from .quantizer import LiteBoostQuantizer
 from .reading import is_safetensors, tensors_of
 from .stored import Form
+from .stored_layer import StoredLayer
 
 METHODS = ("gptq", "awq", "compressed-tensors")
 #: The rule that turns it off.
@@ -46,12 +48,13 @@ def quantizer(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original, updated=())
     def made(config: Any, **kwargs: Any) -> Any:
-        found, reason = formats.of(config.to_dict())
+        values = _values_of(config)
+        found, reason = formats.of(values)
         if torch.cuda.is_available():
             reason = "there is a GPU"
         if found is None or reason or not kwargs.get("pre_quantized", True):
             if reason:
-                report.add(Outcome(CHECKPOINTS, REFUSED, str(config.to_dict().get("quant_method")), reason))
+                report.add(Outcome(CHECKPOINTS, REFUSED, str(values.get("quant_method")), reason))
             return original(config, **kwargs)
         return ForeignQuantizer(config, found)
 
@@ -65,16 +68,37 @@ class _Configs:
         self._original = original
 
     def from_dict(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_available() or formats.of(values)[0] is None:
+            return self._original.from_dict(values, *args, **kwargs)
         if values.get("quant_method") == "compressed-tensors":
-            if formats.of(values)[0] is not None and not torch.cuda.is_available():
-                return StoredConfig(values)
-        elif formats.of(values)[0] is not None:
-            # Asks for a package, and says how a model was quantised, not how it is kept.
-            values = {name: value for name, value in values.items() if name != "modules_in_block_to_quantize"}
-        return self._original.from_dict(values, *args, **kwargs)
+            return StoredConfig(values)
+        # Asks for a package, and says how a model was quantised, not how it is kept.
+        kept = {name: value for name, value in values.items() if name != "modules_in_block_to_quantize"}
+        try:
+            made = self._original.from_dict(kept, *args, **kwargs)
+        except (TypeError, ValueError, AttributeError, KeyError) as fault:
+            raise QuantizationError(
+                f"quantization_config in config.json is none of the method {values['quant_method']}: {fault}"
+                ". Correct it, or copy config.json again"
+            ) from fault
+        _note_values(made[0] if isinstance(made, tuple) else made, values)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+#: By the identity of a configuration, what ``config.json`` said: their classes drop what they do not know.
+_said: dict[int, Mapping[str, Any]] = {}
+
+
+def _note_values(config: Any, values: Mapping[str, Any]) -> None:
+    _said[id(config)] = dict(values)
+    weakref.finalize(config, _said.pop, id(config), None)
+
+
+def _values_of(config: Any) -> Mapping[str, Any]:
+    return _said.get(id(config)) or config.to_dict()
 
 
 def configs(original: Any) -> Any:
@@ -84,6 +108,8 @@ def configs(original: Any) -> Any:
 
 class ForeignQuantizer(LiteBoostQuantizer):
     """Reads a checkpoint of another format; the model is one of ours afterwards, and is saved as such."""
+
+    has_checksums = False
 
     def __init__(self, quantization_config: QuantizationConfigMixin, kind: Format) -> None:
         super().__init__(quantization_config, pre_quantized=True)
@@ -114,11 +140,18 @@ class ForeignQuantizer(LiteBoostQuantizer):
         with torch.device("cpu"):  # the model is being made on the meta device
             schemes = self._find(model, tensors)
         if not self._layers:
-            raise QuantizationError(f"the checkpoint says {self._method}, and has no quantised layer")
+            raise QuantizationError(
+                f"quantization_config in config.json says quant_method = {self._method!r}, and no tensor in "
+                f"{', '.join(map(str, checkpoint_files[:3]))} is of that format; copy config.json again"
+            )
         self.quantization_config = LiteBoostConfig(head=16, layers=schemes)
         model.quantization_method = self.quantization_config.quant_method
         report.add(Outcome(CHECKPOINTS, APPLIED, self._method))
         return super()._process_model_before_weight_loading(model)
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        self._layers, self._forms = {}, {}  # which keep files open
+        return super()._process_model_after_weight_loading(model, **kwargs)
 
     def _find(self, model: torch.nn.Module, tensors: Mapping[str, Slice]) -> dict[str, dict[str, Any]]:
         """Note the layers of the checkpoint; the schemes of those that the model has."""
@@ -127,11 +160,10 @@ class ForeignQuantizer(LiteBoostQuantizer):
         schemes = {}
         names = self._format.names(tensors)
         for name, target in owners(model, names, get_model_conversion_mapping(model)).items():
-            inputs = model.get_submodule(target).in_features if target else _inputs(tensors, name)
-            layer = self._format.layer(name, tensors, inputs)
+            layer = self._format.layer(name, target, tensors, _shape_of(model, target))
             self._layers[name] = layer
             if target:
-                self._forms[name] = _form(layer, model.get_submodule(target))
+                self._forms[name] = _form(layer)
                 schemes[target] = self._forms[name].scheme.to_dict()
             else:
                 reason = "multiplied out: it is part of a tensor that no linear layer has"
@@ -154,19 +186,15 @@ class ForeignQuantizer(LiteBoostQuantizer):
         return found
 
 
-def _inputs(tensors: Mapping[str, Slice], name: str) -> int:
-    """Columns of a layer that the model has no counterpart for; of 4 bits where nothing says it."""
-    listed = tensors.get(f"{name}.g_idx")
-    if listed is not None:
-        return listed.shape[0]
-    packed = tensors.get(f"{name}.qweight")
-    return 8 * packed.shape[0] if packed is not None else 0
+def _shape_of(model: torch.nn.Module, target: str) -> tuple[int, int] | None:
+    """Of the weight of a linear layer; None where the model has no counterpart."""
+    if not target:
+        return None
+    layer = model.get_submodule(target)
+    return layer.out_features, layer.in_features
 
 
-def _form(layer: StoredLayer, target: torch.nn.Linear) -> Form:
-    wanted = (target.out_features, target.in_features)
-    if layer.shape != wanted:
-        raise layer.fault(f"the shape {list(layer.shape)}, and the model wants {list(wanted)}")
+def _form(layer: StoredLayer) -> Form:
     zeros = layer.zeros()
     return Form.of(layer.bits, layer.groups(), layer.group_count, zeros is not None, layer.scale_dtype)
 
@@ -175,7 +203,7 @@ def _parts(name: str, layer: StoredLayer, form: Form) -> dict[str, Made]:
     """The buffers of a `QuantizedLinear`."""
     make = {
         "weight": lambda: form.weight(layer.integers(), layer.zeros(), layer.bits),
-        "scales": lambda: form.scales(layer.scales()),
+        "scales": lambda: _scales(layer, form),
         "zero_points": lambda: form.zero_points(layer.zeros(), layer.shape[0], layer.bits),
         "columns": lambda: form.columns(layer.shape[1]),
     }
@@ -183,3 +211,10 @@ def _parts(name: str, layer: StoredLayer, form: Form) -> dict[str, Made]:
         f"{name}.{part}": Made(shape, dtype, make[part])
         for part, (shape, dtype) in form.scheme.shapes(*layer.shape).items()
     }
+
+
+def _scales(layer: StoredLayer, form: Form) -> torch.Tensor:
+    try:
+        return form.scales(layer.scales())
+    except OverflowError as fault:
+        raise layer.fault(f"{layer.scales_suffix} {fault}", layer.scales_suffix) from fault

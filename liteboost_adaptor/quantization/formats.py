@@ -1,7 +1,8 @@
 """How GPTQ, AWQ and compressed-tensors keep the weight of a layer: which tensors, and where a bit is.
 
 Each is read to the same: unsigned integers ``[out, in]``, a scale and an integer that stands for zero for
-each output and group, and the group of each column. A weight is ``scale * (integer - zero)``.
+each output and group, and the group of each column. A weight is ``scale * (integer - zero)``. What the
+tensors are is compared with what the configuration says (`stated`).
 
 Sources: AutoGPTQ's and GPTQModel's ``QuantLinear`` (``qweight`` packed along the inputs, ``qzeros`` along
 the outputs, stored minus one but for ``gptq_v2``), AutoAWQ's ``WQLinear_GEMM`` (both packed along the
@@ -11,7 +12,6 @@ outputs, eight in the order 0, 2, 4, 6, 1, 3, 5, 7), compressed-tensors' ``pack-
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,144 +19,81 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checkpoint.files import Slice
-from ..errors import QuantizationError
-
-Tensors = Mapping[str, Slice]
-
-
-class StoredLayer(ABC):
-    """One layer of a checkpoint.
-
-    Attributes:
-        bits: Of an integer.
-        shape: ``(out, in)``.
-        group_count: Groups of an output.
-        scale_dtype: As they are stored.
-    """
-
-    bits: int
-    shape: tuple[int, int]
-    group_count: int
-    scale_dtype: torch.dtype
-
-    def __init__(self, name: str, tensors: Tensors) -> None:
-        self.name, self.tensors = name, tensors
-
-    def part(self, suffix: str) -> Tensor:
-        """A tensor of the layer, read."""
-        return self.slice(suffix)[...]
-
-    def slice(self, suffix: str) -> Slice:
-        """A tensor of the layer.
-
-        Raises:
-            QuantizationError: It is not there.
-        """
-        name = f"{self.name}.{suffix}"
-        if name not in self.tensors:
-            raise QuantizationError(
-                f"the checkpoint has no {name}, beside other parts of that layer; complete it"
-            )
-        return self.tensors[name]
-
-    def has(self, suffix: str) -> bool:
-        """Whether there is such a tensor, with anything in it."""
-        found = self.tensors.get(f"{self.name}.{suffix}")
-        return found is not None and math.prod(found.shape) > 0
-
-    @abstractmethod
-    def integers(self) -> Tensor:
-        """uint8 ``[out, in]``."""
-
-    @abstractmethod
-    def scales(self) -> Tensor:
-        """``[out, groups]``."""
-
-    @abstractmethod
-    def stored_zeros(self) -> Tensor | None:
-        """uint8 ``[out, groups]``; None: the middle of the range."""
-
-    def zeros(self) -> Tensor | None:
-        """uint8 ``[out, groups]``; None where all are the middle of the range."""
-        found = self.stored_zeros()
-        return None if found is None or bool((found == 1 << (self.bits - 1)).all()) else found
-
-    def groups(self) -> Tensor:
-        """The group of each column, int64 ``[in]``."""
-        if self.shape[1] % self.group_count:
-            raise self.fault(f"{self.shape[1]} columns in {self.group_count} groups")
-        return torch.arange(self.shape[1]) // (self.shape[1] // self.group_count)
-
-    def _listed_groups(self, suffix: str) -> Tensor:
-        found = self.part(suffix).to(torch.int64)
-        if found.shape != self.shape[1:] or not bool(((found >= 0) & (found < self.group_count)).all()):
-            raise self.fault(f"{suffix} {list(found.shape)} that is no list of {self.group_count} groups")
-        return found
-
-    def fault(self, found: str) -> QuantizationError:
-        """An error that names the layer."""
-        return QuantizationError(f"{self.name} of the checkpoint has {found}; it is not what the format says")
-
-    def dequantized(self) -> Tensor:
-        """The weight, fp32 ``[out, in]``."""
-        groups = self.groups()
-        zeros = self.zeros()
-        middle = 1 << (self.bits - 1)
-        integers = self.integers().float()
-        integers -= middle if zeros is None else zeros.float().index_select(1, groups)
-        return integers.mul_(self.scales().float().index_select(1, groups))
+from . import stated
+from .stated import GptqStated, Stated
+from .stored_layer import SCALES, Shape, StoredLayer, Tensors, unpack
 
 
 class GptqLayer(StoredLayer):
     """``qweight`` int32 ``[in * bits / 32, out]``, ``qzeros`` ``[groups, out * bits / 32]``, ``scales``."""
 
     def __init__(
-        self, name: str, tensors: Tensors, inputs: int, has_true_zeros: bool, symmetric: bool
+        self, name: str, tensors: Tensors, wanted: Shape | None, stated: Stated, has_true_zeros: bool
     ) -> None:
-        super().__init__(name, tensors)
-        rows, outputs = self.slice("qweight").shape
-        self.shape = (outputs, inputs)
-        self.bits, rest = divmod(32 * rows, inputs)
-        if rest or not 2 <= self.bits <= 8:
-            raise self.fault(f"qweight {[rows, outputs]}, for {inputs} columns")
-        scales = self.slice("scales")
-        self.group_count, self.scale_dtype = scales.shape[0], _dtype(scales)
-        self._has_true_zeros, self._symmetric = has_true_zeros, symmetric
+        super().__init__(name, tensors, stated)
+        rows, outputs = self.matrix("qweight")
+        inputs = wanted[1] if wanted else 32 * rows // stated.bits
+        bits, rest = divmod(32 * rows, inputs)
+        if rest or not 2 <= bits <= 8:
+            raise self.fault(
+                f"qweight {[rows, outputs]}, for {inputs} columns, where quantization_config says gptq "
+                f"with bits = {stated.bits}",
+                "qweight",
+            )
+        if bits != stated.bits:
+            raise self.fault(
+                f"qweight {[rows, outputs]}, {bits} bits for each of {inputs} columns where "
+                f"quantization_config says bits = {stated.bits}",
+                "qweight",
+            )
+        self.take_shape((outputs, inputs), wanted)
+        self.scale_dtype = self.expect("scales", SCALES, (self.group_count, outputs))
+        self.expect("qzeros", (torch.int32,), (self.group_count, -(-outputs * bits // 32)))
+        if self.has("g_idx"):
+            self.expect("g_idx", (torch.int32, torch.int64), (inputs,))
+        elif stated.is_listed and self.group_count > 1:
+            raise self.fault("no g_idx where quantization_config says desc_act = true", "g_idx")
+        self._has_true_zeros = has_true_zeros
 
     def integers(self) -> Tensor:
         return unpack(self.part("qweight").t(), self.bits)
 
-    def scales(self) -> Tensor:
+    def stored_scales(self) -> Tensor:
         return self.part("scales").t().contiguous()
+
+    scales_suffix = "scales"
 
     def stored_zeros(self) -> Tensor | None:
         found = unpack(self.part("qzeros"), self.bits)[:, : self.shape[0]].t()
-        # Some that are symmetric say the older format and store the newer one's zeros.
-        if self._has_true_zeros or (self._symmetric and bool((found == 1 << (self.bits - 1)).all())):
-            return found
-        return (found + 1) & ((1 << self.bits) - 1)
+        middle = 1 << (self.bits - 1)
+        # Some that are symmetric say one format and store the zeros of the other.
+        if self.stated.symmetric is not False and any(
+            bool((found == each).all()) for each in (middle, middle - 1)
+        ):
+            return torch.full_like(found, middle)
+        return found if self._has_true_zeros else (found + 1) & ((1 << self.bits) - 1)
 
     def groups(self) -> Tensor:
-        return self._listed_groups("g_idx") if self.has("g_idx") else super().groups()
+        return self.listed_groups("g_idx") if self.has("g_idx") else super().groups()
 
 
 class AwqLayer(StoredLayer):
     """``qweight`` int32 ``[in, out / 8]``, ``qzeros`` ``[groups, out / 8]``, ``scales`` ``[groups, out]``."""
 
-    bits = 4
+    scales_suffix = "scales"
 
-    def __init__(self, name: str, tensors: Tensors) -> None:
-        super().__init__(name, tensors)
-        inputs, words = self.slice("qweight").shape
-        scales = self.slice("scales")
-        self.shape = (8 * words, inputs)
-        self.group_count, self.scale_dtype = scales.shape[0], _dtype(scales)
+    def __init__(self, name: str, tensors: Tensors, wanted: Shape | None, stated: Stated) -> None:
+        super().__init__(name, tensors, stated)
+        inputs, words = self.matrix("qweight")
+        self.take_shape((8 * words, inputs), wanted)
+        self.scale_dtype = self.expect("scales", SCALES, (self.group_count, 8 * words))
+        if self.has("qzeros") or not stated.symmetric:
+            self.expect("qzeros", (torch.int32,), (self.group_count, words))
 
     def integers(self) -> Tensor:
         return self._unpacked("qweight")
 
-    def scales(self) -> Tensor:
+    def stored_scales(self) -> Tensor:
         return self.part("scales").t().contiguous()
 
     def stored_zeros(self) -> Tensor | None:
@@ -175,31 +112,86 @@ class CompressedLayer(StoredLayer):
     Integers are signed; packed ones, and packed zero points, are stored with half of the range added.
     """
 
-    def __init__(self, name: str, tensors: Tensors, bits: int) -> None:
-        super().__init__(name, tensors)
-        self.is_packed = self.has("weight_packed")
-        if self.is_packed:
-            outputs, inputs = (int(size) for size in self.part("weight_shape"))
-            self.bits = 32 * self.slice("weight_packed").shape[1] // inputs
-            if self.bits not in (2, 4, 8):  # of others there are two packings, which nothing tells apart
-                raise self.fault(f"weights packed to {self.bits} bits, and 2, 4 and 8 are read")
+    scales_suffix = "weight_scale"
+
+    def __init__(self, name: str, tensors: Tensors, wanted: Shape | None, stated: Stated) -> None:
+        super().__init__(name, tensors, stated)
+        # A weight that is only packed has its shape beside it.
+        self.is_packed = f"{name}.weight" not in tensors or self.has("weight_packed")
+        shape = self._packed_shape() if self.is_packed else self.matrix("weight", torch.int8)
+        self.take_shape(shape, wanted)
+        outputs, inputs = shape
+        of_tensor, of_outputs = ((1,), (), (1, 1)), ((outputs, 1), (outputs,))
+        shapes: tuple[tuple[int, ...], ...] = ((outputs, self.group_count),)
+        if not stated.group_size:
+            shapes = {True: of_tensor, False: of_outputs, None: of_tensor + of_outputs}[stated.per_tensor]
+        self.scale_dtype = self.expect("weight_scale", SCALES, *shapes)
+        if self.has("weight_zero_point"):
+            self._check_zero_points(shapes)
+        elif stated.symmetric is False:
+            raise self.fault(
+                "no weight_zero_point where quantization_config says symmetric = false", "weight_zero_point"
+            )
+        if self.has("weight_g_idx"):
+            self.expect("weight_g_idx", (torch.int32, torch.int64), (inputs,))
+        elif stated.is_listed and self.group_count > 1:
+            raise self.fault(
+                "no weight_g_idx where quantization_config says actorder = group", "weight_g_idx"
+            )
+
+    def _packed_shape(self) -> tuple[int, int]:
+        rows, words = self.matrix("weight_packed")
+        listed = self.slice("weight_shape")
+        if listed.shape != (2,) or listed.dtype not in (torch.int64, torch.int32):
+            raise self.fault(
+                f"weight_shape {list(listed.shape)} of {listed.dtype}, wanted two integers", "weight_shape"
+            )
+        outputs, inputs = (int(size) for size in self.part("weight_shape"))
+        if outputs != rows or not 0 < inputs <= 32 * words:
+            raise self.fault(
+                f"weight_shape {[outputs, inputs]} beside weight_packed {[rows, words]}", "weight_shape"
+            )
+        packed = 32 * words // inputs
+        if words != -(-inputs * self.bits // 32):
+            raise self.fault(
+                f"weight_packed {[rows, words]}, {packed} bits for each of {inputs} columns where "
+                f"quantization_config says num_bits = {self.bits}",
+                "weight_packed",
+            )
+        if self.bits not in (2, 4, 8):  # of others there are two packings, which nothing tells apart
+            raise self.fault(f"weights packed to {packed} bits, and 2, 4 and 8 are read", "weight_packed")
+        return outputs, inputs
+
+    def _check_zero_points(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        if self._has_packed_zeros():
+            self.expect(
+                "weight_zero_point", (torch.int32,), (-(-self.shape[0] * self.bits // 32), self.group_count)
+            )
         else:
-            outputs, inputs = self.slice("weight").shape
-            self.bits = bits
-        self.shape = (outputs, inputs)
-        scale = self.slice("weight_scale")
-        self.group_count = scale.shape[1] if len(scale.shape) == 2 else 1
-        self.scale_dtype = _dtype(scale)
+            kinds = (torch.int8, torch.int16, torch.int32, torch.int64)
+            self.expect("weight_zero_point", kinds, *shapes)
+
+    def _has_packed_zeros(self) -> bool:
+        return self.is_packed and self.slice("weight_zero_point").dtype == torch.int32
 
     def integers(self) -> Tensor:
         if self.is_packed:
             return unpack(self.part("weight_packed"), self.bits)[:, : self.shape[1]]
-        return self._shifted(self.part("weight"))
+        return self._shifted("weight")
 
-    def _shifted(self, signed: Tensor) -> Tensor:
-        return (signed.to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
+    def _shifted(self, suffix: str) -> Tensor:
+        """Signed integers as unsigned ones, which they fit."""
+        signed, half = self.part(suffix), 1 << (self.bits - 1)
+        least, most = (int(each) for each in signed.aminmax()) if signed.numel() else (0, 0)
+        if least < -half or most >= half:
+            raise self.fault(
+                f"{suffix} from {least} to {most} where quantization_config says num_bits = {self.bits}: "
+                f"{-half} to {half - 1}",
+                suffix,
+            )
+        return (signed.to(torch.int16) + half).to(torch.uint8)
 
-    def scales(self) -> Tensor:
+    def stored_scales(self) -> Tensor:
         return self._by_output(self.part("weight_scale"))
 
     def _by_output(self, values: Tensor) -> Tensor:
@@ -209,30 +201,12 @@ class CompressedLayer(StoredLayer):
     def stored_zeros(self) -> Tensor | None:
         if not self.has("weight_zero_point"):
             return None
-        found = self.part("weight_zero_point")
-        if found.dtype == torch.int32 and self.is_packed:
-            return unpack(found.t(), self.bits)[:, : self.shape[0]].t()
-        return self._by_output(self._shifted(found))
+        if self._has_packed_zeros():
+            return unpack(self.part("weight_zero_point").t(), self.bits)[:, : self.shape[0]].t()
+        return self._by_output(self._shifted("weight_zero_point"))
 
     def groups(self) -> Tensor:
-        return self._listed_groups("weight_g_idx") if self.has("weight_g_idx") else super().groups()
-
-
-def unpack(words: Tensor, bits: int) -> Tensor:
-    """uint8 ``[rows, words * 32 / bits]`` from int32 ``[rows, words]``: a stream of bits, lowest first."""
-    octets = words.contiguous().view(torch.uint8)
-    if bits == 8:
-        return octets
-    if bits == 4:
-        return torch.stack([octets & 15, octets >> 4], dim=-1).reshape(len(words), -1)
-    stream = octets[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
-    stream = stream.reshape(len(words), -1)
-    parts = stream[:, : stream.shape[1] // bits * bits].reshape(len(words), -1, bits)
-    return (parts << torch.arange(bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-
-
-def _dtype(tensor: Slice) -> torch.dtype:
-    return tensor.file.entries[tensor.name].dtype
+        return self.listed_groups("weight_g_idx") if self.has("weight_g_idx") else super().groups()
 
 
 class Format(ABC):
@@ -246,11 +220,21 @@ class Format(ABC):
 
     @abstractmethod
     def names(self, tensors: Tensors) -> Iterator[str]:
-        """The quantised layers, by the names of the checkpoint."""
+        """The quantised layers, by the names of the checkpoint: also such that are not whole."""
 
     @abstractmethod
-    def layer(self, name: str, tensors: Tensors, inputs: int) -> StoredLayer:
-        """One of them, which takes ``inputs`` features."""
+    def layer(self, name: str, target: str, tensors: Tensors, wanted: Shape | None) -> StoredLayer:
+        """One of them, which is ``target`` in the model, with the shape that is ``wanted`` there.
+
+        Raises:
+            QuantizationError: It has another, or its tensors are not what the configuration says.
+        """
+
+
+def _owners_of(tensors: Tensors, parts: tuple[str, ...]) -> Iterator[str]:
+    """Names in front of any of ``parts``, each once."""
+    split = (name.rpartition(".") for name in tensors)
+    return iter(dict.fromkeys(owner for owner, _, part in split if part in parts))
 
 
 class Gptq(Format):
@@ -259,15 +243,14 @@ class Gptq(Format):
     parts = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        said = config.get("checkpoint_format") or config.get("format") or "gptq"
-        self._has_true_zeros = said == "gptq_v2"
-        self._symmetric = bool(config.get("sym", True))
+        self._stated = GptqStated.of(config)
 
     def names(self, tensors: Tensors) -> Iterator[str]:
-        return (name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight"))
+        return _owners_of(tensors, ("qweight", "qzeros"))
 
-    def layer(self, name: str, tensors: Tensors, inputs: int) -> StoredLayer:
-        return GptqLayer(name, tensors, inputs, self._has_true_zeros, self._symmetric)
+    def layer(self, name: str, target: str, tensors: Tensors, wanted: Shape | None) -> StoredLayer:
+        said = self._stated
+        return GptqLayer(name, tensors, wanted, said.of_layer(name), said.has_true_zeros)
 
 
 class Awq(Format):
@@ -276,8 +259,11 @@ class Awq(Format):
     parts = ("qweight", "qzeros", "scales")
     names = Gptq.names
 
-    def layer(self, name: str, tensors: Tensors, inputs: int) -> StoredLayer:
-        return AwqLayer(name, tensors)
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._stated = stated.awq(config)
+
+    def layer(self, name: str, target: str, tensors: Tensors, wanted: Shape | None) -> StoredLayer:
+        return AwqLayer(name, tensors, wanted, self._stated)
 
 
 class CompressedTensors(Format):
@@ -290,58 +276,64 @@ class CompressedTensors(Format):
     )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._bits = max((each["num_bits"] for each in weights_of(config)), default=8)
+        self._groups = stated.compressed(config)
 
     def names(self, tensors: Tensors) -> Iterator[str]:
-        for name in tensors:
-            if name.endswith(".weight_packed"):
-                yield name.removesuffix(".weight_packed")
-            elif name.endswith(".weight_scale"):
-                layer = name.removesuffix(".weight_scale")
-                if f"{layer}.weight" in tensors and _dtype(tensors[f"{layer}.weight"]) == torch.int8:
-                    yield layer
+        return _owners_of(tensors, ("weight_packed", "weight_scale", "weight_shape"))
 
-    def layer(self, name: str, tensors: Tensors, inputs: int) -> StoredLayer:
-        return CompressedLayer(name, tensors, self._bits)
-
-
-def weights_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What compressed-tensors' configuration says of weights, by group."""
-    groups = (config.get("config_groups") or {}).values()
-    return [group["weights"] for group in groups if isinstance(group, Mapping) and group.get("weights")]
+    def layer(self, name: str, target: str, tensors: Tensors, wanted: Shape | None) -> StoredLayer:
+        said = stated.of_layer(self._groups, (name, target))
+        if said is None:
+            raise stated.fault(
+                "config_groups", [group.targets for group in self._groups], f"no group has targets for {name}"
+            )
+        return CompressedLayer(name, tensors, wanted, said)
 
 
 def of(config: Mapping[str, Any]) -> tuple[Format | None, str]:
-    """The format of a checkpoint with this ``quantization_config``, or None, and why it is not read."""
-    method = config.get("quant_method")
-    method = getattr(method, "value", method)
-    said = str(config.get("checkpoint_format") or config.get("version") or config.get("format") or "").lower()
+    """The format of a checkpoint with this ``quantization_config``, or None, and why it is not read.
+
+    Raises:
+        QuantizationError: The format is one of ours, and a value is none that it allows.
+    """
+    method = stated.method_of(config)
+    said = stated.word(config, "checkpoint_format") or stated.word(config, "version")
+    said = said or stated.word(config, "format")
     if method == "gptq":
         known = said in ("", "gptq", "gptq_v2")
         return (Gptq(config), "") if known else (None, f"GPTQ in the format {said}")
     if method == "awq":
         bits = config.get("bits", config.get("w_bit", 4))
         known = said in ("", "gemm") and bits == 4
-        return (Awq(), "") if known else (None, f"AWQ in the version {said or 'gemm'} with {bits} bits")
+        return (Awq(config), "") if known else (None, f"AWQ in the version {said or 'gemm'} with {bits} bits")
     if method == "compressed-tensors":
         reason = _why_not_compressed(config)
         return (None, reason) if reason else (CompressedTensors(config), "")
     return None, f"the method {method}"
 
 
+#: Formats of compressed-tensors that are read, and names of several in one checkpoint.
+_COMPRESSED = ("", "pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+
+
 def _why_not_compressed(config: Mapping[str, Any]) -> str:
-    weights = weights_of(config)
+    groups = [each for each in stated.mapping(config, "config_groups").values() if isinstance(each, Mapping)]
+    weights = [each for each in (stated.mapping(group, "weights") for group in groups) if each]
     if not weights or config.get("quantization_status") != "compressed":
         return "compressed-tensors without compressed weights"
     if config.get("dequantize") or config.get("run_compressed") is False:
         return "compressed-tensors that are to be dequantised"
-    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    if stated.mapping(config, "sparsity_config").get("format", "dense") != "dense":
         return "compressed-tensors with sparse weights"
     if config.get("transform_config"):
         return "compressed-tensors with transforms of activations"
+    for each in (config, *groups):
+        if stated.word(each, "format") not in _COMPRESSED:
+            return f"compressed-tensors in the format {each.get('format')}"
     for each in weights:
-        if each.get("type", "int") != "int" or each.get("num_bits", 8) > 8:
-            return f"compressed-tensors with weights of type {each.get('type')}, {each.get('num_bits')} bits"
-        if each.get("strategy", "channel") not in ("tensor", "channel", "group"):
+        bits = each.get("num_bits", 8)
+        if each.get("type", "int") != "int" or (type(bits) is int and bits > 8):
+            return f"compressed-tensors with weights of type {each.get('type')}, {bits} bits"
+        if each.get("strategy") not in (None, "tensor", "channel", "group"):
             return f"compressed-tensors with a scale for each {each.get('strategy')}"
     return ""

@@ -35,6 +35,18 @@ def owners(model: torch.nn.Module, names: Iterable[str], weight_mapping: Iterabl
     return found
 
 
+def target_of(model: torch.nn.Module, name: str, weight_mapping: Iterable[Any], wanted: Any) -> str:
+    """What the tensor ``name`` of a checkpoint is called in ``model``, whose state is ``wanted``."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    if name in wanted:
+        return name
+    mapping = list(weight_mapping or ())
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    return rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0]
+
+
 def without_experts(model: torch.nn.Module) -> list[Any]:
     """How `save_pretrained` renames what ``model`` holds, without what would take quantised experts apart."""
     from transformers.conversion_mapping import get_model_conversion_mapping

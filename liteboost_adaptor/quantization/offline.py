@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from ..checkpoint.files import Slice
+from ..checkpoint.files import File, Slice
 from ..checkpoint.folders import INDEX, SINGLE, config_of, copy_others, on_meta, write_json
 from ..checkpoint.writing import Writer
-from ..errors import QuantizationError
+from ..errors import CheckpointError, QuantizationError
 from . import digests
 from .calibration import Calibration, blocks_of, calibrate
 from .choices import Choice, choices, untie
 from .config import LiteBoostConfig
-from .digests import DIGESTS
 from .origins import Origin, origins_of
 from .reading import tensors_of
 from .rounding import CHUNK, Quantized
@@ -59,21 +57,28 @@ class Done:
 
 
 def quantize_folder(
-    source: Path, target: Path, config: LiteBoostConfig, progress: Progress = lambda *_: None
+    source: Path,
+    target: Path,
+    config: LiteBoostConfig,
+    progress: Progress = lambda *_: None,
+    trust_remote_code: bool = False,
 ) -> Done:
     """Quantise the model in ``source`` into ``target``; again after an interruption, it goes on where it was.
 
     The tensors are those that `from_pretrained` with the same configuration and `save_pretrained` would
     write, in files as ``source`` has them. A file appears when it is whole, ``config.json`` last.
 
+    Args:
+        trust_remote_code: Whether Python code in ``source`` may run.
+
     Raises:
         QuantizationError: ``source`` has no safetensors, is quantised, or names its tensors otherwise than
             its model does; or ``target`` holds something else.
     """
     files = _files(source)
-    model = _unquantized_on_meta(source)
+    model = _unquantized_on_meta(source, trust_remote_code)
     made = list(choices(model, config))
-    calibration = _calibrated(source, config, progress)
+    calibration = _calibrated(source, config, progress, trust_remote_code)
     wanted = {choice.parameter: choice for choice in made if choice.scheme is not None}
     heads = {choice.tied: choice for choice in wanted.values() if choice.tied}
     tensors = tensors_of([str(source / file) for file in files])
@@ -86,7 +91,7 @@ def quantize_folder(
     for file, names in files.items():
         if not _is_done(target, record, file):
             made_here, entry = rounding.file(names, (at, total))
-            _write(target / file, made_here)
+            _write(target / file, made_here, config)
             record["files"][file] = {**entry, "sha256": _digest(target / file), "tensors": sorted(made_here)}
             write_json(target / RECORD, record)
         at += len(names)
@@ -94,14 +99,18 @@ def quantize_folder(
     return _finish(source, target, config, model, made, calibration, record)
 
 
-def _calibrated(source: Path, config: LiteBoostConfig, progress: Progress) -> Calibration:
+def _calibrated(
+    source: Path, config: LiteBoostConfig, progress: Progress, trust_remote_code: bool
+) -> Calibration:
     """What the whole model has found in the text, if there is one."""
     if not config.calibrate:
         return Calibration()
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
-    blocks = blocks_of(model, config.calibrate)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype="auto", trust_remote_code=trust_remote_code
+    ).eval()
+    blocks = blocks_of(model, config.calibrate, trust_remote_code)
     return calibrate(model, blocks, config.method, list(choices(model, config)), progress)
 
 
@@ -110,7 +119,7 @@ def _files(source: Path) -> dict[str, list[str]]:
     index = source / INDEX
     if index.is_file():
         found: dict[str, list[str]] = {}
-        for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+        for name, file in _weight_map(index).items():
             found.setdefault(file, []).append(name)
         missing = [file for file in found if not (source / file).is_file()]
         if missing:
@@ -118,14 +127,25 @@ def _files(source: Path) -> dict[str, list[str]]:
         return found
     if not (source / SINGLE).is_file():
         raise QuantizationError(f"{source} has neither {SINGLE} nor {INDEX}; save it as safetensors first")
-    with safe_open(source / SINGLE, framework="pt") as file:
-        return {SINGLE: list(file.keys())}
+    return {SINGLE: sorted(File(source / SINGLE).entries)}
 
 
-def _unquantized_on_meta(source: Path) -> torch.nn.Module:
-    if getattr(config_of(source), "quantization_config", None) is not None:
+def _weight_map(index: Path) -> dict[str, str]:
+    """In which file each tensor is."""
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if all(isinstance(file, str) for file in found.values()):
+            return found
+        reason = "it names files that are no names"
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        reason = f"{type(fault).__name__}: {fault}"
+    raise CheckpointError(f"{index} cannot be read ({reason}); copy it again")
+
+
+def _unquantized_on_meta(source: Path, trust_remote_code: bool) -> torch.nn.Module:
+    if getattr(config_of(source, trust_remote_code), "quantization_config", None) is not None:
         raise QuantizationError(f"{source} is quantised already; quantise the checkpoint it was made of")
-    return on_meta(source)
+    return on_meta(source, trust_remote_code)
 
 
 def _check_names(origins: dict[str, Origin], wanted: dict[str, Choice], source: Path) -> None:
@@ -200,6 +220,12 @@ class _Rounding:
             if not here or name != self.origins[target].first:
                 continue
             weight = self.origins[target].read(self.tensors, self.model)
+            wanted = self.model.get_parameter(target).shape
+            if weight.shape != wanted:
+                raise QuantizationError(
+                    f"{name} in {self.tensors[name].file.path} makes a weight {list(weight.shape)}, and the "
+                    f"model of config.json has {list(wanted)}; copy the checkpoint again"
+                )
             for choice in here:
                 assert choice.scheme is not None
                 rounded = self.calibration.quantize(choice, weight)
@@ -273,8 +299,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    metadata = {"format": "pt", DIGESTS: json.dumps(digests.of_tensors(tensors))}
+def _write(path: Path, tensors: dict[str, Tensor], config: LiteBoostConfig) -> None:
+    metadata = {"format": "pt", **digests.metadata(digests.of_tensors(tensors), config.to_dict())}
     entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     writer = Writer(path, entries, metadata)
     for name, tensor in tensors.items():

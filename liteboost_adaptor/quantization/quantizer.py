@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +14,14 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from .. import memory
 from ..checkpoint.files import Slice
-from ..errors import QuantizationError
+from ..errors import CheckpointError, QuantizationError
 from . import digests, naming
 from .choices import Choice, choices, note, untie
 from .config import LiteBoostConfig
 from .conversion import arrange, convert, put
-from .digests import DIGESTS
 from .experts import QuantizedExperts
 from .layers import QuantizedLinear
+from .loaded import check_layers
 from .parts import Part
 from .rounding import quantize
 from .weights import QuantizedWeight
@@ -32,6 +31,8 @@ class LiteBoostQuantizer(HfQuantizer):
     """Puts quantised layers in the place of others, and their weights into them as they are loaded."""
 
     requires_calibration = False
+    #: Whether checkpoints that it reads are written with checksums.
+    has_checksums = True
     quantization_config: LiteBoostConfig
 
     def __init__(self, quantization_config: LiteBoostConfig, **kwargs: Any) -> None:
@@ -43,6 +44,10 @@ class LiteBoostQuantizer(HfQuantizer):
         self.awaited: dict[str, Choice] = {}
         #: Weights that are rounded while they are loaded and that other processes keep the rest of, by name.
         self.parts: dict[str, Part] = {}
+        #: Where it reads, for errors.
+        self.files: list[str] = []
+        #: Why nobody knows whether what was read is what was written, or an empty string.
+        self.unverified = ""
         #: How transformers takes apart what holds experts, for when they are parameters again.
         self._conversions: Any = None
 
@@ -79,7 +84,7 @@ class LiteBoostQuantizer(HfQuantizer):
         if param_name in self.heads or param_name in self.awaited:
             return True
         module, name = get_module_from_name(model, param_name)
-        # Of a checkpoint that is quantised, all parts: what does not fit then comes to `_check_loaded`.
+        # Of a checkpoint that is quantised, all parts: what does not fit then comes to `check_layers`.
         return isinstance(module, QuantizedWeight) and (
             name == "weight" or (self.pre_quantized and name != "bias")
         )
@@ -107,7 +112,9 @@ class LiteBoostQuantizer(HfQuantizer):
     def check_loaded(self, model: torch.nn.Module) -> None:
         """Raise `QuantizationError` where ``model``, which was loaded, does not hold what was asked for."""
         if not self.calibrates:
-            _check_loaded(model, self.awaited)
+            check_layers(model, self.awaited, ", ".join(self.files[:3]))
+            if self.unverified:
+                raise CheckpointError(self.unverified)
 
     def claim(self, model: torch.nn.Module) -> None:
         """Make this the quantizer of a model that was quantised after it was loaded."""
@@ -128,7 +135,8 @@ class LiteBoostQuantizer(HfQuantizer):
         if getattr(model, "_hf_peft_config_loaded", False):
             return super().get_state_dict_and_metadata(model)  # the adapter is saved, and nothing of ours
         state = model.state_dict()
-        return state, {DIGESTS: json.dumps(digests.of_model(model, state))}
+        config = getattr(model.config, "quantization_config", None) or self.quantization_config
+        return state, digests.metadata(digests.of_model(model, state), config.to_dict())
 
     def is_serializable(self) -> bool:
         return True
@@ -216,27 +224,4 @@ def _check_shape(name: str, weight: Tensor, wanted: Sequence[int]) -> None:
     if tuple(weight.shape) != tuple(wanted):
         raise QuantizationError(
             f"{name} of the checkpoint has shape {list(weight.shape)}, and the model's layer {list(wanted)}"
-        )
-
-
-def _check_loaded(model: torch.nn.Module, awaited: Iterable[str]) -> None:
-    """Raise unless every quantised layer holds what its scheme says, and none is still ``awaited``."""
-    faults = [f"{name} is missing" for name in awaited]
-    for name, layer in model.named_modules():
-        if not isinstance(layer, QuantizedWeight) or layer.is_arranged:
-            continue
-        for part, (shape, dtype) in layer.scheme.shapes(layer.out_features, layer.in_features).items():
-            tensor = getattr(layer, part)
-            if tensor.device.type == "meta":
-                continue  # it lies on the disk
-            if not getattr(tensor, "_is_hf_initialized", False):
-                faults.append(f"{name}.{part} is missing")
-            elif tensor.shape != shape or tensor.dtype != dtype:
-                found = f"{list(tensor.shape)} of {tensor.dtype}"
-                faults.append(f"{name}.{part} must be {list(shape)} of {dtype}, found {found}")
-            elif part == "scales" and not torch.isfinite(tensor).all():
-                faults.append(f"{name}.scales has values that are infinite or not a number")
-    if faults:
-        raise QuantizationError(
-            "the checkpoint does not hold what its quantization_config says:\n  " + "\n  ".join(faults[:20])
         )

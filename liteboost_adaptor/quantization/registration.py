@@ -40,7 +40,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
         if settings.quant is not None and settings.quant.scheme:
             report.add(Outcome(RULE, REFUSED, "LITEBOOST_QUANT", "needs transformers 5"))
         return
-    from . import foreign, reading
+    from . import foreign, reading, resizing
     from .config import LiteBoostConfig, of_settings
     from .quantizer import LiteBoostQuantizer
 
@@ -52,6 +52,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
     for name, entry in entries.items():
         hooks.set_item(getattr(auto, name), QUANT_METHOD, entry, f"{_AUTO}.{name}[{QUANT_METHOD!r}]")
     reading.install(hooks)
+    resizing.install(hooks)
     if not any(fnmatch.fnmatchcase(foreign.CHECKPOINTS, glob) for glob in settings.disable):
         for method in foreign.METHODS:
             for name, entry in (

@@ -30,13 +30,13 @@ class Scheme:
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
             raise QuantizationError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.name!r}")
-        if self.group_size not in GROUP_SIZES:
+        if type(self.group_size) is not int or self.group_size not in GROUP_SIZES:
             allowed = ", ".join(map(str, GROUP_SIZES))
             raise QuantizationError(f"group_size must be one of {allowed}, got {self.group_size!r}")
         if not isinstance(self.symmetric, bool):
             raise QuantizationError(f"symmetric must be True or False, got {self.symmetric!r}")
         if self.bits == 8 and not self.symmetric:
-            raise QuantizationError(f"{self.name} is symmetric; symmetric=False is for w4a16")
+            raise QuantizationError(f"scheme {self.name} is symmetric; symmetric=False is for w4a16")
 
     @property
     def bits(self) -> int:

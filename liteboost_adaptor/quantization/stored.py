@@ -37,7 +37,7 @@ class Stored(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scales not in _DTYPES:
+        if not isinstance(self.scales, str) or self.scales not in _DTYPES:
             raise QuantizationError(f"scales must be of one of {', '.join(_DTYPES)}, got {self.scales!r}")
         if type(self.columns) is not int or self.columns < 0 or (self.columns and self.bits == 8):
             raise QuantizationError(f"columns must be a number of columns, of w4a16, got {self.columns!r}")
@@ -160,7 +160,7 @@ class Form:
         if not self.is_split:
             return found.contiguous()
         if not torch.isfinite(found * 16).all():
-            raise QuantizationError("scales of 8 bits are too large to be kept in two halves")
+            raise OverflowError("of 8 bits that are too large to be kept in two halves")
         return torch.cat([found * 16, found], dim=1)
 
     def zero_points(self, zeros: Tensor | None, outputs: int, bits: int) -> Tensor:

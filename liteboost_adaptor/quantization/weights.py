@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import native
+from ..errors import StateError
 from ..ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
@@ -174,10 +175,34 @@ class QuantizedWeight(torch.nn.Module):
         if self.is_arranged:
             destination.update({prefix + name: each for name, each in self.saved().tensors().items()})
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        self._check_state(state_dict, prefix)
         was_arranged = self.is_arranged
         if was_arranged:
             self.lay_back()
-        super()._load_from_state_dict(*args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, *args)
         if was_arranged:
             self.arrange()
+
+    def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Raise `StateError` before torch casts numbers to integers, or mixes integers with other scales."""
+        wanted = self.scheme.shapes(self.out_features, self.in_features)
+        given = {part: state_dict[prefix + part] for part in wanted if prefix + part in state_dict}
+        remedy = (
+            "Quantise the model that has these numbers (liteboost_adaptor.apply(model, quant=...)), or load "
+            "them into this one after model.dequantize()"
+        )
+        for part, tensor in given.items():
+            dtype = wanted[part][1]
+            is_cast = dtype.is_floating_point and tensor.dtype.is_floating_point
+            if tensor.dtype != dtype and not is_cast:
+                raise StateError(
+                    f"{prefix}{part} of the state_dict is {tensor.dtype}, and this model keeps {dtype} there "
+                    f"({self.scheme.name}). {remedy}"
+                )
+        missing = [prefix + part for part in wanted if part not in given]
+        if given and missing:
+            raise StateError(
+                f"the state_dict has {prefix}{next(iter(given))} without {', '.join(missing)}, and integers "
+                f"mean nothing with the scales of others. {remedy}"
+            )

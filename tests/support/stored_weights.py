@@ -148,7 +148,12 @@ def write(
         exact[name] = weight.exact()
         del tensors[f"{name}.weight"]
         tensors.update((f"{name}.{part}", value) for part, value in pack(weight).items())
+    save(folder, tensors, config)
+    return exact
+
+
+def save(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    """Put ``tensors`` in the place of those in ``folder``, and say how they are meant."""
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
-    return exact
