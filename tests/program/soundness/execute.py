@@ -1,0 +1,240 @@
+"""A program run three ways: with recorded steps, served without them, and left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+import liteboost_adaptor
+from liteboost_adaptor.program import step
+from liteboost_adaptor.report import report
+
+from . import trace
+from .program import STEPS, Program
+from .world import as_found
+
+RULE = "step.program"
+#: Of outputs of transformers' own code, relative, in fp32.
+TOLERANCE = 1e-4
+PROMPT = 5
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        recorded: How the run with recorded steps differs from the one without them, or nothing.
+        served: How the run on our ops differs from that of transformers.
+        counts: How the numbers of calls that the status gives cannot be.
+        replays: Steps that ran as programs.
+        reasons: Why steps were not recorded.
+        raised: What steps raised without us.
+    """
+
+    recorded: str
+    served: str
+    counts: str
+    replays: int
+    reasons: list[str]
+    raised: list[str]
+
+    @property
+    def fault(self) -> str:
+        return self.recorded or self.served or self.counts
+
+
+def run(program: Program) -> Outcome:
+    """All three runs, compared."""
+    with _written(program) as path, _recorded_early():
+        liteboost_adaptor.undo()
+        alone = _variant(program, path, liteboost_adaptor.undo)
+        plain = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=RULE))
+        ours = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2))
+        liteboost_adaptor.undo()
+    most = {rule: 3 * calls + 200 for rule, calls in plain.calls.items()}
+    over = {rule: n for rule, n in ours.calls.items() if rule != RULE and n > most.get(rule, 200)}
+    if ours.replays > 4 * STEPS:
+        over[RULE] = ours.replays
+    return Outcome(
+        recorded=trace.first_difference(ours, plain),
+        served=trace.first_difference(plain, alone, TOLERANCE),
+        counts=f"{over} calls" if over else "",
+        replays=ours.replays,
+        reasons=ours.reasons,
+        raised=sorted({str(what[-1]) for where, what in alone.entries if where.endswith(" raised")}),
+    )
+
+
+@contextlib.contextmanager
+def _recorded_early() -> Iterator[None]:
+    """As the tests have it; see tests/conftest.py."""
+    former, step.RECORDED_AT = step.RECORDED_AT, 4
+    try:
+        yield
+    finally:
+        step.RECORDED_AT = former
+
+
+@contextlib.contextmanager
+def _written(program: Program) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="soundness-") as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(program.source())
+        yield path
+
+
+def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], Any]) -> trace.Trace:
+    made = trace.Trace()
+    before = {rule: tally.calls for rule, tally in report.tallies.items()}
+    reasons = dict(report.tally(RULE).fallbacks)
+    with as_found(), _loaded(path) as module, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        mode = torch.inference_mode() if program.inference else torch.no_grad()
+        model = module.Model(module.configuration())
+        _perturb(model)
+        prepare(model)
+        with mode:
+            _Script(program, module, model, made).run()
+    made.calls = {rule: tally.calls - before.get(rule, 0) for rule, tally in report.tallies.items()}
+    made.replays = made.calls.get(RULE, 0)
+    now = report.tally(RULE).fallbacks
+    made.reasons = [reason for reason, count in now.items() if count > reasons.get(reason, 0)]
+    return made
+
+
+@contextlib.contextmanager
+def _loaded(path: Path) -> Iterator[ModuleType]:
+    """The module, loaded anew: no run sees what another has set in it."""
+    name = f"soundness_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[name]
+
+
+def _perturb(model: torch.nn.Module) -> None:
+    """Norms whose weights are all one, and biases of zero, would hide mistakes."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape) * 0.1)
+
+
+class _Script:
+    """The user's loop: a prompt, then one token after the other."""
+
+    def __init__(self, program: Program, module: ModuleType, model: Any, made: trace.Trace) -> None:
+        self._program, self._model, self._trace = program, model, made
+        self._actions = module.ACTIONS
+        generator = torch.Generator().manual_seed(1)
+        self._ids = torch.randint(1, 64, (program.rows, PROMPT + STEPS), generator=generator)
+        self._mask = torch.ones_like(self._ids)
+        if program.rows > 1:
+            self._mask[0, :2] = 0
+        self._positions = torch.arange(PROMPT + STEPS).repeat(program.rows, 1)
+        caches = {"plain": DynamicCache, "config": lambda: DynamicCache(config=model.config)}
+        cache = caches.get(program.cache, lambda: None)()
+        self._user = SimpleNamespace(
+            cache=cache, args={}, out=None, step=-1, log=[], kept={}, ids=self._ids, call=None, module=module
+        )
+
+    def run(self) -> None:
+        for at in range(-1, STEPS):
+            self._step(at)
+        self._act("end", STEPS)
+        self._trace.note("log", self._user.log)
+        self._trace.note("cache", trace.of_cache(self._user.cache))
+        self._trace.note("model", trace.of_model(self._model))
+        self._trace.note("training", self._model.training)
+
+    def _step(self, at: int) -> None:
+        user = self._user
+        first, last = (0, PROMPT) if at < 0 else (PROMPT + at, PROMPT + at + 1)
+        user.step, user.out = at, None
+        user.args = self._arguments(first, last)
+        self._act("between", at)
+        self._act("back", at)
+        self._act("each", at)
+        call = self._call
+        for place, start, until, action in self._actions:
+            if place == "wrap" and start <= at < until:
+                call = _wrapped(action, call, self._model, user)
+        try:
+            user.out = call()
+        except Exception as fault:  # noqa: BLE001 - compared
+            self._trace.note(f"step {at} raised", (type(fault).__name__,))
+        else:
+            if user.cache is None:
+                user.cache = _cache_in(user.out)
+            self._trace.note(f"step {at}", user.out)
+        self._act("after", at)
+        self._trace.note(f"seeds {at}", trace.seeds())
+
+    def _call(self) -> Any:
+        user = self._user
+        if user.call is not None:
+            return user.call(self._model, user)
+        if self._program.style == "positional":
+            args = user.args
+            names = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+            rest = {name: value for name, value in args.items() if name not in names}
+            return self._model(*[args.get(name) for name in names], **rest)
+        return self._model(**user.args)
+
+    def _arguments(self, first: int, last: int) -> dict[str, Any]:
+        style, user = self._program.style, self._user
+        args = {"input_ids": self._ids[:, first:last], "past_key_values": user.cache, "use_cache": True}
+        if style == "mask" or self._program.rows > 1:
+            args["attention_mask"] = self._mask[:, :last]
+        if style == "positions":
+            args["position_ids"] = self._positions[:, :last][:, -(last - first) :]
+        if style == "tuple":
+            args["return_dict"] = False
+        if style == "hidden":
+            args["output_hidden_states"] = True
+        if style == "embeds":
+            with torch.no_grad():
+                args["inputs_embeds"] = self._model.get_input_embeddings()(args.pop("input_ids"))
+        return args
+
+    def _act(self, wanted: str, at: int) -> None:
+        for place, start, until, action in self._actions:
+            due = {"between": at == start, "back": at == until}.get(place, True)
+            if place != wanted or not due:
+                continue
+            try:
+                action(self._model, self._user)
+            except Exception as fault:  # noqa: BLE001 - compared
+                self._trace.note(f"{place} {at} raised", (type(fault).__name__,))
+
+
+def _wrapped(action: Any, inner: Any, model: Any, user: Any) -> Callable[[], Any]:
+    return lambda: action(inner, model, user)
+
+
+def _cache_in(out: Any) -> Any:
+    values = out if isinstance(out, tuple) else out.values()
+    return next((value for value in values if hasattr(value, "get_seq_length")), None)

@@ -1,0 +1,1 @@
+"""Idioms, a file a theme."""

@@ -1,0 +1,94 @@
+"""Programs composed of idioms give with recorded steps what they give without them, to the bit.
+
+And what they give on our ops is what transformers gives. ``tests/program/soundness`` says what they are made of;
+``PYTHONPATH=tests python -m program.soundness`` runs thousands of them, reduces those that differ, and says by
+which idioms they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .soundness import bases, campaign, execute
+from .soundness.idiom import catalogue
+from .soundness.program import STYLES, Program, alone, bases_of, programs
+
+#: Programs that once differed, reduced.
+KEPT = json.loads((Path(__file__).parent / "soundness" / "kept.json").read_text())
+#: Of the first tier.
+COMPOSED = 40
+#: Of the second: LITEBOOST variables are dropped before tests, so this one has no such prefix.
+MANY = int(os.environ.get("SOUNDNESS_PROGRAMS", "20000"))
+_SETTINGS: dict[str, Any] = {
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+def check(program: Program) -> execute.Outcome:
+    """Run it; an error names the program, so that it can be kept."""
+    outcome = execute.run(program)
+    assert not outcome.fault, f"{campaign.kind_of(outcome)}: {outcome.fault}\n{program.to_json()}"
+    return outcome
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: " + ".join(kept["reduced"]))
+def test_what_once_differed_does_not(kept: dict[str, Any]) -> None:
+    check(Program.of(kept["program"]))
+
+
+@settings(max_examples=COMPOSED, derandomize=True, **_SETTINGS)
+@given(programs())
+def test_composed_programs_give_the_same(program: Program) -> None:
+    check(program)
+
+
+@pytest.mark.parametrize("base", bases.BASES)
+def test_a_plain_program_is_replayed(base: str) -> None:
+    """A comparison that never runs a recorded step would prove nothing."""
+    program = Program(base, 2, 1, "keywords", "plain", False, ())
+    assert check(program).replays >= 40
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_batch_is_replayed_or_it_is_said_why_not(style: str) -> None:
+    outcome = check(Program("llama", 1, 2, style, "plain", False, ()))
+    assert outcome.replays >= 40 or outcome.reasons
+
+
+def test_idioms_are_many_and_run_without_us() -> None:
+    assert len(catalogue()) >= 60
+    for idiom in catalogue().values():
+        for base in bases_of(idiom.name):
+            compile(alone(idiom.name, base).source(), idiom.name, "exec")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_an_idiom_alone_gives_the_same(name: str) -> None:
+    for base in bases_of(name):
+        outcome = check(alone(name, base))
+        assert catalogue()[name].raises or not outcome.raised
+
+
+@pytest.mark.full
+@settings(max_examples=300, **_SETTINGS)
+@given(st.data())
+def test_shrunk_programs_of_any_seed_give_the_same(data: st.DataObject) -> None:
+    check(data.draw(programs()))
+
+
+@pytest.mark.full
+def test_many_programs_give_the_same(tmp_path: Path) -> None:
+    summary = campaign.campaign(MANY, 1, os.cpu_count() or 1, tmp_path)
+    assert summary.programs == MANY
+    assert summary.replayed > MANY // 10
+    assert not summary.findings, "\n".join(summary.lines())
