@@ -1,8 +1,7 @@
 """Programs composed of idioms give with recorded steps what they give without them, to the bit.
 
-And what they give on our ops is what transformers gives. ``tests/program/soundness`` says what they are made of;
-``PYTHONPATH=tests python -m program.soundness`` runs thousands of them, reduces those that differ, and says by
-which idioms they do.
+And what they give on our ops is what transformers gives. What they are made of is in ``soundness/``;
+``PYTHONPATH=tests python -m program.soundness`` runs thousands and reduces those that differ.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for programs that differ, as JSON")
     parser.add_argument("--replay", type=Path, help="a file of such programs, to be run again")
     parser.add_argument("--idioms", nargs="*", help="run each of these alone on every model; none named: all")
+    parser.add_argument("--one-base", action="store_true", help="with --idioms: on the first model only")
     parser.add_argument("--source", action="store_true", help="with --replay: print the text of the programs")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -34,7 +35,7 @@ def main() -> int:
     if options.replay:
         return _replay(json.loads(options.replay.read_text()), options.source)
     if options.idioms is not None:
-        return _alone(options.idioms or sorted(catalogue()))
+        return _alone(options.idioms or sorted(catalogue()), 1 if options.one_base else None)
     with tempfile.TemporaryDirectory(prefix="soundness-") as folder:
         summary = campaign.campaign(options.count, options.seed, options.jobs, Path(folder))
     sys.stdout.writelines(f"{line}\n" for line in summary.lines())
@@ -54,8 +55,10 @@ def _replay(findings: list[dict[str, object]], with_source: bool) -> int:
     return int(different > 0)
 
 
-def _alone(names: list[str]) -> int:
-    return int(sum([_shown(name, alone(name, base)) for name in names for base in bases_of(name)]) > 0)
+def _alone(names: list[str], bases: int | None) -> int:
+    found = [_shown(name, alone(name, base)) for name in names for base in bases_of(name)[:bases]]
+    sys.stdout.write(f"{sum(found)} of {len(found)} differ\n")
+    return int(any(found))
 
 
 def _shown(title: str, program: Program) -> bool:
