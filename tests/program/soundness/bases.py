@@ -46,7 +46,7 @@ _FAMILIES = {
 }
 
 _FAMILY = """
-from transformers import {family}Config, {family}ForCausalLM as Base
+from transformers import {family}Config, {family}{head} as Base
 from transformers.models.{module} import modeling_{module} as modeling
 
 
@@ -203,7 +203,8 @@ def module_text(base: str, layers: int, parts: dict[str, str]) -> str:
         text, host = _OWN.format(sizes=_SIZES.format(layers=layers)), "self.layers[0]"
     else:
         family, sizes, host = _FAMILIES[base]
-        text = _FAMILY.format(family=family, module=base, sizes=sizes.format(layers=layers))
+        head = "LMHeadModel" if base == "gpt2" else "ForCausalLM"
+        text = _FAMILY.format(head=head, family=family, module=base, sizes=sizes.format(layers=layers))
     has_layer = parts[LAYER] or parts[f"init {LAYER}"]
     embedded = parts[EMBEDDED] and _EMBED + parts[EMBEDDED] + "input_ids, inputs_embeds = None, x\n"
     passed = _PASSED if base == "gpt2" else _PASSED[:1]

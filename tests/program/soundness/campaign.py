@@ -11,17 +11,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from . import execute
+from .idiom import catalogue
 from .program import Program, programs
 
 #: Programs a process runs before the next one is started.
 CHUNK = 250
+#: Programs composed out of idioms in one order.
+TOGETHER = 10
 #: Seconds in which a program that hangs is given up.
 PATIENCE = 120
 
@@ -83,15 +86,6 @@ def work(count: int, number: int, log: Path) -> None:
     blamed: dict[tuple[str, str], bool] = {}
     with log.open("a") as file:
 
-        @seed(number)
-        @settings(
-            max_examples=count,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(programs())
         def each(program: Program) -> None:
             _write(file, {"begun": program.to_dict()})
             signal.alarm(PATIENCE)
@@ -102,9 +96,22 @@ def work(count: int, number: int, log: Path) -> None:
             names = [choice.idiom for choice in program.choices]
             _write(file, {"replays": outcome.replays, "reasons": outcome.reasons, "idioms": names})
 
-        random_state = random.getstate()
-        each()
-        random.setstate(random_state)
+        for start in range(0, count, TOGETHER):
+            composed(each, min(TOGETHER, count - start), number * 1009 + start)
+
+
+def composed(each: Callable[[Program], None], count: int, number: int) -> None:
+    """Call ``each`` with ``count`` programs.
+
+    hypothesis tries what comes first more often than the rest, and variations of what it has tried: idioms
+    come in another order for every ``number``.
+    """
+    names = sorted(catalogue())
+    random.Random(number).shuffle(names)
+    options = {"max_examples": count, "database": None, "deadline": None, "phases": (Phase.generate,)}
+    state = random.getstate()
+    seed(number)(settings(**options, suppress_health_check=list(HealthCheck))(given(programs(names))(each)))()
+    random.setstate(state)
 
 
 def _write(file: Any, record: dict[str, Any]) -> None:

@@ -132,7 +132,10 @@ def _differs(one: Any, other: Any, tolerance: float) -> str:
         return _tensors_differ(one, other, tolerance)
     if isinstance(one, tuple) and isinstance(other, tuple):
         if len(one) != len(other):
-            return f"{_short(one)} and {_short(other)}"
+            names = [
+                [each[0] for each in value if isinstance(each, tuple) and each] for value in (one, other)
+            ]
+            return f"{len(one)} parts and {len(other)}: {_short(names[0])} and {_short(names[1])}"
         pairs = zip(one, other, strict=True)
         return next((found for a, b in pairs if (found := _differs(a, b, tolerance))), "")
     if isinstance(one, float) and isinstance(other, float):

@@ -73,7 +73,8 @@ def as_found() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(profile)
+        if sys.getprofile() is not profile:
+            sys.setprofile(profile if callable(profile) else None)
         sys.setrecursionlimit(recursion)
         for space, names in spaces:
             _put_back(space, names)

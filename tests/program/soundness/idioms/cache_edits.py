@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..idiom import Theme
+from ..idiom import WITH_RMS_NORM, Theme
 
 THEME = Theme(__name__)
 add = THEME.add
@@ -19,7 +19,7 @@ add(
     "crop_often",
     each="""
         if user.step > 0 and user.step % 6 == 5:
-            user.cache.crop(user.cache.get_seq_length() - 1)
+            user.cache.crop(-1)
         user.args.pop("attention_mask", None)
         user.args.pop("position_ids", None)
     """,
@@ -70,4 +70,34 @@ add(
 add(
     "nan_in_the_values",
     between="user.cache.layers[0].values[:, :, @i] = float('nan')",
+)
+add(
+    "nan_in_the_query_weights",
+    bases=WITH_RMS_NORM,
+    between="""
+        layers = model.layers if hasattr(model, "layers") else model.model.layers
+        user.kept["w@n"] = layers[0].self_attn.q_proj.weight.detach().clone()
+        layers[0].self_attn.q_proj.weight.data.fill_(float("nan"))
+    """,
+    back="""
+        layers = model.layers if hasattr(model, "layers") else model.model.layers
+        layers[0].self_attn.q_proj.weight.data.copy_(user.kept["w@n"])
+    """,
+)
+add(
+    "nan_in_the_key_weights",
+    bases=WITH_RMS_NORM,
+    between="""
+        layers = model.layers if hasattr(model, "layers") else model.model.layers
+        user.kept["w@n"] = layers[0].self_attn.k_proj.weight.detach().clone()
+        layers[0].self_attn.k_proj.weight.data[0].fill_(float("nan"))
+    """,
+    back="""
+        layers = model.layers if hasattr(model, "layers") else model.model.layers
+        layers[0].self_attn.k_proj.weight.data.copy_(user.kept["w@n"])
+    """,
+)
+add(
+    "infinity_in_the_embedding",
+    between="model.get_input_embeddings().weight.data[:, @i] = float('inf')",
 )

@@ -30,15 +30,15 @@ add(
 )
 add(
     "model_class_patched",
-    module="""
-        FORWARD_@n = Model.forward
+    between="""
+        former = user.module.Model.forward
 
-        def forward_@n(self, *args, **kwargs):
-            out = FORWARD_@n(self, *args, **kwargs)
+        def forward(self, *args, **kwargs):
+            out = former(self, *args, **kwargs)
             return out if isinstance(out, tuple) else type(out)(**{**out, "logits": out.logits * @v})
+
+        user.module.Model.forward = forward
     """,
-    between="user.module.Model.forward = user.module.forward_@n",
-    back="user.module.Model.forward = user.module.FORWARD_@n",
 )
 add(
     "base_class_patched",

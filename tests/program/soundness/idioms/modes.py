@@ -177,3 +177,48 @@ add(
             return inner()
     """,
 )
+add(
+    "python_profiler_from_the_start",
+    module="""
+        import cProfile
+
+        PROFILE_@n = cProfile.Profile()
+
+        def tick_@n():
+            pass
+    """,
+    each="""
+        if user.step == 0:
+            PROFILE_@n.enable()
+        tick_@n()
+    """,
+    end="""
+        PROFILE_@n.disable()
+        named = [(getattr(e.code, 'co_name', ''), e.callcount) for e in PROFILE_@n.getstats()]
+        user.log.append([count for name, count in named if name == 'tick_@n'])
+    """,
+)
+add(
+    "torch_profiler_with_stack",
+    module="""
+        def tick_@n():
+            torch.zeros(1)
+
+        def steps_@n(model, user):
+            out = model(**user.args)
+            tick_@n()
+            return out
+    """,
+    each="""
+        if user.step == 1:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            user.kept["p@n"] = torch.profiler.profile(activities=kinds, with_stack=True)
+            user.kept["p@n"].start()
+            user.call = user.module.steps_@n
+        if user.step == 8:
+            user.kept["p@n"].stop()
+            user.call = None
+            names = [event.name for event in user.kept["p@n"].events()]
+            user.log.append(sum("tick_@n" in name for name in names))
+    """,
+)

@@ -134,3 +134,30 @@ add(
         return inner()
     """,
 )
+add(
+    "threads_from_the_start",
+    concurrent=True,
+    module="""
+        POOL_@n = ThreadPoolExecutor(4)
+
+        def together_@n(model, user):
+            mode = torch.is_inference_mode_enabled()
+            start = threading.Barrier(3)
+
+            def work(cache):
+                start.wait()
+                with torch.inference_mode() if mode else torch.no_grad():
+                    return model(**{**user.args, "past_key_values": cache})
+
+            caches = [user.cache, *user.kept["c@n"]]
+            first, *others = [future.result() for future in [POOL_@n.submit(work, c) for c in caches]]
+            user.log.append([out[0] for out in others])
+            return first
+    """,
+    each="""
+        if user.step == 0:
+            user.kept["c@n"] = [copy.deepcopy(user.cache) for _ in range(2)]
+            user.call = user.module.together_@n
+    """,
+    end="POOL_@n.shutdown()",
+)

@@ -155,7 +155,7 @@ add(
     module="ARRAY_@n = np.ones((512, 1056), dtype=np.float32)",
     init="self.table_@n = nn.Parameter(torch.from_numpy(ARRAY_@n))",
     forward="x = x * self.table_@n[0, 0]",
-    between="ARRAY_@n *= @v",
+    between="np.multiply(ARRAY_@n, @v, out=ARRAY_@n)",
 )
 add(
     "model_deep_copied",
