@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from .soundness import bases, campaign, execute
 from .soundness.idiom import catalogue
-from .soundness.program import STYLES, Program, alone, bases_of, programs
+from .soundness.program import Program, alone, bases_of, programs
 
 #: Programs that once differed, reduced.
 KEPT = json.loads((Path(__file__).parent / "soundness" / "kept.json").read_text())
 #: Orders of the idioms in the first tier, and programs composed out of each.
-ORDERS, COMPOSED = 8, 5
+ORDERS, COMPOSED = 6, 4
 #: Of the second: LITEBOOST variables are dropped before tests, so this one has no such prefix.
 MANY = int(os.environ.get("SOUNDNESS_PROGRAMS", "20000"))
 _SETTINGS: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_a_plain_program_is_replayed(base: str) -> None:
     assert check(program).replays >= 40
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", ["keywords", "mask", "positions", "positional", "tuple"])
 def test_a_batch_is_replayed_or_it_is_said_why_not(style: str) -> None:
     outcome = check(Program("llama", 1, 2, style, "plain", False, ()))
     assert outcome.replays >= 40 or outcome.reasons

@@ -27,17 +27,18 @@ def main() -> int:
     parser.add_argument("--idioms", nargs="*", help="run each of these alone on every model; none named: all")
     parser.add_argument("--one-base", action="store_true", help="with --idioms: on the first model only")
     parser.add_argument("--source", action="store_true", help="with --replay: print the text of the programs")
+    parser.add_argument("--control", action="store_true", help="no recorded steps: nothing may differ")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        campaign.work(options.count, options.seed, options.worker)
+        campaign.work(options.count, options.seed, options.worker, options.control)
         return 0
     if options.replay:
         return _replay(json.loads(options.replay.read_text()), options.source)
     if options.idioms is not None:
         return _alone(options.idioms or sorted(catalogue()), 1 if options.one_base else None)
     with tempfile.TemporaryDirectory(prefix="soundness-") as folder:
-        summary = campaign.campaign(options.count, options.seed, options.jobs, Path(folder))
+        summary = campaign.campaign(options.count, options.seed, options.jobs, Path(folder), options.control)
     sys.stdout.writelines(f"{line}\n" for line in summary.lines())
     if options.out:
         options.out.write_text(json.dumps(summary.findings, indent=1) + "\n")

@@ -81,7 +81,7 @@ class Summary:
             yield f"  {count:4} {reason}"
 
 
-def work(count: int, number: int, log: Path) -> None:
+def work(count: int, number: int, log: Path, control: bool = False) -> None:
     """Run ``count`` programs drawn with seed ``number``; one line of JSON each into ``log``."""
     blamed: dict[tuple[str, str], bool] = {}
     with log.open("a") as file:
@@ -89,8 +89,10 @@ def work(count: int, number: int, log: Path) -> None:
         def each(program: Program) -> None:
             _write(file, {"begun": program.to_dict()})
             signal.alarm(PATIENCE)
-            outcome = execute.run(program)
-            if outcome.fault:
+            outcome = execute.run(program, control)
+            if outcome.recorded and control:
+                _write(file, {"finding": as_it_is(program, outcome)})
+            elif outcome.fault and not control:
                 _write(file, {"finding": finding(program, outcome, blamed)})
             signal.alarm(0)
             names = [choice.idiom for choice in program.choices]
@@ -137,6 +139,13 @@ def finding(
     }
 
 
+def as_it_is(program: Program, outcome: execute.Outcome) -> dict[str, Any]:
+    """`finding`, not reduced."""
+    names = sorted({choice.idiom for choice in program.choices})
+    found = {"kind": kind_of(outcome), "fault": outcome.fault, "reduced": names}
+    return {**found, "program": program.to_dict()}
+
+
 def reduce(program: Program, kind: str, blamed: dict[tuple[str, str], bool]) -> Program:
     """The program with idioms left out, as far as it still differs in the same way.
 
@@ -161,7 +170,7 @@ def _differs(program: Program, kind: str) -> bool:
     return bool(outcome.fault) and kind_of(outcome) == kind
 
 
-def campaign(count: int, number: int, jobs: int, folder: Path) -> Summary:
+def campaign(count: int, number: int, jobs: int, folder: Path, control: bool = False) -> Summary:
     """``count`` programs in ``jobs`` processes at a time; a process that dies is a finding, too."""
     summary, chunks = Summary(), [min(CHUNK, count - at) for at in range(0, count, CHUNK)]
     waiting, running = list(enumerate(chunks)), {}
@@ -170,7 +179,7 @@ def campaign(count: int, number: int, jobs: int, folder: Path) -> Summary:
             at, size = waiting.pop(0)
             log = folder / f"chunk-{number}-{at}.jsonl"
             log.unlink(missing_ok=True)
-            running[_started(size, number * 100_003 + at, log)] = log
+            running[_started(size, number * 100_003 + at, log, control)] = log
         time.sleep(0.2)
         for process in [process for process in running if process.poll() is not None]:
             log = running.pop(process)
@@ -183,18 +192,9 @@ def campaign(count: int, number: int, jobs: int, folder: Path) -> Summary:
     return summary
 
 
-def _started(count: int, number: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        __package__,
-        "--worker",
-        str(log),
-        "--count",
-        str(count),
-        "--seed",
-        str(number),
-    ]
+def _started(count: int, number: int, log: Path, control: bool) -> subprocess.Popen[bytes]:
+    what = ["--worker", str(log), "--count", str(count), "--seed", str(number)]
+    command = [sys.executable, "-m", __package__, *what, *(["--control"] if control else [])]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
 
 

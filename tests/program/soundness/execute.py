@@ -61,13 +61,18 @@ class Outcome:
         return self.recorded or self.served or self.counts
 
 
-def run(program: Program) -> Outcome:
-    """All three runs, compared."""
+def run(program: Program, control: bool = False) -> Outcome:
+    """All three runs, compared.
+
+    Args:
+        control: Switch recorded steps off in all of them: what then differs is the idioms' own doing.
+    """
     with _written(program) as path, _recorded_early():
         liteboost_adaptor.undo()
         alone = _variant(program, path, liteboost_adaptor.undo)
-        ours = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2))
-        if not ours.replays and not trace.first_difference(ours, alone, TOLERANCE):
+        disabled = RULE if control else None
+        ours = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=disabled))
+        if not (control or ours.replays) and not trace.first_difference(ours, alone, TOLERANCE):
             plain = ours  # nothing ran that the third run could tell from it
         else:
             plain = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=RULE))
@@ -213,7 +218,7 @@ class _Script:
     def _arguments(self, first: int, last: int) -> dict[str, Any]:
         style, user = self._program.style, self._user
         args = {"input_ids": self._ids[:, first:last], "past_key_values": user.cache, "use_cache": True}
-        if style == "mask" or self._program.rows > 1:
+        if style == "mask":
             args["attention_mask"] = self._mask[:, :last]
         if style == "positions":
             args["position_ids"] = self._positions[:, :last][:, -(last - first) :]
