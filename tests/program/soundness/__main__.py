@@ -68,6 +68,7 @@ def _shown(title: str, program: Program) -> bool:
         f"recorded: {outcome.recorded}" if outcome.recorded else "",
         f"served: {outcome.served}" if outcome.served else "",
         f"counts: {outcome.counts}" if outcome.counts else "",
+        f"shadow check: {outcome.shadow}" if outcome.shadow else "",
         f"raises {', '.join(outcome.raised)}" if outcome.raised else "",
         f"not recorded: {outcome.reasons[0]}" if outcome.reasons else "",
     ]

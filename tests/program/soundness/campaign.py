@@ -36,7 +36,7 @@ class Summary:
     Attributes:
         programs, replayed: How many ran, and how many of them ran recorded steps.
         replays: Steps that ran as programs.
-        refused: Programs in which no step was recorded, by reason.
+        refused: Why steps were not recorded, by the number of programs.
         used, served: By idiom, in how many programs it was, and in how many of those steps were replayed.
         findings: Of every program that differed: itself, reduced, and how.
     """
@@ -61,8 +61,7 @@ class Summary:
         self.used.update(record["idioms"])
         if record["replays"]:
             self.served.update(record["idioms"])
-        elif record["reasons"]:
-            self.refused[record["reasons"][0]] += 1
+        self.refused.update(record["reasons"])
 
     def lines(self) -> Iterator[str]:
         share = 100 * self.replayed / max(self.programs, 1)
@@ -76,7 +75,7 @@ class Summary:
             yield f"  {count:4} {kind:9} {names}: {firsts[kind, names]}"
         never = sorted(name for name, count in self.used.items() if count and not self.served[name])
         yield f"{len(self.used)} idioms used; never beside a replayed step: {', '.join(never) or 'none'}"
-        yield "programs without replays, by reason:"
+        yield "why steps were not recorded, by programs:"
         for reason, count in self.refused.most_common(25):
             yield f"  {count:4} {reason}"
 
@@ -123,7 +122,8 @@ def _write(file: Any, record: dict[str, Any]) -> None:
 
 def kind_of(outcome: execute.Outcome) -> str:
     """Which of the comparisons found it."""
-    return "recorded" if outcome.recorded else "served" if outcome.served else "counts"
+    kinds = ("recorded", "served", "counts", "shadow")
+    return next((kind for kind in kinds if getattr(outcome, kind)), "")
 
 
 def finding(

@@ -48,6 +48,7 @@ class Program:
         cache: Who makes it.
         inference: Whether under ``inference_mode``, else under ``no_grad``.
         choices: What is woven in.
+        shadows: Whether replays are compared with the original as they run, which hides some of what is wrong.
     """
 
     base: str
@@ -57,6 +58,7 @@ class Program:
     cache: str
     inference: bool
     choices: tuple[Choice, ...]
+    shadows: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -160,6 +162,7 @@ def programs(names: list[str] | None = None, most: int = 4) -> st.SearchStrategy
             style=st.sampled_from(STYLES[:1] * 4 + STYLES),
             cache=st.sampled_from(CACHES),
             inference=st.booleans(),
+            shadows=st.booleans(),
             choices=st.lists(choices(base, known), min_size=1, max_size=most).map(_in_order),
         )
 
