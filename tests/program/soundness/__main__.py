@@ -36,7 +36,8 @@ def main() -> int:
     if options.replay:
         return _replay(json.loads(options.replay.read_text()), options.source)
     if options.idioms is not None:
-        return _alone(options.idioms or sorted(catalogue()), 1 if options.one_base else None)
+        bases = 1 if options.one_base else None
+        return _alone(options.idioms or sorted(catalogue()), bases, options.control)
     with tempfile.TemporaryDirectory(prefix="soundness-") as folder:
         summary = campaign.campaign(options.count, options.seed, options.jobs, Path(folder), options.control)
     sys.stdout.writelines(f"{line}\n" for line in summary.lines())
@@ -56,14 +57,14 @@ def _replay(findings: list[dict[str, object]], with_source: bool) -> int:
     return int(different > 0)
 
 
-def _alone(names: list[str], bases: int | None) -> int:
-    found = [_shown(name, alone(name, base)) for name in names for base in bases_of(name)[:bases]]
+def _alone(names: list[str], bases: int | None, control: bool) -> int:
+    found = [_shown(name, alone(name, base), control) for name in names for base in bases_of(name)[:bases]]
     sys.stdout.write(f"{sum(found)} of {len(found)} differ\n")
     return int(any(found))
 
 
-def _shown(title: str, program: Program) -> bool:
-    outcome = execute.run(program)
+def _shown(title: str, program: Program, control: bool = False) -> bool:
+    outcome = execute.run(program, control)
     notes = [
         f"recorded: {outcome.recorded}" if outcome.recorded else "",
         f"served: {outcome.served}" if outcome.served else "",

@@ -48,7 +48,7 @@ class Program:
         cache: Who makes it.
         inference: Whether under ``inference_mode``, else under ``no_grad``.
         choices: What is woven in.
-        shadows: Whether replays are compared with the original as they run, which hides some of what is wrong.
+        shadows: Whether replays are compared with the original as they run, which hides some faults.
     """
 
     base: str
