@@ -76,7 +76,7 @@ def run(program: Program, control: bool = False) -> Outcome:
         control: Switch recorded steps off in all of them: what then differs is the idioms' own doing.
     """
     with _written(program) as path, _recorded_early(program.shadows):
-        liteboost_adaptor.undo()
+        liteboost_adaptor.undo()  # nor are copies served that a program makes of a model left alone
         alone = _variant(program, path, liteboost_adaptor.undo)
         disabled = RULE if control else None
         ours = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=disabled))
@@ -84,7 +84,6 @@ def run(program: Program, control: bool = False) -> Outcome:
             plain = ours  # nothing ran that the third run could tell from it
         else:
             plain = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=RULE))
-        liteboost_adaptor.undo()
     most = {rule: 3 * calls + 200 for rule, calls in plain.calls.items()}
     over = {rule: n for rule, n in ours.calls.items() if rule != RULE and n > most.get(rule, 200)}
     if ours.replays > 4 * STEPS:
@@ -131,8 +130,11 @@ def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], 
         model = module.Model(module.configuration())
         _perturb(model)
         prepare(model)
-        with mode:
-            _Script(program, module, model, made).run()
+        try:
+            with mode:
+                _Script(program, module, model, made).run()
+        finally:
+            liteboost_adaptor.undo()  # before `as_found` puts back what is ours, too
     made.calls = {rule: tally.calls - before.get(rule, 0) for rule, tally in report.tallies.items()}
     made.replays = made.calls.get(RULE, 0)
     now = report.tally(RULE).fallbacks
