@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -26,7 +27,7 @@ CHUNK = 250
 #: Programs composed out of idioms in one order.
 TOGETHER = 10
 #: Seconds in which a program that hangs is given up.
-PATIENCE = 120
+PATIENCE = 600
 
 
 @dataclasses.dataclass
@@ -172,22 +173,26 @@ def _differs(program: Program, kind: str) -> bool:
 
 def campaign(count: int, number: int, jobs: int, folder: Path, control: bool = False) -> Summary:
     """``count`` programs in ``jobs`` processes at a time; a process that dies is a finding, too."""
-    summary, chunks = Summary(), [min(CHUNK, count - at) for at in range(0, count, CHUNK)]
-    waiting, running = list(enumerate(chunks)), {}
+    summary, chunks = Summary(), itertools.count()
+    waiting = [min(CHUNK, count - at) for at in range(0, count, CHUNK)]
+    running: dict[subprocess.Popen[bytes], tuple[Path, int]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            at, size = waiting.pop(0)
+            at, size = next(chunks), waiting.pop(0)
             log = folder / f"chunk-{number}-{at}.jsonl"
-            log.unlink(missing_ok=True)
-            running[_started(size, number * 100_003 + at, log, control)] = log
+            log.write_text("")
+            running[_started(size, number * 100_003 + at, log, control)] = log, size
         time.sleep(0.2)
         for process in [process for process in running if process.poll() is not None]:
-            log = running.pop(process)
+            log, size = running.pop(process)
             records = [json.loads(line) for line in log.read_text().splitlines()]
             for record in records:
                 summary.add(record)
             if process.returncode:
                 summary.findings.append(_crash(process, records))
+                # Behind the one it died of.
+                left = size - 1 - sum("replays" in record for record in records)
+                waiting += [left] if left > 0 else []
             sys.stderr.write(f"{summary.programs} programs, {len(summary.findings)} differ\n")
     return summary
 
