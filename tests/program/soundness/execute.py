@@ -26,7 +26,7 @@ from liteboost_adaptor.program import step
 from liteboost_adaptor.report import report
 
 from . import trace
-from .program import STEPS, Program
+from .program import FORMS, STEPS, Program
 from .world import as_found
 
 RULE = "step.program"
@@ -77,26 +77,38 @@ def run(program: Program, control: bool = False) -> Outcome:
     """
     with _written(program) as path, _recorded_early(program.shadows):
         liteboost_adaptor.undo()  # nor are copies served that a program makes of a model left alone
-        alone = _variant(program, path, liteboost_adaptor.undo)
-        disabled = RULE if control else None
-        ours = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=disabled))
-        if not (control or ours.replays) and not trace.first_difference(ours, alone, TOLERANCE):
+        is_exact = program.form == FORMS[0]
+        ours = _variant(program, path, _prepared(program, RULE if control else None))
+        alone = _variant(program, path, liteboost_adaptor.undo) if is_exact else None
+        if is_exact and not (control or ours.replays) and not trace.first_difference(ours, alone, TOLERANCE):
             plain = ours  # nothing ran that the third run could tell from it
         else:
-            plain = _variant(program, path, lambda m: liteboost_adaptor.apply(m, level=2, disable=RULE))
+            plain = _variant(program, path, _prepared(program, RULE))
     most = {rule: 3 * calls + 200 for rule, calls in plain.calls.items()}
     over = {rule: n for rule, n in ours.calls.items() if rule != RULE and n > most.get(rule, 200)}
     if ours.replays > 4 * STEPS:
         over[RULE] = ours.replays
     return Outcome(
         recorded=trace.first_difference(ours, plain),
-        served=trace.first_difference(plain, alone, TOLERANCE),
+        served=trace.first_difference(plain, alone, TOLERANCE) if alone else "",
         counts=f"{over} calls" if over else "",
         shadow=next((reason for reason in ours.reasons if reason.startswith(DIFFERED)), ""),
         replays=ours.replays,
         reasons=ours.reasons,
-        raised=sorted({str(what[-1]) for where, what in alone.entries if where.endswith(" raised")}),
+        raised=sorted(
+            {str(what[-1]) for where, what in (alone or plain).entries if where.endswith(" raised")}
+        ),
     )
+
+
+def _prepared(program: Program, disabled: str | None) -> Callable[[torch.nn.Module], Any]:
+    quant = None if program.form in ("float32", "bfloat16") else program.form
+
+    def prepare(model: torch.nn.Module) -> None:
+        model.to(torch.bfloat16 if program.form == "bfloat16" else torch.float32)
+        liteboost_adaptor.apply(model, level=2, disable=disabled, quant=quant)
+
+    return prepare
 
 
 @contextlib.contextmanager
