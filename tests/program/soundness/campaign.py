@@ -130,18 +130,16 @@ def kind_of(outcome: execute.Outcome) -> str:
 def finding(
     program: Program, outcome: execute.Outcome, blamed: dict[tuple[str, str], bool] | None = None
 ) -> dict[str, Any]:
-    """What is kept of a program that differs: with as few idioms as show it."""
+    """`as_it_is`, with as few idioms as show it."""
     reduced = reduce(program, kind_of(outcome), {} if blamed is None else blamed)
-    return {
-        "kind": kind_of(outcome),
-        "fault": outcome.fault,
-        "reduced": sorted({choice.idiom for choice in reduced.choices}),
-        "program": reduced.to_dict(),
-    }
+    found = as_it_is(reduced, outcome)
+    if reduced != program:
+        found["fault"] = execute.run(reduced).fault
+    return found
 
 
 def as_it_is(program: Program, outcome: execute.Outcome) -> dict[str, Any]:
-    """`finding`, not reduced."""
+    """What is kept of a program that differs."""
     names = sorted({choice.idiom for choice in program.choices})
     found = {"kind": kind_of(outcome), "fault": outcome.fault, "reduced": names}
     return {**found, "program": program.to_dict()}
@@ -150,8 +148,10 @@ def as_it_is(program: Program, outcome: execute.Outcome) -> dict[str, Any]:
 def reduce(program: Program, kind: str, blamed: dict[tuple[str, str], bool]) -> Program:
     """The program with idioms left out, as far as it still differs in the same way.
 
-    Attributes:
-        blamed: Idioms that were found to differ alone before are tried first.
+    Args:
+        program: To be reduced.
+        kind: What `kind_of` says of it.
+        blamed: Idioms that were found to differ alone before; they are tried first.
     """
     alone = sorted(program.choices, key=lambda choice: not blamed.get((kind, choice.idiom), False))
     for choice in alone:
