@@ -163,7 +163,7 @@ def programs(names: list[str] | None = None, most: int = 4) -> st.SearchStrategy
             base=st.just(base),
             layers=st.sampled_from((1, 1, 1, 2)),
             rows=st.sampled_from((1, 1, 2)),
-            style=st.sampled_from(STYLES[:1] * 4 + STYLES),
+            style=st.sampled_from(STYLES[:1] * 8 + STYLES),
             cache=st.sampled_from(CACHES),
             inference=st.booleans(),
             shadows=st.booleans(),
