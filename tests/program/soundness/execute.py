@@ -187,7 +187,6 @@ class _Script:
         self._mask = torch.ones_like(self._ids)
         if program.rows > 1:
             self._mask[0, :2] = 0
-        self._positions = torch.arange(PROMPT + STEPS).repeat(program.rows, 1)
         caches = {"plain": DynamicCache, "config": lambda: DynamicCache(config=model.config)}
         cache = caches.get(program.cache, lambda: None)()
         self._user = SimpleNamespace(
@@ -244,7 +243,8 @@ class _Script:
         if style == "mask":
             args["attention_mask"] = self._mask[:, :last]
         if style == "positions":
-            args["position_ids"] = self._positions[:, :last][:, -(last - first) :]
+            # Of as many as have been seen: rows are further apart at every step.
+            args["position_ids"] = torch.arange(last).repeat(self._program.rows, 1)[:, first:]
         if style == "tuple":
             args["return_dict"] = False
         if style == "hidden":
