@@ -40,6 +40,7 @@ help:
 	@echo "make test-full  the second tier: what the first leaves out"
 	@echo "make coverage   measure every family of models and write docs/coverage.md"
 	@echo "make foreign    run other projects' tests and write docs/foreign_tests.md"
+	@echo "make soundness  recorded steps against their originals in thousands of composed programs"
 	@echo "make asan       fuzzed ops under the address and undefined behaviour sanitizers (GCC; 15 minutes)"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make clean      remove .venv and everything built"
@@ -101,6 +102,11 @@ coverage: $(READY)
 foreign: $(READY)
 	@$(PIP_INSTALL) --requirement tests/foreign/requirements.txt
 	@PYTHONPATH=tests $(VENV_PYTHON) -m foreign --write docs/foreign_tests.md $(FOREIGN_ARGS)
+
+# Programs composed of idioms of user code, with and without recorded steps: SOUNDNESS_ARGS="--count 20000 --jobs 2".
+.PHONY: soundness
+soundness: $(READY)
+	@PYTHONPATH=tests $(VENV_PYTHON) -m program.soundness $(SOUNDNESS_ARGS)
 
 # ASAN_ARGS: --cases 100000 runs more of them.
 asan: $(READY)

@@ -27,17 +27,19 @@ def main() -> int:
     parser.add_argument("--idioms", nargs="*", help="run each of these alone on every model; none named: all")
     parser.add_argument("--one-base", action="store_true", help="with --idioms: on the first model only")
     parser.add_argument("--source", action="store_true", help="with --replay: print the text of the programs")
+    parser.add_argument("--control", action="store_true", help="no recorded steps: nothing may differ")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        campaign.work(options.count, options.seed, options.worker)
+        campaign.work(options.count, options.seed, options.worker, options.control)
         return 0
     if options.replay:
         return _replay(json.loads(options.replay.read_text()), options.source)
     if options.idioms is not None:
-        return _alone(options.idioms or sorted(catalogue()), 1 if options.one_base else None)
+        bases = 1 if options.one_base else None
+        return _alone(options.idioms or sorted(catalogue()), bases, options.control)
     with tempfile.TemporaryDirectory(prefix="soundness-") as folder:
-        summary = campaign.campaign(options.count, options.seed, options.jobs, Path(folder))
+        summary = campaign.campaign(options.count, options.seed, options.jobs, Path(folder), options.control)
     sys.stdout.writelines(f"{line}\n" for line in summary.lines())
     if options.out:
         options.out.write_text(json.dumps(summary.findings, indent=1) + "\n")
@@ -55,18 +57,19 @@ def _replay(findings: list[dict[str, object]], with_source: bool) -> int:
     return int(different > 0)
 
 
-def _alone(names: list[str], bases: int | None) -> int:
-    found = [_shown(name, alone(name, base)) for name in names for base in bases_of(name)[:bases]]
+def _alone(names: list[str], bases: int | None, control: bool) -> int:
+    found = [_shown(name, alone(name, base), control) for name in names for base in bases_of(name)[:bases]]
     sys.stdout.write(f"{sum(found)} of {len(found)} differ\n")
     return int(any(found))
 
 
-def _shown(title: str, program: Program) -> bool:
-    outcome = execute.run(program)
+def _shown(title: str, program: Program, control: bool = False) -> bool:
+    outcome = execute.run(program, control)
     notes = [
         f"recorded: {outcome.recorded}" if outcome.recorded else "",
         f"served: {outcome.served}" if outcome.served else "",
         f"counts: {outcome.counts}" if outcome.counts else "",
+        f"shadow check: {outcome.shadow}" if outcome.shadow else "",
         f"raises {', '.join(outcome.raised)}" if outcome.raised else "",
         f"not recorded: {outcome.reasons[0]}" if outcome.reasons else "",
     ]

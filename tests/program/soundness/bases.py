@@ -40,7 +40,7 @@ _FAMILIES = {
     "gpt2": (
         "GPT2",
         "vocab_size=64, n_embd=32, n_inner=48, n_head=4, n_positions=256, initializer_range=0.2, "
-        "resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, n_layer={layers}",
+        "bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, n_layer={layers}",
         "self.transformer.h[0]",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -26,7 +27,7 @@ CHUNK = 250
 #: Programs composed out of idioms in one order.
 TOGETHER = 10
 #: Seconds in which a program that hangs is given up.
-PATIENCE = 120
+PATIENCE = 600
 
 
 @dataclasses.dataclass
@@ -36,7 +37,7 @@ class Summary:
     Attributes:
         programs, replayed: How many ran, and how many of them ran recorded steps.
         replays: Steps that ran as programs.
-        refused: Programs in which no step was recorded, by reason.
+        refused: Why steps were not recorded, by the number of programs.
         used, served: By idiom, in how many programs it was, and in how many of those steps were replayed.
         findings: Of every program that differed: itself, reduced, and how.
     """
@@ -61,8 +62,7 @@ class Summary:
         self.used.update(record["idioms"])
         if record["replays"]:
             self.served.update(record["idioms"])
-        elif record["reasons"]:
-            self.refused[record["reasons"][0]] += 1
+        self.refused.update(record["reasons"])
 
     def lines(self) -> Iterator[str]:
         share = 100 * self.replayed / max(self.programs, 1)
@@ -76,12 +76,12 @@ class Summary:
             yield f"  {count:4} {kind:9} {names}: {firsts[kind, names]}"
         never = sorted(name for name, count in self.used.items() if count and not self.served[name])
         yield f"{len(self.used)} idioms used; never beside a replayed step: {', '.join(never) or 'none'}"
-        yield "programs without replays, by reason:"
+        yield "why steps were not recorded, by programs:"
         for reason, count in self.refused.most_common(25):
             yield f"  {count:4} {reason}"
 
 
-def work(count: int, number: int, log: Path) -> None:
+def work(count: int, number: int, log: Path, control: bool = False) -> None:
     """Run ``count`` programs drawn with seed ``number``; one line of JSON each into ``log``."""
     blamed: dict[tuple[str, str], bool] = {}
     with log.open("a") as file:
@@ -89,8 +89,10 @@ def work(count: int, number: int, log: Path) -> None:
         def each(program: Program) -> None:
             _write(file, {"begun": program.to_dict()})
             signal.alarm(PATIENCE)
-            outcome = execute.run(program)
-            if outcome.fault:
+            outcome = execute.run(program, control)
+            if outcome.recorded and control:
+                _write(file, {"finding": as_it_is(program, outcome)})
+            elif outcome.fault and not control:
                 _write(file, {"finding": finding(program, outcome, blamed)})
             signal.alarm(0)
             names = [choice.idiom for choice in program.choices]
@@ -121,27 +123,35 @@ def _write(file: Any, record: dict[str, Any]) -> None:
 
 def kind_of(outcome: execute.Outcome) -> str:
     """Which of the comparisons found it."""
-    return "recorded" if outcome.recorded else "served" if outcome.served else "counts"
+    kinds = ("recorded", "served", "counts", "shadow")
+    return next((kind for kind in kinds if getattr(outcome, kind)), "")
 
 
 def finding(
     program: Program, outcome: execute.Outcome, blamed: dict[tuple[str, str], bool] | None = None
 ) -> dict[str, Any]:
-    """What is kept of a program that differs: with as few idioms as show it."""
+    """`as_it_is`, with as few idioms as show it."""
     reduced = reduce(program, kind_of(outcome), {} if blamed is None else blamed)
-    return {
-        "kind": kind_of(outcome),
-        "fault": outcome.fault,
-        "reduced": sorted({choice.idiom for choice in reduced.choices}),
-        "program": reduced.to_dict(),
-    }
+    found = as_it_is(reduced, outcome)
+    if reduced != program:
+        found["fault"] = execute.run(reduced).fault
+    return found
+
+
+def as_it_is(program: Program, outcome: execute.Outcome) -> dict[str, Any]:
+    """What is kept of a program that differs."""
+    names = sorted({choice.idiom for choice in program.choices})
+    found = {"kind": kind_of(outcome), "fault": outcome.fault, "reduced": names}
+    return {**found, "program": program.to_dict()}
 
 
 def reduce(program: Program, kind: str, blamed: dict[tuple[str, str], bool]) -> Program:
     """The program with idioms left out, as far as it still differs in the same way.
 
-    Attributes:
-        blamed: Idioms that were found to differ alone before are tried first.
+    Args:
+        program: To be reduced.
+        kind: What `kind_of` says of it.
+        blamed: Idioms that were found to differ alone before; they are tried first.
     """
     alone = sorted(program.choices, key=lambda choice: not blamed.get((kind, choice.idiom), False))
     for choice in alone:
@@ -161,40 +171,35 @@ def _differs(program: Program, kind: str) -> bool:
     return bool(outcome.fault) and kind_of(outcome) == kind
 
 
-def campaign(count: int, number: int, jobs: int, folder: Path) -> Summary:
+def campaign(count: int, number: int, jobs: int, folder: Path, control: bool = False) -> Summary:
     """``count`` programs in ``jobs`` processes at a time; a process that dies is a finding, too."""
-    summary, chunks = Summary(), [min(CHUNK, count - at) for at in range(0, count, CHUNK)]
-    waiting, running = list(enumerate(chunks)), {}
+    summary, chunks = Summary(), itertools.count()
+    waiting = [min(CHUNK, count - at) for at in range(0, count, CHUNK)]
+    running: dict[subprocess.Popen[bytes], tuple[Path, int]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            at, size = waiting.pop(0)
+            at, size = next(chunks), waiting.pop(0)
             log = folder / f"chunk-{number}-{at}.jsonl"
-            log.unlink(missing_ok=True)
-            running[_started(size, number * 100_003 + at, log)] = log
+            log.write_text("")
+            running[_started(size, number * 100_003 + at, log, control)] = log, size
         time.sleep(0.2)
         for process in [process for process in running if process.poll() is not None]:
-            log = running.pop(process)
+            log, size = running.pop(process)
             records = [json.loads(line) for line in log.read_text().splitlines()]
             for record in records:
                 summary.add(record)
             if process.returncode:
                 summary.findings.append(_crash(process, records))
+                # Behind the one it died of.
+                left = size - 1 - sum("replays" in record for record in records)
+                waiting += [left] if left > 0 else []
             sys.stderr.write(f"{summary.programs} programs, {len(summary.findings)} differ\n")
     return summary
 
 
-def _started(count: int, number: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        __package__,
-        "--worker",
-        str(log),
-        "--count",
-        str(count),
-        "--seed",
-        str(number),
-    ]
+def _started(count: int, number: int, log: Path, control: bool) -> subprocess.Popen[bytes]:
+    what = ["--worker", str(log), "--count", str(count), "--seed", str(number)]
+    command = [sys.executable, "-m", __package__, *what, *(["--control"] if control else [])]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
 
 

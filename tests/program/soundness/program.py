@@ -14,6 +14,8 @@ from .idiom import LOGITS, SITES, Idiom, catalogue
 #: Steps of one token behind the prompt.
 STEPS = 60
 STYLES = ("keywords", "mask", "positions", "positional", "tuple", "hidden", "embeds")
+#: Dtypes and quantisations.
+FORMS = ("float32", "bfloat16", "kv8", "w8a16")
 CACHES = ("plain", "config", "model's own")
 _VALUES = (0.5, 2.0, -1.0, 0.25, 1.5)
 
@@ -48,6 +50,8 @@ class Program:
         cache: Who makes it.
         inference: Whether under ``inference_mode``, else under ``no_grad``.
         choices: What is woven in.
+        shadows: Whether replays are compared with the original as they run, which hides some faults.
+        form: Of weights and cache; but for the first, only runs on our ops are compared with each other.
     """
 
     base: str
@@ -57,6 +61,8 @@ class Program:
     cache: str
     inference: bool
     choices: tuple[Choice, ...]
+    shadows: bool = False
+    form: str = FORMS[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -157,9 +163,11 @@ def programs(names: list[str] | None = None, most: int = 4) -> st.SearchStrategy
             base=st.just(base),
             layers=st.sampled_from((1, 1, 1, 2)),
             rows=st.sampled_from((1, 1, 2)),
-            style=st.sampled_from(STYLES[:1] * 4 + STYLES),
+            style=st.sampled_from(STYLES[:1] * 8 + STYLES),
             cache=st.sampled_from(CACHES),
             inference=st.booleans(),
+            shadows=st.booleans(),
+            form=st.sampled_from(FORMS[:1] * 8 + FORMS),
             choices=st.lists(choices(base, known), min_size=1, max_size=most).map(_in_order),
         )
 

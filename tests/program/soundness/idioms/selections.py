@@ -123,7 +123,7 @@ add(
 add(
     "logged_value",
     module="SEEN_@n = []",
-    forward="SEEN_@n.append(round(float(x.mean()), 3))",
+    forward="SEEN_@n.append(float(x.mean()))",
     end="user.log.append(SEEN_@n)",
 )
 add(

@@ -123,11 +123,11 @@ add(
 )
 add(
     "format_of_a_tensor",
-    forward='x = x + 0.1 * math.tanh(float(f"{x.sum():.3f}"))',
+    forward='x = x + 0.1 * math.tanh(float(f"{x.sum():.6f}"))',
 )
 add(
     "percent_of_a_tensor",
-    forward='x = x + 0.1 * math.tanh(float("%.2f" % x.mean()))',
+    forward='x = x + 0.1 * math.tanh(float("%.6f" % x.mean()))',
 )
 add(
     "repr_of_a_tensor",
