@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <new>
 #include <vector>
 
 namespace {
@@ -120,7 +121,11 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 // What `saved`, copies of `dicts`, hold, to be let go of by liteboost_forget; null where this is not to be had.
 LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved) {
   const Python* p = python();
-  return p == nullptr ? nullptr : new Remembered(*p, dicts, saved);
+  try {
+    return p == nullptr ? nullptr : new Remembered(*p, dicts, saved);
+  } catch (const std::bad_alloc&) {  // no exception may leave through ctypes
+    return nullptr;
+  }
 }
 LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast<Remembered*>(remembered); }
 

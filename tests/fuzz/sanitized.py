@@ -48,15 +48,15 @@ def run(command: list[str], **settings) -> str:
     return done.stdout
 
 
-def build(folder: Path, options: list[str]) -> None:
-    """Configure and build the kernels with the sanitizers in ``folder``."""
+def build(folder: Path, options: list[str], kind: str = "address", planted: str = "planted_faults") -> None:
+    """Configure and build the kernels with sanitizers of a ``kind``, and what is ``planted``."""
     cmake = shutil.which(
         "cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
     if cmake is None:
         raise JobError("cmake is needed to build the kernels: pip install cmake")
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=str(Path(cmake).parent)) else []
-    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DLITEBOOST_SANITIZE=ON", *options]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DLITEBOOST_SANITIZE={kind}", *options]
     run(
         [
             cmake,
@@ -69,7 +69,7 @@ def build(folder: Path, options: list[str]) -> None:
             *options,
         ]
     )
-    run([cmake, "--build", str(folder), "--parallel", str(PROCESSES), "--target", "_C", "planted_faults"])
+    run([cmake, "--build", str(folder), "--parallel", str(PROCESSES), "--target", "_C", planted])
 
 
 def environment(folder: Path) -> dict[str, str]:

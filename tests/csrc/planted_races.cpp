@@ -1,0 +1,36 @@
+// Races for `make tsan` to find, called through ctypes: a job that does not see these would not see ours.
+#include <atomic>
+
+#include "common/resources.h"
+
+#define LB_PLANT extern "C" __attribute__((visibility("default"), noinline))
+
+// Adds 1 so many times to what several threads add to: with the lock of nobody, or as an atomic.
+LB_PLANT void planted_count(long* to, long times, bool is_atomic) {
+  for (long i = 0; i < times; ++i) {
+    if (is_atomic) {
+      std::atomic_ref<long>(*to).fetch_add(1, std::memory_order_relaxed);
+    } else {
+      *to += 1;
+    }
+  }
+}
+
+// Every part of a parallel region writes to an element of its own, or to one.
+LB_PLANT void planted_region(float* to, long count, bool is_own) {
+  liteboost::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[is_own ? i : 0] = static_cast<float>(i);
+  });
+}
+
+// As ranks exchange memory: one writes and says so, the other waits for it. Without order, what was written need not
+// be there.
+LB_PLANT void planted_write(float* to, std::atomic<long>* said, bool is_ordered) {
+  to[0] = 1.0f;
+  said->store(1, is_ordered ? std::memory_order_release : std::memory_order_relaxed);
+}
+LB_PLANT float planted_read(const float* from, const std::atomic<long>* said, bool is_ordered) {
+  while (said->load(is_ordered ? std::memory_order_acquire : std::memory_order_relaxed) == 0) {
+  }
+  return from[0];
+}
