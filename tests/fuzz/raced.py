@@ -21,6 +21,8 @@ from pathlib import Path
 from sanitized import ROOT, JobError, build, run
 
 SCENARIOS = ("programs", "recorded steps", "paged attention", "collectives", "ops")
+#: Who writes to what is the same with every instruction set; one compiles in a third of the time.
+ONE_SET = ("-DLB_X86_ISAS=OFF", "-DLITEBOOST_NPU=OFF")
 TSAN = {
     "halt_on_error": 1,
     "exitcode": 66,
@@ -62,7 +64,7 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        build(arguments.build, arguments.cmake, "thread", "planted_races")
+        build(arguments.build, [*ONE_SET, *arguments.cmake], "thread", "planted_races")
         say(f"kernels built in {arguments.build}")
         watched = environment(arguments.build)
         worker = [sys.executable, "-W", "ignore", "-m", "fuzz.raced_worker", str(arguments.build)]

@@ -64,13 +64,22 @@ class Case:
         return generate
 
 
+class Product(Case):
+    """One product of ours, worth two threads: in a model, torch may be the first to start them."""
+
+    def build(self) -> Callable[[int], torch.Tensor]:
+        """What computes it."""
+        x, weight = torch.randn(3, 256), torch.randn(512, 256)
+        return lambda _: torch.ops.liteboost.linear(x, weight, None)
+
+
+PRODUCT = "a product"
 CASES = {
     "level 1": Case(level=1),
     "level 2": Case(),
     "wide": Case(sizes=WIDE, length=150, warm=5),
     "wide, level 1": Case(sizes=WIDE, length=150, warm=5, level=1),
     "wide, bf16": Case(sizes=WIDE, length=150, warm=5, dtype=torch.bfloat16),
-    "middle": Case(sizes=Sizes(head_dim=64, heads=4, kv_heads=2, hidden=256, exact=True)),
     "recorded": Case(tokens=RECORDED),
     "kv8": Case(quant="kv8", tokens=RECORDED),
     "w8a16": Case(quant="w8a16"),
@@ -132,7 +141,7 @@ class Runs:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        case = CASES[name]
+        case = Product() if name == PRODUCT else CASES[name]
         generate = case.build()
         self.generate = lambda: generate(case.length)
         for _ in range(2):  # a step is recorded by then, if there are enough of them
@@ -179,8 +188,8 @@ class Runs:
 
     def _limits(self, count: int) -> Iterator[dict[str, Any]]:
         for i in range(count):
-            # From none to all that a generation takes, the steps longer from one to the next.
-            room = int((1 << 14) * 1.5**i) if count < 30 else int((1 << 14) * (1 << 13) ** (i / count))
+            # From 16 KiB to 1 GiB, each by the same factor more than the one before.
+            room = int((1 << 14) * (1 << 16) ** (i / max(count - 1, 1)))
             yield self._forked(room, self._limited(room))
 
     def _limited(self, room: int, threads: int = 1) -> Callable[[], str]:
@@ -202,6 +211,7 @@ class Runs:
 
 
 def main(spec: str) -> None:
+    native.load()
     torch.set_num_threads(1)
     runs: dict[str, Runs] = {}
     for name, way, count in json.loads(spec):

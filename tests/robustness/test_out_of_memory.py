@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from robustness.out_of_memory import CASES
+from robustness.out_of_memory import CASES, PRODUCT
 from support import tiny_models
 from support.tiny_sizes import Sizes
 
@@ -94,7 +94,7 @@ def test_generations_that_are_refused_memory(native_only: None, refusing: Path) 
 
 
 def test_threads_that_do_not_start(native_only: None, refusing: Path) -> None:
-    records = run(refusing, [("middle", "threads", 6)])
+    records = run(refusing, [(PRODUCT, "threads", 6)])
     check(records)
     assert any("cannot start 2 threads" in record["refused"] for record in records), records
 
