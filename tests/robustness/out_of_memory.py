@@ -2,7 +2,7 @@
 
 SPEC is JSON: a list of [case, way, runs]. A way is ``"allocations"`` (the n-th that our library or torch's
 allocator makes is refused, the n spread over all that a generation makes), ``"address space"`` (rising
-limits) or ``"threads"`` (the same where a second thread is to be started). Each run is a fork of one process
+limits) or ``"threads"`` (the same where threads are to be started). Each run is a fork of one process
 that has generated before: it generates with memory refused, and then again without. Where a case has another
 ``warm`` length than its own, what is made once for sizes is made in the run.
 
@@ -65,7 +65,7 @@ class Case:
 
 
 class Product(Case):
-    """One product of ours, worth two threads: in a model, torch may be the first to start them."""
+    """One product of ours, worth threads: in a model, torch may be the first to start them."""
 
     def build(self) -> Callable[[int], torch.Tensor]:
         """What computes it."""
@@ -171,10 +171,10 @@ class Runs:
             yield self._forked(1 + total * i // count, self._refusing(1 + total * i // count))
 
     def _threads(self, count: int) -> Iterator[dict[str, Any]]:
-        # Less and more than the stack of a thread.
+        # More threads than a fork has stacks of, which are those of the threads that it has not.
         for i in range(count):
             room = (1 << 20) << i
-            yield self._forked(room, self._limited(room, threads=2))
+            yield self._forked(room, self._limited(room, threads=32))
 
     def _refusing(self, n: int) -> Callable[[], str]:
         def refusing() -> str:
