@@ -5,14 +5,18 @@
 
 #define LB_PLANT extern "C" __attribute__((visibility("default"), noinline))
 
-// Adds 1 so many times to what several threads add to: with the lock of nobody, or as an atomic.
-LB_PLANT void planted_count(long* to, long times, bool is_atomic) {
+// Adds 1 so many times to what two threads add to, both at once: as an atomic, or with the lock of nobody.
+LB_PLANT void planted_count(long* to, std::atomic<long>* arrived, long times, bool is_atomic) {
+  arrived->fetch_add(1, std::memory_order_relaxed);
+  while (arrived->load(std::memory_order_relaxed) < 2) {
+  }
   for (long i = 0; i < times; ++i) {
     if (is_atomic) {
       std::atomic_ref<long>(*to).fetch_add(1, std::memory_order_relaxed);
     } else {
       *to += 1;
     }
+    asm volatile("" : : : "memory");  // one addition each
   }
 }
 
