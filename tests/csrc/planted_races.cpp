@@ -28,12 +28,17 @@ LB_PLANT void planted_region(float* to, long count, bool is_own) {
 }
 
 // As ranks exchange memory: one writes and says so, the other waits for it. Without order, what was written need not
-// be there.
-LB_PLANT void planted_write(float* to, std::atomic<long>* said, bool is_ordered) {
+// be there. The writer waits until the reader is in its call, so that the calls themselves have no order.
+LB_PLANT void planted_write(float* to, const std::atomic<long>* arrived, std::atomic<long>* said,
+                            bool is_ordered) {
+  while (arrived->load(std::memory_order_relaxed) == 0) {
+  }
   to[0] = 1.0f;
   said->store(1, is_ordered ? std::memory_order_release : std::memory_order_relaxed);
 }
-LB_PLANT float planted_read(const float* from, const std::atomic<long>* said, bool is_ordered) {
+LB_PLANT float planted_read(const float* from, std::atomic<long>* arrived, const std::atomic<long>* said,
+                            bool is_ordered) {
+  arrived->store(1, std::memory_order_relaxed);
   while (said->load(is_ordered ? std::memory_order_acquire : std::memory_order_relaxed) == 0) {
   }
   return from[0];

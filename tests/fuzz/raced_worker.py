@@ -50,6 +50,7 @@ def planted(folder: Path, name: str, sound: bool) -> str:
     library.planted_read.restype = ctypes.c_float
     numbers = (ctypes.c_float * 64)()
     count, arrived, said = ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0)
+    places = ctypes.byref(arrived), ctypes.byref(said)
     torch.set_num_threads(THREADS)
     if name == PLANTED[0]:
         together(
@@ -59,8 +60,8 @@ def planted(folder: Path, name: str, sound: bool) -> str:
         library.planted_region(numbers, 64, sound)
     else:
         together(
-            lambda: library.planted_read(numbers, ctypes.byref(said), sound),
-            lambda: library.planted_write(numbers, ctypes.byref(said), sound),
+            lambda: library.planted_read(numbers, *places, sound),
+            lambda: library.planted_write(numbers, *places, sound),
         )
     return "done"
 

@@ -82,10 +82,10 @@ def test_generations_that_are_refused_memory(native_only: None, refusing: Path) 
         run(
             refusing,
             [
-                ("recorded", "allocations", 12),
-                ("wide", "address space", 20),
-                ("wide", "allocations", 12),
-                ("w8a16", "allocations", 6),
+                ("recorded", "allocations", 6),
+                ("wide", "address space", 14),
+                ("wide", "allocations", 6),
+                ("w8a16", "allocations", 4),
             ],
         )
     )
