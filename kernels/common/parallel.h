@@ -1,7 +1,6 @@
 // Splits rows over torch's threads by the work in them.
 #pragma once
 
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
