@@ -31,7 +31,7 @@ SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup demo test test-full asan lint format clean
+.PHONY: help setup demo test test-full asan tsan lint format clean
 
 help:
 	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
@@ -42,6 +42,7 @@ help:
 	@echo "make foreign    run other projects' tests and write docs/foreign_tests.md"
 	@echo "make soundness  recorded steps against their originals in thousands of composed programs"
 	@echo "make asan       fuzzed ops under the address and undefined behaviour sanitizers (GCC; 15 minutes)"
+	@echo "make tsan       programs, paged attention, collectives and ops in 4 threads under the thread sanitizer (GCC)"
 	@echo "make lint       ruff and clang-format; make format applies them"
 	@echo "make clean      remove .venv and everything built"
 
@@ -111,6 +112,10 @@ soundness: $(READY)
 # ASAN_ARGS: --cases 100000 runs more of them.
 asan: $(READY)
 	@$(VENV_PYTHON) tests/fuzz/sanitized.py $(ASAN_ARGS)
+
+# TSAN_ARGS: --scenario collectives runs one of them.
+tsan: $(READY)
+	@$(VENV_PYTHON) tests/fuzz/raced.py $(TSAN_ARGS)
 
 lint: $(READY)
 	@$(VENV_PYTHON) -m ruff check .

@@ -11,7 +11,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Memory that can still be taken without swapping: the machine's, or what the container leaves."""
+    """Memory that can still be taken without swapping: what machine, container and process leave."""
     free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -22,6 +22,13 @@ def available_bytes() -> int:
         statistics = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
         # Cached file pages count as used but are given up on demand.
         free.append(limit - used + int(statistics.get("inactive_file", 0)))
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            free.append(limit - pages * os.sysconf("SC_PAGE_SIZE"))
     return min(free)
 
 

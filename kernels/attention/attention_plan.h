@@ -2,13 +2,13 @@
 // run the loops of attention.h.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <atomic>
 
 #include "attention/attention.h"
+#include "common/resources.h"
 
 namespace liteboost {
 
@@ -79,7 +79,7 @@ template <typename F>
 void run_tasks(int64_t tasks, int64_t threads, const F& f) {
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> slots{0};
-  at::parallel_for(0, std::min(tasks, threads), 1, [&](int64_t, int64_t) {
+  parallel_for(0, std::min(tasks, threads), 1, [&](int64_t, int64_t) {
     const int64_t slot = slots++;
     for (int64_t task = next++; task < tasks; task = next++) f(task, slot);
   });

@@ -139,6 +139,7 @@ SharedMemory::SharedMemory(const std::string& name, int64_t bytes, double timeou
   void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   const int error = errno;
   close(file);
+  if (memory == MAP_FAILED && rank_ == 0) shm_unlink(name.c_str());
   TORCH_CHECK(memory != MAP_FAILED, "cannot map the shared memory: ", std::strerror(error));
   memory_ = static_cast<char*>(memory);
   // The memory is zero, which is where all counters begin.

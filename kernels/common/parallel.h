@@ -1,11 +1,11 @@
 // Splits rows over torch's threads by the work in them.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <memory>
+
+#include "common/resources.h"
 
 namespace liteboost {
 
@@ -16,7 +16,7 @@ constexpr int64_t kGrainElements = 16384;
 template <typename F>
 void parallel_rows(int64_t rows, int64_t work_per_row, const F& f) {
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, work_per_row));
-  at::parallel_for(0, rows, grain, f);
+  parallel_for(0, rows, grain, f);
 }
 
 // Calls f(begin, end) for parts of [0, count), up to `step` long: each of `threads` threads walks a share of its own from
@@ -42,7 +42,7 @@ void parallel_shares(int64_t count, int64_t step, int64_t threads, const F& f) {
     shares[i].next = count * i / threads;
     shares[i].end = count * (i + 1) / threads;
   }
-  at::parallel_for(0, threads, 1, [&](int64_t own, int64_t) {
+  parallel_for(0, threads, 1, [&](int64_t own, int64_t) {
     for (int64_t i = 0; i < threads; ++i) {
       Share& share = shares[(own + i) % threads];
       for (int64_t at; (at = share.next.fetch_add(step, std::memory_order_relaxed)) < share.end;)

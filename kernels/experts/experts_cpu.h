@@ -1,12 +1,13 @@
 // What the CPU code of ops on experts shares.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <atomic>
 #include <vector>
+
+#include "common/resources.h"
 
 namespace liteboost {
 
@@ -23,7 +24,7 @@ template <typename F>
 void parallel_queue(int64_t count, int64_t threads, const F& f) {
   threads = std::min(threads, count);
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::max<int64_t>(threads, 1), 1, [&](int64_t, int64_t) {
+  parallel_for(0, std::max<int64_t>(threads, 1), 1, [&](int64_t, int64_t) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
   });
 }

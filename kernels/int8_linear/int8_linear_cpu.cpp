@@ -23,7 +23,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void run_few(const Int8LinearKernels& kernels, DType dtype, const Int8LinearArgs& args) {
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / (kBlock * args.k));
-  at::parallel_for(0, ceil_div(args.n, kBlock), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, ceil_div(args.n, kBlock), grain, [&](int64_t begin, int64_t end) {
     kernels.few(dtype, args, begin * kBlock, std::min(end * kBlock, args.n));
   });
 }
@@ -34,7 +34,7 @@ void run_panels(const Int8LinearKernels& kernels, DType dtype, const Int8LinearA
   const int64_t wanted = ceil_div(2 * at::get_num_threads(), panels);
   const int64_t parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, args.rows / kPanelRows));
   const int64_t bytes = kernels.words(args.k) * kernels.panel_columns * 4;
-  at::parallel_for(0, panels * parts, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, panels * parts, 1, [&](int64_t begin, int64_t end) {
     const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
     int32_t* packed = static_cast<int32_t*>(memory.get());
     int64_t there = -1;

@@ -8,9 +8,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
+#include <new>
 
 #include "activation/activation_cpu.h"
+#include "common/resources.h"
 #include "common/tensors.h"
 #include "linear/linear.h"
 #include "linear/linear_checks.h"
@@ -92,6 +95,13 @@ static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
   return at::linear(x, weight, bias);
 }
 
+// Memory that torch's product may need beside its tensors: oneDNN makes code for each new shape (2.3 MiB at most for
+// rows of 1 to 513 and sizes of 64 to 3072), and without room for it crashes or never again makes that product.
+constexpr int64_t kLibraryBytes = 32 << 20;
+
+static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias);
+
 at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias) {
   // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
@@ -99,9 +109,22 @@ at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   c10::DimVector sizes(x.sizes());
   sizes.back() = weight.size(0);
+  require_memory("linear", kLibraryBytes);
+  require_threads();
   // As a matrix: with more dims that are no matrix in memory, at::linear rounds the product of 16-bit values
   // before it adds the bias.
-  return matrix_linear(x.reshape({-1, weight.size(1)}), weight, bias).reshape(sizes).contiguous();
+  const at::Tensor matrix = x.reshape({-1, weight.size(1)});
+  try {
+    return matrix_linear(matrix, weight, bias).reshape(sizes).contiguous();
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception&) {
+    // Where memory once was short while it made the code for a product, oneDNN goes on refusing that product, or, in
+    // this thread, all that need code.
+    return own_linear(matrix, weight.contiguous(), bias).reshape(sizes);
+  }
 }
 
 namespace {
@@ -125,23 +148,28 @@ bool served(const at::Tensor& weight, int64_t rows) {
 void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args, int64_t element_size) {
   const int64_t block_bytes = std::max<int64_t>(1, kBlock * args.k * element_size);
   const int64_t blocks = (args.n + kBlock - 1) / kBlock;
-  at::parallel_for(0, blocks, std::max<int64_t>(1, kGrainBytes / block_bytes),
-                   [&](int64_t begin, int64_t end) {
-                     kernels.run(dtype, args, begin * kBlock, std::min(end * kBlock, args.n));
-                   });
+  parallel_for(0, blocks, std::max<int64_t>(1, kGrainBytes / block_bytes), [&](int64_t begin, int64_t end) {
+    kernels.run(dtype, args, begin * kBlock, std::min(end * kBlock, args.n));
+  });
 }
 
 }  // namespace
 
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   check_linear(x, weight, bias);
+  if (weight.size(1) == 0) return linear_cpu(one_zero_column(x), one_zero_column(weight), bias);
+  const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+  if (rows > 0 && weight.size(0) > 0 && !served(weight, rows)) return torch_linear(x, weight, bias);
+  return own_linear(x, weight, bias);
+}
+
+// By the loops here, whatever the number of rows.
+static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias) {
   const int64_t n = weight.size(0), k = weight.size(1);
-  if (k == 0) return linear_cpu(one_zero_column(x), one_zero_column(weight), bias);
   c10::DimVector sizes(x.sizes());
   sizes.back() = 1;
   const int64_t rows = c10::multiply_integers(sizes);
-  if (rows > 0 && n > 0 && !served(weight, rows)) return torch_linear(x, weight, bias);
-
   sizes.back() = n;
   at::Tensor out = empty_cpu(sizes, x.scalar_type());
   if (out.numel() == 0) return out;
@@ -194,6 +222,7 @@ double stream_sum_cpu(const at::Tensor& x) {
   LB_CHECK_VALUE(x.is_contiguous(), op, "x must be contiguous, got strides ", x.strides(), "; copy it");
   const auto sum = LB_KERNELS(linear_kernels).stream_sum;
   const float* data = x.const_data_ptr<float>();
+  require_threads();
   return at::parallel_reduce(
       0, x.numel(), kGrainBytes / 4, 0.0,
       [&](int64_t begin, int64_t end, double before) { return before + sum(data + begin, end - begin); },

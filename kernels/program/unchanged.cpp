@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <new>
 #include <vector>
 
 namespace {
@@ -174,7 +175,11 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved, Object* cells, Object* contents,
                                              Object* functions, Object* insides) {
   const Python* p = python();
-  return p == nullptr ? nullptr : new Remembered(*p, dicts, saved, cells, contents, functions, insides);
+  try {
+    return p == nullptr ? nullptr : new Remembered(*p, dicts, saved, cells, contents, functions, insides);
+  } catch (const std::bad_alloc&) {  // no exception may leave through ctypes
+    return nullptr;
+  }
 }
 LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast<Remembered*>(remembered); }
 

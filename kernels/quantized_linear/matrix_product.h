@@ -2,12 +2,12 @@
 // the columns at a time, and has a block of rows meet them (quantized_matrix.h).
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "common/resources.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/saved_weight.h"
 
@@ -49,7 +49,7 @@ struct MatrixProduct {
 
   void pack(const char* x) const {
     const int64_t grain = std::max<int64_t>(1, (16 << 10) / std::max<int64_t>(1, k * kMatrixRows));
-    at::parallel_for(0, chunks(), grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, chunks(), grain, [&](int64_t begin, int64_t end) {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
         const int64_t row = chunk * kMatrixRows;
         kernels.pack(x + row * k * 2, std::min(kMatrixRows, rows - row), k, steps() * kStep / 2,
@@ -67,7 +67,7 @@ struct MatrixProduct {
 
   void run() const {
     const int64_t blocks = row_blocks(), in_block = (chunks() + blocks - 1) / blocks;
-    at::parallel_for(0, groups() * blocks, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, groups() * blocks, 1, [&](int64_t begin, int64_t end) {
       const int64_t weight_bytes = matrix_steps(steps()) * kStep * kMatrixTiles * kTile * 2;
       const int64_t sum_bytes = in_block * kMatrixRows * kMatrixTiles * kTile * 4;
       const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(weight_bytes + sum_bytes);

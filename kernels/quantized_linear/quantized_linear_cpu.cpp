@@ -146,7 +146,7 @@ void run_multiplied_out(const at::Tensor& x, int64_t rows, const Weight& weight,
   for (int64_t begin = 0; begin < tiles; begin += most) {
     const int64_t count = std::min(most, tiles - begin);
     char* to = static_cast<char*>(memory.mutable_data_ptr());
-    at::parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / tile), [&](int64_t from, int64_t end) {
+    parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / tile), [&](int64_t from, int64_t end) {
       unpack_range(kernels, dtype, weight, begin + from, begin + end, to + from * tile);
     });
     const int64_t first = begin * kTile, outputs = std::min(count * kTile, layout.n - first);

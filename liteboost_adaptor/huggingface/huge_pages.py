@@ -61,11 +61,17 @@ def consider(model: torch.nn.Module, settings: Settings) -> None:
         reason = f"{wanted >> 20} MiB of weights stay where they are: memory is short"
         _note(model, Outcome(RULE, IDLE, type(model).__qualname__, reason))
         return
-    for weight in missing:
-        with torch.inference_mode(False), torch.no_grad():
-            former, weight.data = weight.data, moved(weight.data)
-            _let_go(former)
-    _move_together(missing_integers)
+    try:
+        for weight in missing:
+            with torch.inference_mode(False), torch.no_grad():
+                former, weight.data = weight.data, moved(weight.data)
+                _let_go(former)
+        _move_together(missing_integers)
+    except (OSError, MemoryError) as fault:
+        # Each tensor is whole, where it was or on huge pages: what did not move is only slower to read.
+        reason = f"some weights stay where they are: {fault or 'memory is short'}"
+        _note(model, Outcome(RULE, IDLE, type(model).__qualname__, reason))
+        return
     total = sum(tensor.nbytes for tensor in weights + integers)
     _note(
         model,

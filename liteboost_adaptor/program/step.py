@@ -181,6 +181,8 @@ class Steps:
             program = attempt.program(not self._is_captured)
         except CannotLower as refusal:
             return self._refuse(key, str(refusal), result)
+        except (MemoryError, RuntimeError) as fault:  # the step was made, and only its program was not
+            return self._refuse(key, f"not recorded: {type(fault).__name__}: {str(fault)[:80]}", result)
         with self._lock:
             kept = sorted(self._programs.get(key, ()), key=lambda each: each.runs)[1 - MOST :]
             self._programs[key] = [program, *kept]

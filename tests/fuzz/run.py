@@ -17,8 +17,11 @@ THREADS = st.sampled_from([1, 1, 1, 2, 3])
 Note = Callable[[str], object]
 
 
-def valid(name: str, cases: int, number: int, note: Note | None = None) -> int:
-    """Run about ``cases`` cases of op ``name`` drawn from seed ``number``, and return how many ran."""
+def valid(name: str, cases: int, number: int, note: Note | None = None, threads: int = 0) -> int:
+    """Run about ``cases`` cases of op ``name`` drawn from seed ``number``, and return how many ran.
+
+    With ``threads`` each has so many.
+    """
     isas = st.sampled_from(torch.ops.liteboost._isas())
 
     def one(values: int, isa: str, threads: int, case: table.Case) -> None:
@@ -46,7 +49,16 @@ def valid(name: str, cases: int, number: int, note: Note | None = None) -> int:
                     or each.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
                 )
 
-    return _run(one, name, cases, number, note, isa=isas, threads=THREADS, case=table.load()[name])
+    return _run(
+        one,
+        name,
+        cases,
+        number,
+        note,
+        isa=isas,
+        threads=st.just(threads) if threads else THREADS,
+        case=table.load()[name],
+    )
 
 
 def spoiled(name: str, cases: int, number: int, note: Note | None = None) -> int:

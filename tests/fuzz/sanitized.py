@@ -2,7 +2,8 @@
 
 1. Builds the kernels with both sanitizers in a folder of their own, and `tests/csrc/planted_faults.cpp`.
 2. Proves that each planted fault is reported, and that the same calls without a fault are not.
-3. Runs the table of ops in a few processes; the first finding ends the job.
+3. Runs the table of ops, and what is `fuzz.private`, in a few processes; the first finding ends the job.
+4. Runs scenarios of `make tsan` that no table of ops has.
 
 Memory from malloc is filled with NaN, so that reading what nobody wrote shows in the results. Nothing but
 the kernels is compiled with the sanitizers, but every allocation in the process goes through them.
@@ -23,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = 20_000
 PROCESSES = 2
+SCENARIOS = ("programs", "collectives", "paged attention")
 ASAN = {
     "detect_leaks": 0,  # the interpreter's own, at exit
     "detect_stack_use_after_return": 1,
@@ -48,15 +50,15 @@ def run(command: list[str], **settings) -> str:
     return done.stdout
 
 
-def build(folder: Path, options: list[str]) -> None:
-    """Configure and build the kernels with the sanitizers in ``folder``."""
+def build(folder: Path, options: list[str], kind: str = "address", planted: str = "planted_faults") -> None:
+    """Configure and build the kernels with sanitizers of a ``kind``, and what is ``planted``."""
     cmake = shutil.which(
         "cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
     if cmake is None:
         raise JobError("cmake is needed to build the kernels: pip install cmake")
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=str(Path(cmake).parent)) else []
-    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DLITEBOOST_SANITIZE=ON", *options]
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DLITEBOOST_SANITIZE={kind}", *options]
     run(
         [
             cmake,
@@ -69,7 +71,7 @@ def build(folder: Path, options: list[str]) -> None:
             *options,
         ]
     )
-    run([cmake, "--build", str(folder), "--parallel", str(PROCESSES), "--target", "_C", "planted_faults"])
+    run([cmake, "--build", str(folder), "--parallel", str(PROCESSES), "--target", "_C", planted])
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -160,6 +162,17 @@ def main() -> int:
         if total < LEAST:
             raise JobError(f"only {total} cases ran, at least {LEAST} are asked for")
         say(f"{total} cases, no finding")
+        for scenario in SCENARIOS:
+            worker = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "fuzz.raced_worker",
+                str(arguments.build),
+                scenario,
+            ]
+            say(f"{scenario}: {run(worker, env=watched).splitlines()[-1]}, no finding")
     except JobError as fault:
         sys.stderr.write(f"asan: FAILED: {fault}\n")
         return 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fuzz import run, table
+from fuzz import private, run, table
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -40,6 +40,11 @@ def test_results_and_arguments(name: str) -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_refuses_what_the_reference_refuses(name: str) -> None:
     assert run.spoiled(name, SPOILED, number=1) >= SPOILED
+
+
+@pytest.mark.parametrize("name", private.NAMES)
+def test_what_no_public_op_describes(native_only: None, name: str) -> None:
+    assert private.run_cases(name, CASES, number=1) >= CASES
 
 
 @pytest.mark.full

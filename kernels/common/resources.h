@@ -1,0 +1,42 @@
+// What an op needs beside tensors, asked for while a lack of it is still an error: the libraries below end the process.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <cstdint>
+
+#ifdef LB_STD_THREADS
+#include <algorithm>
+#include <thread>
+#include <vector>
+#endif
+
+namespace liteboost {
+
+// Raises RuntimeError unless `bytes` of memory can be mapped; none stay mapped.
+void require_memory(const char* op, int64_t bytes);
+
+// Raises RuntimeError unless the threads of a parallel region can be started from the calling thread. OpenMP's runtime
+// starts them at the first region of each thread, and exits where one does not start.
+void require_threads();
+
+// at::parallel_for, whose threads are known to start.
+template <typename F>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
+#ifdef LB_STD_THREADS
+  // For the thread sanitizer (`make tsan`), which knows the start and the end of these threads, and not OpenMP's.
+  const int64_t count = std::max<int64_t>(
+      1, std::min<int64_t>(at::get_num_threads(), (end - begin) / std::max<int64_t>(1, grain)));
+  const int64_t part = (end - begin + count - 1) / count;
+  std::vector<std::thread> threads;
+  for (int64_t at = begin + part; at < end; at += part)
+    threads.emplace_back([&f, at, part, end] { f(at, std::min(at + part, end)); });
+  if (begin < end) f(begin, std::min(begin + part, end));
+  for (std::thread& thread : threads) thread.join();
+#else
+  if (end - begin > grain && end - begin > 1) require_threads();
+  at::parallel_for(begin, end, grain, f);
+#endif
+}
+
+}  // namespace liteboost
