@@ -145,6 +145,34 @@ void decay_pairs(const DeltaRuleArgs& args, Chunk& chunk) {
   }
 }
 
+// The same columns token by token, as the rule is written: infinities of several dimensions then meet in the sums in
+// which they belong together. `from` and `to` are those of the first column.
+template <typename T, int V, typename N>
+void columns_by_token(const DeltaRuleArgs& args, const Chunk& chunk, const float* from, float* to, T* out,
+                      int64_t column, int tokens, N n) {
+  const int64_t k_dim = args.k_dim, v_dim = args.v_dim;
+  for (int i = 0; i < tokens; ++i, from = to) {
+    const float* q = chunk.qk + i;
+    const float* k = q + kChunk;
+    const VF decay = splat(chunk.decay[i]), beta = splat(chunk.beta[i]);
+    for (int v = 0; v < V * kLanes; v += kLanes) {
+      VF known{}, sum{};
+      for (int64_t r = 0; r < k_dim; ++r) {
+        const VF s = load(from + r * v_dim + v, n) * decay;
+        store(to + r * v_dim + v, s, n);
+        known = fma(s, splat(k[r * kRow]), known);
+      }
+      const VF delta = (load(chunk.v + i * v_dim + column + v, n) - known) * beta;
+      for (int64_t r = 0; r < k_dim; ++r) {
+        const VF s = fma(delta, splat(k[r * kRow]), load(to + r * v_dim + v, n));
+        store(to + r * v_dim + v, s, n);
+        sum = fma(s, splat(q[r * kRow]), sum);
+      }
+      store(out + i * args.v_heads * v_dim + column + v, sum, n);
+    }
+  }
+}
+
 // One chunk of C tokens for V vectors of columns of the state, from `column` on; n: Full, or the lanes of the last.
 template <typename T, int C, int V, typename N>
 LB_INLINE void columns(const DeltaRuleArgs& args, const Chunk& chunk, const float* from, float* to, T* out,
@@ -177,6 +205,14 @@ LB_INLINE void columns(const DeltaRuleArgs& args, const Chunk& chunk, const floa
       k[i][v] = (value - known) * splat(chunk.beta[i]);
       q[i][v] = fma(k[i][v], splat(chunk.pairs[i][i]), sum);
     }
+  }
+  // Whatever is not finite among the state, queries, keys, values and rates is so in an output of the chunk.
+  VF spoiled{};
+  LB_UNROLL for (int i = 0; i < C; ++i) {
+    LB_UNROLL for (int v = 0; v < V; ++v) spoiled = fma(q[i][v], VF{}, spoiled);
+  }
+  if (sum(spoiled) != 0.0f) {
+    return columns_by_token<T, V>(args, chunk, from, to, out, column, tokens, n);
   }
   const VF decay = splat(chunk.since[C - 1]);
   // delta_j with the decay behind it: it stands in registers, the keys do not.
