@@ -1,4 +1,4 @@
-"""NaN and infinities in every float argument of every op, at every instruction set: what the reference gives."""
+"""NaN and infinities in every float argument of every op, at every instruction set."""
 
 from __future__ import annotations
 
