@@ -12,6 +12,12 @@
 // window w > 0 only the last w of those. A bool mask hides keys where it is False, as -inf would. A row that
 // sees no key gives 0. A row whose float mask is finite everywhere is an ordinary row, however low the mask.
 //
+// NaN and infinity: a row with a logit of NaN or +inf among those it sees is NaN (lse: NaN, or +inf where no logit is
+// NaN), and one whose logits are all -inf gives 0. Keys it does not see do not matter, whatever they hold, unless a
+// float mask hides them: NaN - inf is NaN. A value that is not finite makes NaN or infinity of the rows that see its
+// key. Rows that do not may become NaN by it, as 0 * NaN is, or not: of blocks in which no row of a task sees a key
+// the values are not read.
+//
 // attention_part, for keys that are a part of those a query sees: output in float32, and beside it
 //
 //   lse[i] = log(sum_j exp(logit[i][j])), -inf for a row that sees no key     [B, q_len, H], float32

@@ -116,12 +116,12 @@ void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
   }
 }
 
+// out = sums * factor, or 0 whatever the sums hold where a row sees no key.
 template <typename T>
-void store_row(T* out, const float* sums, float factor, int64_t dim) {
+void store_row(T* out, const float* sums, float factor, bool sees_none, int64_t dim) {
   for (int64_t c = 0; c < dim; c += kLanes) {
     const VF sum = load_some(sums + c, dim - c);
-    // Not sum * 0: a row that sees no key gives 0 whatever the sums hold.
-    store_some(out + c, factor == 0.0f ? VF{} : sum * factor, dim - c);
+    store_some(out + c, sees_none ? VF{} : sum * factor, dim - c);
   }
 }
 
@@ -130,8 +130,9 @@ template <typename T>
 void write_row(const AttentionArgs& a, int64_t batch, int64_t head, int64_t query, const float* sums,
                float maximum, float total) {
   const int64_t row = (batch * a.q_len + query) * a.num_heads + head;
+  const bool sees_none = maximum == kMinusInfinity;
   float factor = 0.0f;
-  if (maximum != kMinusInfinity) {
+  if (!sees_none) {
     if (a.sinks != nullptr) {
       const float sink =
           a.sinks[batch * a.sink_strides[0] + head * a.sink_strides[1] + query * a.sink_strides[2]];
@@ -143,10 +144,12 @@ void write_row(const AttentionArgs& a, int64_t batch, int64_t head, int64_t quer
     }
   }
   if (a.lse != nullptr) {
-    a.lse[row] = maximum == kMinusInfinity ? kMinusInfinity : maximum + logf(total);
-    store_row(static_cast<float*>(a.output) + row * a.value_dim, sums, factor, a.value_dim);
+    // A logit of infinity has made the total NaN.
+    const bool is_infinite = sees_none || maximum == kInfinity;
+    a.lse[row] = is_infinite ? maximum : maximum + logf(total);
+    store_row(static_cast<float*>(a.output) + row * a.value_dim, sums, factor, sees_none, a.value_dim);
   } else {
-    store_row(static_cast<T*>(a.output) + row * a.value_dim, sums, factor, a.value_dim);
+    store_row(static_cast<T*>(a.output) + row * a.value_dim, sums, factor, sees_none, a.value_dim);
   }
 }
 
@@ -272,8 +275,14 @@ void merge_tile(const AttentionArgs& a, int64_t tile) {
     const int64_t offset = row * partial_row_floats(a);
     float maximum = kMinusInfinity;
     for (int64_t s = 0; s < a.kv_splits; ++s) {
-      const float found = partial_of(a, tile, s)[offset + dim];
-      maximum = found <= maximum ? maximum : found;
+      const float* found = partial_of(a, tile, s) + offset + dim;
+      // A NaN stays; its part's total may be all that says so.
+      const bool is_nan = found[0] != found[0] || (found[1] != found[1] && found[0] != kInfinity);
+      if (is_nan || maximum != maximum) {
+        maximum = kNaN;
+      } else if (found[0] > maximum) {
+        maximum = found[0];
+      }
     }
     float total = 0.0f;
     float* sums = partial_of(a, tile, 0) + offset;

@@ -64,7 +64,21 @@ template <>
 struct Direct<WordsBf16, int8_t> {
   template <typename Q>
   static void pack(const Task& t, int64_t row, const Q* query, int64_t dim) {
-    t.query_scales[row] = pack_query_int16(query, dim, t.queries_packed + row * t.query_stride);
+    float* packed = t.queries_packed + row * t.query_stride;
+    t.query_scales[row] = pack_query_int16(query, dim, packed);
+    if (t.query_scales[row] == 0.0f) pack_query<WordsBf16>(query, dim, packed);
+  }
+
+  // The dot products of the rows that are no integers.
+  static void dot_rows_as_they_are(const AttentionArgs& a, const Task& t, const int8_t* keys,
+                                   const int8_t* values, int64_t key, int64_t n) {
+    for (int64_t row = 0; row < t.rows; ++row) {
+      if (t.query_scales[row] != 0.0f) continue;
+      each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const int8_t* k, const int8_t*) {
+        dot_keys<WordsBf16>(t.queries_packed + row * t.query_stride, t.query_stride, 1, k, a.key_strides[2],
+                            rows, a.head_dim, t.logits + row * kBlockKeys + first, kBlockKeys);
+      });
+    }
   }
 
   static void block(const AttentionArgs& a, const Task& t, const int8_t* keys, const int8_t* values,
@@ -72,6 +86,7 @@ struct Direct<WordsBf16, int8_t> {
     const Cover cover = mask_cover(a, t, 0, t.rows, key, n);
     if (cover == Cover::none) return;
     dot_block<WordsInt16>(a, t, keys, values, key, n);
+    dot_rows_as_they_are(a, t, keys, values, key, n);
     read_scales(a, t, keys, values, key, n);
     softmax_block<Words32, int8_t>(a, t, key, n, cover);
     bool has_digits = true;

@@ -33,18 +33,17 @@ struct RowWords<WordsInt16> {
 };
 
 // One query row as int16, rounded to nearest even, padded with zeros to a multiple of kLanes words. Returns what
-// they are multiples of; NaN, and zeros, where a value is not finite.
+// they are multiples of; 0, and nothing is written, where a value is not finite.
 template <typename T>
 float pack_query_int16(const T* row, int64_t n, float* out) {
   // A sum over n products with integers of 8 bits stays in 32.
   const float most = static_cast<float>(min_of(32767, (int64_t{1} << 31) / 128 / max_of(n, 1) - 1));
   const float largest = largest_of(row, n);
-  const VF factor = splat(largest == largest ? most / largest : 0.0f);
+  if (largest != largest) return 0.0f;
+  const VF factor = splat(most / largest);
   for (int64_t c = 0; c < round_up(n, 2 * kLanes); c += kLanes) {
     const VF v = c < n ? load_some(row + c, n - c) : VF{};
-    // Not v * factor: infinity times zero.
-    const VF scaled = largest == largest ? v * factor : VF{};
-    const __m256i integers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(scaled));
+    const __m256i integers = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v * factor));
     memcpy(out + c / 2, &integers, sizeof(integers));
   }
   return largest / most;

@@ -12,7 +12,9 @@ namespace LB_ISA {
 namespace {
 
 constexpr float kLog2e = 1.44269504088896340736f;
-constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kInfinity = __builtin_inff();
+constexpr float kMinusInfinity = -kInfinity;
+constexpr float kNaN = __builtin_nanf("");
 
 // 2^x for x <= 0, within 1 unit in the last place; 0 below -126, 1 at 0, NaN for NaN. Cheaper than the
 // general exp, and, with the products, what prefill spends its time on.
@@ -177,6 +179,23 @@ struct StoreProbabilities<WordsBf16> {
 };
 #endif
 
+// The maximum of a row with one more block of logits, `found` being the largest that was found there; NaN where that is
+// the answer. A maximum over lanes may lose a NaN to a number, which does not matter: the NaN is in the sum. Only where
+// no finite number is left does it decide between a row that sees no key, one that is NaN and a logit of infinity, and
+// only then are the logits read again.
+inline float updated_maximum(const float* row, int64_t width, float found, float maximum, float total) {
+  const float updated = found <= maximum ? maximum : found;
+  if (updated != kInfinity && updated != kMinusInfinity) return updated;
+  // A total is NaN also behind a logit of infinity, which the maximum then says.
+  if (maximum != maximum || (total != total && maximum != kInfinity)) return kNaN;
+  VF spoiled{};
+  for (int64_t j = 0; j < width; j += kLanes) {
+    const VF x = load(row + j);
+    spoiled = x == x ? spoiled : x;
+  }
+  return sum(spoiled) == 0.0f ? updated : kNaN;
+}
+
 // One step of the online softmax over the keys [begin, end) of a row of `width` logits (a multiple of
 // kLanes); begin, end and width count from the same key. Replaces the logits by probabilities relative to the
 // largest logit so far (0 outside [begin, end)), updates that maximum and the sum, and returns the factor
@@ -191,9 +210,7 @@ LB_INLINE float softmax_step(float* row, int64_t begin, int64_t end, int64_t wid
 
   VF largest = splat(kMinusInfinity);
   for (int64_t j = 0; j < width; j += kLanes) largest = max(load(row + j), largest);
-  const float found = hmax(largest);
-  // Written so that a NaN wins and reaches the output.
-  const float updated = found <= maximum ? maximum : found;
+  const float updated = updated_maximum(row, width, hmax(largest), maximum, total);
   if (updated == kMinusInfinity) {
     for (int64_t j = 0; j < width; j += kLanes) StoreProbabilities<Words>::one(row, j, VF{});
     return 1.0f;

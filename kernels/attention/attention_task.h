@@ -53,13 +53,14 @@ struct Task {
   float* keys_packed;
   float* values_packed;
   float *key_scales, *value_scales;  // of rows of integers: those of the block at hand, 0 behind it
-  float* query_scales;               // [rows], beside them: what the packed queries are multiples of
-  WeightDigits* digits;              // [rows], beside them
-  float* logits;                     // [chunk][kBlockKeys]
-  float* outputs;                    // [rows][output_stride], unnormalised
-  float* maximum;                    // [rows]
-  float* total;                      // [rows]
-  float* decay;                      // [rows]
+  // [rows], beside them: what the packed queries are multiples of; 0 for one that cannot be, which is packed as it is.
+  float* query_scales;
+  WeightDigits* digits;  // [rows], beside them
+  float* logits;         // [chunk][kBlockKeys]
+  float* outputs;        // [rows][output_stride], unnormalised
+  float* maximum;        // [rows]
+  float* total;          // [rows]
+  float* decay;          // [rows]
   int64_t query_stride, output_stride;
 };
 
@@ -130,7 +131,10 @@ LB_INLINE void softmax_row(const AttentionArgs& a, const Task& t, int64_t row, f
   const int64_t end = max_of(min_of(last_key(a, query) - key, n), begin);
   constexpr bool kScaled = is_int8<Stored>;
   if (begin < end) {
-    if constexpr (kScaled) multiply_by(logits, t.key_scales, t.query_scales[row], begin, end);
+    if constexpr (kScaled) {
+      const float scale = t.query_scales[row];
+      multiply_by(logits, t.key_scales, scale == 0.0f ? 1.0f : scale, begin, end);
+    }
     if (!t.unscaled) scale_logits(logits, begin, end, a.scaling, a.softcap);
     if (cover == Cover::some) apply_mask(logits, begin, end, mask_row(a, t, row, key));
   }

@@ -34,7 +34,8 @@
 //   S      <- P S + sum over j of D(last, j) k_j delta_j^T
 //
 // so the state is read twice and written once a chunk, and not a token. The decays are multiplied, not their
-// logarithms subtracted: one of 0 (g = -inf) stays one. Chunks are short because the state then stays in a cache near
+// logarithms subtracted: one of 0 (g = -inf) stays one. What is not finite of a chunk is done once more, token by
+// token: NaN and infinities reach what the rule as written makes of them, and no token before. Chunks are short because the state then stays in a cache near
 // by, and the products of a chunk with itself stay few; an NPU's matrix unit wants them longer (delta_rule_npu.cpp).
 //
 // Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), arXiv:2406.06484 (chunked form);

@@ -18,12 +18,15 @@ constexpr int kRow = 2 * kChunk;
 // kChunk numbers, or a vector where that is more.
 constexpr int kPadded = kLanes > kChunk ? kLanes : kChunk;
 constexpr float kEps = 1e-6f;
+// Vectors of columns of the state at once, of one token.
+constexpr int kMostVectors = 4;
 
 // A chunk as it is read. Where fewer tokens are left the others are zeros, which change nothing; a single token has a
 // chunk of one, whose other columns stand unused.
 struct Chunk {
-  float* qk;  // [k_dim][kRow]
-  float* v;   // [kChunk][v_dim]
+  float* qk;     // [k_dim][kRow]
+  float* v;      // [kChunk][v_dim]
+  float* saved;  // [k_dim][kMostVectors][kLanes]: columns of the state as they were
   float beta[kPadded];
   float decay[kPadded];
   float since[kChunk];        // P_i: the decays up to and with i
@@ -145,6 +148,43 @@ void decay_pairs(const DeltaRuleArgs& args, Chunk& chunk) {
   }
 }
 
+// What is not finite of the columns once more, token by token, as the rule is written: infinities of several dimensions
+// then meet in the sums in which they belong together. `q` are the outputs in fp32; chunk.saved is the state before.
+template <typename T, int C, int V, typename N>
+void redo_not_finite(const DeltaRuleArgs& args, const Chunk& chunk, float* to, T* out, int64_t column,
+                     int tokens, const VF (&q)[C][V], N n) {
+  const int64_t k_dim = args.k_dim, v_dim = args.v_dim;
+  for (int v = 0; v < V; ++v) {
+    VF spoiled{};
+    for (int i = 0; i < tokens; ++i) {
+      const float* query = chunk.qk + i;
+      const float* key = query + kChunk;
+      VF known{}, sum{};
+      for (int64_t r = 0; r < k_dim; ++r) {
+        float* state = chunk.saved + (r * V + v) * kLanes;
+        const VF s = load(state) * splat(chunk.decay[i]);
+        store(state, s);
+        known = fma(s, splat(key[r * kRow]), known);
+      }
+      const VF value = load(chunk.v + i * v_dim + column + v * kLanes, n);
+      const VF delta = (value - known) * splat(chunk.beta[i]);
+      for (int64_t r = 0; r < k_dim; ++r) {
+        float* state = chunk.saved + (r * V + v) * kLanes;
+        const VF s = fma(delta, splat(key[r * kRow]), load(state));
+        store(state, s);
+        sum = fma(s, splat(query[r * kRow]), sum);
+      }
+      const VF zero = q[i][v] * VF{};  // or NaN
+      store(out + i * args.v_heads * v_dim + column + v * kLanes, zero == zero ? q[i][v] : sum, n);
+      spoiled += zero;
+    }
+    for (int64_t r = 0; r < k_dim; ++r) {
+      float* at = to + r * v_dim + v * kLanes;
+      store(at, spoiled == spoiled ? load(at, n) : load(chunk.saved + (r * V + v) * kLanes), n);
+    }
+  }
+}
+
 // One chunk of C tokens for V vectors of columns of the state, from `column` on; n: Full, or the lanes of the last.
 template <typename T, int C, int V, typename N>
 LB_INLINE void columns(const DeltaRuleArgs& args, const Chunk& chunk, const float* from, float* to, T* out,
@@ -178,6 +218,18 @@ LB_INLINE void columns(const DeltaRuleArgs& args, const Chunk& chunk, const floa
       q[i][v] = fma(k[i][v], splat(chunk.pairs[i][i]), sum);
     }
   }
+  // Whatever is not finite among the state, queries, keys, values and rates is so in an output of the chunk.
+  VF spoiled{};
+  LB_UNROLL for (int i = 0; i < C; ++i) {
+    LB_UNROLL for (int v = 0; v < V; ++v) spoiled = fma(q[i][v], VF{}, spoiled);
+  }
+  const bool is_finite = sum(spoiled) == 0.0f;
+  if (!is_finite) {
+    for (int64_t r = 0; r < k_dim; ++r) {
+      for (int v = 0; v < V; ++v)
+        store(chunk.saved + (r * V + v) * kLanes, load(from + r * v_dim + v * kLanes, n));
+    }
+  }
   const VF decay = splat(chunk.since[C - 1]);
   // delta_j with the decay behind it: it stands in registers, the keys do not.
   LB_UNROLL for (int i = 0; i < C; ++i) {
@@ -194,6 +246,7 @@ LB_INLINE void columns(const DeltaRuleArgs& args, const Chunk& chunk, const floa
       store(to + r * v_dim + v * kLanes, s, n);
     }
   }
+  if (!is_finite) redo_not_finite<T, C, V>(args, chunk, to, out, column, tokens, q, n);
 }
 
 // A chunk whose `tokens` <= C tokens are read, for every column. V: vectors at once.
@@ -241,6 +294,7 @@ void run(const DeltaRuleArgs& args, float* scratch, int64_t begin, int64_t end) 
   Chunk chunk;
   chunk.qk = scratch;
   chunk.v = scratch + args.k_dim * kRow;
+  chunk.saved = chunk.v + kChunk * args.v_dim;
   memset(chunk.qk, 0, sizeof(float) * args.k_dim * kRow);
   const int64_t size = args.k_dim * args.v_dim;
   for (int64_t at = begin; at < end; ++at) {
@@ -255,7 +309,7 @@ void run(const DeltaRuleArgs& args, float* scratch, int64_t begin, int64_t end) 
       T* out = static_cast<T*>(args.out) + ((batch * args.tokens + token) * args.v_heads + head) * args.v_dim;
       if (tokens == 1) {
         read_chunk<T, 1>(args, chunk, batch, head, token, tokens);
-        run_chunk<T, 1, 4>(args, chunk, from, to, out, tokens);
+        run_chunk<T, 1, kMostVectors>(args, chunk, from, to, out, tokens);
       } else {
         read_chunk<T, kChunk>(args, chunk, batch, head, token, tokens);
         run_chunk<T, kChunk, 1>(args, chunk, from, to, out, tokens);
@@ -264,7 +318,9 @@ void run(const DeltaRuleArgs& args, float* scratch, int64_t begin, int64_t end) 
   }
 }
 
-int64_t scratch_floats(const DeltaRuleArgs& args) { return args.k_dim * kRow + kChunk * args.v_dim; }
+int64_t scratch_floats(const DeltaRuleArgs& args) {
+  return args.k_dim * (kRow + kMostVectors * kLanes) + kChunk * args.v_dim;
+}
 
 void run_any(const DeltaRuleArgs& args, float* scratch, int64_t begin, int64_t end) {
   LB_DISPATCH_DTYPE(args.dtype, T, run<T>(args, scratch, begin, end));

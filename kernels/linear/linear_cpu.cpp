@@ -89,8 +89,13 @@ static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
   static const bool avoids_mkl = mkl_holds_back();
   if (avoids_mkl && x.scalar_type() == at::kFloat && weight.is_contiguous() && x.numel() > 0 &&
       weight.numel() > 0 && at::globalContext().userEnabledMkldnn()) {
-    if (const auto* linear = one_dnn_linear())
-      return linear->call(x.contiguous(), weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+    if (const auto* linear = one_dnn_linear()) {
+      // It reads a bias as if its elements were adjacent.
+      std::optional<at::Tensor> adjacent;
+      if (bias.has_value()) adjacent = bias->contiguous();
+      return linear->call(x.contiguous(), weight, adjacent, "none", c10::List<std::optional<at::Scalar>>(),
+                          "");
+    }
   }
   return at::linear(x, weight, bias);
 }

@@ -1,3 +1,5 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/isfinite.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
@@ -42,6 +44,7 @@ class ExpertsTiles {
         scales_(scales),
         zero_points_(zero_points),
         bias_(bias),
+        results_(out),
         out_(static_cast<char*>(out.mutable_data_ptr())),
         // One row of x a token serves all of its slots.
         slots_a_row_(x.dim() == 2 ? slots : 1),
@@ -78,6 +81,7 @@ class ExpertsTiles {
     }
     finish();
     for (const Part& part : large) run_large(part);
+    if (not_finite_) redo_not_finite(groups);
     // Slots without an expert.
     for (size_t i = groups.first[experts]; i < groups.order.size(); ++i) {
       std::memset(out_ + groups.order[i] * n_ * size_, 0, n_ * size_);
@@ -157,7 +161,22 @@ class ExpertsTiles {
     args.out = out;
     args.rows = part.rows;
     args.out_stride = n_;
+    args.not_finite = &not_finite_;
     kernels_.run(dtype_, args, begin, end);
+  }
+
+  // Rows whose outputs are not all finite once more, as the layers that they are: linear_tiles knows what they give.
+  void redo_not_finite(const Groups& groups) const {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const at::Tensor is_finite = at::isfinite(results_).all(2);
+    const bool* const finite = is_finite.const_data_ptr<bool>();
+    for (int64_t e = 0; e < tiles_.size(0) / tiles_an_expert_; ++e) {
+      std::vector<int64_t> slots;
+      for (int64_t i = groups.first[e]; i < groups.first[e + 1]; ++i) {
+        if (!finite[groups.order[i]]) slots.push_back(groups.order[i]);
+      }
+      if (!slots.empty()) run_large({e, slots.data(), static_cast<int64_t>(slots.size()), 0, 0});
+    }
   }
 
   // An expert with so many rows that parts of its weight are multiplied out, by all threads.
@@ -178,7 +197,9 @@ class ExpertsTiles {
   const at::Tensor& scales_;
   const std::optional<at::Tensor>& zero_points_;
   const std::optional<at::Tensor>& bias_;
+  const at::Tensor results_;  // [tokens, slots, n]
   char* const out_;
+  mutable bool not_finite_ = false;
   const int64_t slots_a_row_, n_, k_, size_, tiles_an_expert_, tile_bytes_;
   const DType dtype_;
   const QuantizedLinearKernels& kernels_ = LB_KERNELS(quantized_linear_kernels);

@@ -41,6 +41,7 @@ struct MatrixProduct {
   int64_t n, k, rows;
   const void* bias;  // [n] or null
   char *packed, *out;
+  bool* not_finite;  // set where an output is not finite
 
   int64_t steps() const { return steps_of(k); }
   int64_t chunk_bytes() const { return steps() * kStep * kMatrixRows * 2; }
@@ -94,6 +95,7 @@ struct MatrixProduct {
     args.rows = std::min(last * kMatrixRows, rows) - row;
     args.outputs = std::min(n - output, kMatrixTiles * kTile);
     args.out_stride = n;
+    args.not_finite = not_finite;
     const int64_t tiles = tiles_of(args.outputs), part = matrix_steps(steps());
     for (int64_t begin = 0; begin < steps(); begin += part) {
       const int64_t end = std::min(begin + part, steps());

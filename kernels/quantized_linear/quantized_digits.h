@@ -43,7 +43,7 @@ LB_INLINE VI lowest_digit(VI v) { return (v << 24) >> 24; }
 
 LB_INLINE int32_t sum_words(VI v) { return _mm512_reduce_add_epi32((__m512i)v); }
 
-// NaN for all that is summed where a value is not finite.
+// NaN for all that is summed where a value is not finite: quantized_linear_cpu.cpp multiplies such a row again.
 template <typename S>
 void pack_digits(const bf16* x, PackDigits& to) {
   const float largest = largest_of(x, kPack);

@@ -37,7 +37,10 @@
 // no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
 // up to three), 32 columns at a time become integers of 24 bits times a power of two, whose products are summed exactly
 // (quantized_digits.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
-// more, and with infinity or NaN among them the outputs of the row are NaN.
+// more.
+//
+// Outputs that are not finite are those of the weight multiplied out in fp32: a scale behind a sum, a zero point taken
+// off it, or digits, would make NaN of infinities that never meet in x @ weight^T.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
@@ -80,6 +83,7 @@ struct QuantizedLinearArgs {
   const void* bias;      // [n] or null
   void* out;             // [rows, n], rows out_stride elements apart
   int64_t rows, out_stride;
+  bool* not_finite;  // set where one of `out` is not finite, else left; or null
 };
 
 // Many rows of bf16 meet this much of a weight at a time; see quantized_matrix.h.
@@ -95,6 +99,7 @@ struct MatrixArgs {
   const void* bias;  // of these outputs, or null
   void* out;         // [rows, outputs], rows out_stride elements apart
   int64_t rows, pairs, outputs, out_stride;
+  bool* not_finite;  // as of QuantizedLinearArgs
 };
 
 // All null where the CPU has no product of pairs of bf16.

@@ -1,6 +1,10 @@
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -72,9 +76,9 @@ struct Product {
 };
 
 // The weights are read as integers. Those of several products are shared out as if they were one: threads wait for each
-// other once.
+// other once. Returns whether all outputs are finite.
 template <typename Weight>
-void run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight>> products) {
+bool run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight>> products) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
   const QuantizedTiles& layout = layout_of(products[0].weight);  // x is packed alike for all
@@ -92,6 +96,7 @@ void run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weigh
   const int64_t step = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, tile_bytes(layout)));
   int64_t tiles = 0;
   for (const auto& each : products) tiles += tiles_of(layout_of(each.weight).n);
+  bool not_finite = false;
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(rows - row, most);
     const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * layout.k * size;
@@ -108,12 +113,14 @@ void run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weigh
           args.out = each.out + row * n * size;
           args.rows = count;
           args.out_stride = n;
+          args.not_finite = &not_finite;
           run_range(kernels, dtype, args, each.weight, from - first, to - first);
         }
         first = behind;
       }
     });
   }
+  return !not_finite;
 }
 
 // Rows [begin, end) in tiles of the weight, multiplied out.
@@ -192,16 +199,38 @@ Way way_of(at::ScalarType dtype, int64_t rows) {
   return dtype == at::kBFloat16 && has_matrix ? Way::matrix : Way::integers;
 }
 
+// Returns whether all outputs are finite.
 template <typename Weight>
-void run_matrix(const at::Tensor& x, int64_t rows, const Weight& weight, const void* bias, at::Tensor& out) {
+bool run_matrix(const at::Tensor& x, int64_t rows, const Weight& weight, const void* bias, at::Tensor& out) {
   const QuantizedTiles& layout = layout_of(weight);
+  bool not_finite = false;
   MatrixProduct<Weight> all{
-      LB_KERNELS(quantized_linear_kernels).matrix, weight, layout.n, layout.k, rows, bias, nullptr,
-      static_cast<char*>(out.mutable_data_ptr())};
+      LB_KERNELS(quantized_linear_kernels).matrix, weight,     layout.n, layout.k, rows, bias, nullptr,
+      static_cast<char*>(out.mutable_data_ptr()),  &not_finite};
   const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(all.chunks() * all.chunk_bytes());
   all.packed = static_cast<char*>(memory.get());
   all.pack(static_cast<const char*>(x.expect_contiguous()->const_data_ptr()));
   all.run();
+  return !not_finite;
+}
+
+// The outputs that are not finite once more, by the weight multiplied out in fp32; see quantized_linear.h.
+template <typename Weight>
+void redo_not_finite(const at::Tensor& x, int64_t rows, const Weight& weight,
+                     const std::optional<at::Tensor>& bias, const at::Tensor& out) {
+  // What is at hand is computed below autograd and autocast.
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const QuantizedTiles& layout = layout_of(weight);
+  const at::Tensor all = out.view({rows, layout.n});
+  const at::Tensor index = at::isfinite(all).all(1).logical_not().nonzero().squeeze(1);
+  if (index.numel() == 0) return;
+  const at::Tensor chosen = x.reshape({rows, layout.k}).index_select(0, index).to(at::kFloat);
+  at::Tensor made = empty_cpu({index.numel(), layout.n}, at::kFloat);
+  run_multiplied_out(chosen, index.numel(), weight, bias.has_value() ? bias->to(at::kFloat) : at::Tensor(),
+                     made);
+  const at::Tensor found = all.index_select(0, index);
+  all.index_copy_(0, index, at::where(at::isfinite(found), found, made.to(x.scalar_type())));
 }
 
 template <typename Weight>
@@ -212,17 +241,19 @@ at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optiona
   if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   const void* bias_data = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
+  bool is_finite = true;
   switch (way_of(x.scalar_type(), rows)) {
     case Way::multiplied_out:
       run_multiplied_out(x, rows, weight, bias_vector, out);
       break;
     case Way::matrix:
-      run_matrix(x, rows, weight, bias_data, out);
+      is_finite = run_matrix(x, rows, weight, bias_data, out);
       break;
     case Way::integers:
-      run_integers<Weight>(x, rows,
-                           Product<Weight>{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
+      is_finite = run_integers<Weight>(
+          x, rows, Product<Weight>{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
   }
+  if (!is_finite) redo_not_finite(x, rows, weight, bias, out);
   return out;
 }
 
@@ -304,7 +335,10 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
     outs.push_back(std::move(out));
   }
   if (can_be && rows > 0 && way_of(x.scalar_type(), rows) == Way::integers) {
-    run_integers<QuantizedTiles>(x, rows, products);
+    if (!run_integers<QuantizedTiles>(x, rows, products)) {
+      for (size_t i = 0; i < outs.size(); ++i)
+        redo_not_finite(x, rows, weights[i].weight, biases.get(i), outs[i]);
+    }
     return outs;
   }
   for (size_t i = 0; i < outs.size(); ++i) outs[i] = product(x, weights[i].weight, biases.get(i));

@@ -243,6 +243,7 @@ void meet(const QuantizedLinearArgs& args, const Meeting& m, int64_t tile, int64
         tile_sums<S, Scale, X>(m, lane, sums);
       }
     });
+    note_not_finite(sums, args.not_finite);
     const int64_t first = tile * kTile + lane;
     const auto write = [&](auto lanes) {
       const VF bias = args.bias ? load(static_cast<const T*>(args.bias) + first, lanes) : VF{};

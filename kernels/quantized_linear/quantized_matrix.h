@@ -116,6 +116,7 @@ void matrix_chunk(const MatrixArgs& args, const char* x, float* sums, int64_t ro
     return;
   }
   const bf16* bias = static_cast<const bf16*>(args.bias);
+  VF spoiled[1]{};
   LB_UNROLL for (int t = 0; t < N; ++t) {
     const int64_t first = t * kTile, left = args.outputs - first;
     const auto write = [&](auto lanes) {
@@ -123,6 +124,7 @@ void matrix_chunk(const MatrixArgs& args, const char* x, float* sums, int64_t ro
       LB_UNROLL for (int r = 0; r < R; ++r) {
         if (r >= rows) continue;
         const VF y = d[r][t] * scale;
+        spoiled[0] = fma(y, VF{}, spoiled[0]);
         store(out + r * args.out_stride + first, bias ? y + load(bias + first, lanes) : y, lanes);
       }
     };
@@ -132,6 +134,7 @@ void matrix_chunk(const MatrixArgs& args, const char* x, float* sums, int64_t ro
       write(static_cast<int>(left));
     }
   }
+  note_not_finite(spoiled, args.not_finite);
 }
 
 void run_matrix(const MatrixArgs& args) {

@@ -41,6 +41,14 @@ LB_INLINE VU load_uint(const char* p) {
   return v;
 }
 
+// Notes in `not_finite`, which several threads may set, where one of `sums` is not finite.
+template <int n>
+LB_INLINE void note_not_finite(const VF (&sums)[n], bool* not_finite) {
+  VF spoiled{};
+  LB_UNROLL for (int i = 0; i < n; ++i) spoiled = fma(sums[i], VF{}, spoiled);
+  if (sum(spoiled) != 0.0f && not_finite != nullptr) __atomic_store_n(not_finite, true, __ATOMIC_RELAXED);
+}
+
 // What the steps of floats have in common.
 struct Floats {
   typedef float Element;

@@ -35,6 +35,11 @@ def attention(
     ``logit = softcap * tanh(scaling * q.k / softcap) + mask``, without the cap where ``softcap`` is 0. Query
     ``i`` stands at position ``i + kv_len - q_len``. A query that sees no key gives 0.
 
+    A logit of NaN or infinity makes the rows that see it NaN; all of them -inf, like no key, give 0. Keys
+    that are hidden may hold anything, unless a float mask hides them (NaN - inf is NaN). A value that is not
+    finite reaches the rows that see its key; others may become NaN by it (0 * NaN, as here and in torch's
+    own) or not, because the kernels leave out blocks of keys that none of their rows sees.
+
     Args:
         query: ``[batch, num_heads, q_len, head_dim]``, fp32/bf16/fp16 (here also fp64). Any strides; read
             in place by the kernel where the last dimension is contiguous, copied otherwise. So are key and

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .attention import QUERY_BLOCK, _check_attention, block_logits
+from .attention import QUERY_BLOCK, _check_attention, _softmax, block_logits
 from .registry import define
 
 
@@ -64,11 +64,9 @@ def attention_part(
     step = QUERY_BLOCK if walked else q_len
     for start in range(0, q_len, step) if walked else (0,):
         logits = block_logits(query, key, mask, scaling, is_causal, 0, softcap, start, step)
-        sums = torch.logsumexp(logits, -1, keepdim=True)
-        # Where no key is seen, -inf - -inf is no number.
-        weights = torch.exp(logits - sums.masked_fill(sums == -math.inf, 0))
-        output[:, start : start + step] = (weights @ wide).transpose(1, 2)
-        lse[:, start : start + step] = sums.squeeze(-1).transpose(1, 2)
+        # Not exp(logits - lse), which loses the number of keys where a mask is as low as its dtype goes.
+        output[:, start : start + step] = (_softmax(logits, None) @ wide).transpose(1, 2)
+        lse[:, start : start + step] = torch.logsumexp(logits, -1).transpose(1, 2)
     return output, lse
 
 

@@ -27,7 +27,8 @@ def select_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Choose, for causal attention, the blocks of keys that each block of queries reads.
 
-    The same input gives the same choice. Of blocks with equal scores the earlier one is taken.
+    The same input gives the same choice. Of blocks with equal scores the earlier one is taken; a block whose
+    score is NaN is taken first, so that NaN in it reaches those that see it.
 
     Args:
         query: ``[batch, num_heads, q_len, head_dim]``.
@@ -109,6 +110,8 @@ def _choose(
         most: The longest list.
     """
     blocks = torch.arange(scores.shape[-1], device=scores.device)
+    # Finite, so that it displaces none that is always read: NaN sorts before infinity.
+    scores = scores.nan_to_num(nan=torch.finfo(scores.dtype).max)
     scores = scores.masked_fill(blocks >= visible, -math.inf)
     if shared:
         scores = scores.softmax(-1).mean(2, keepdim=True).masked_fill(blocks >= visible, -math.inf)

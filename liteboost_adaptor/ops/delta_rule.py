@@ -114,7 +114,9 @@ def chunk_gated_delta_rule(
 
     Numerics:
         As `recurrent_gated_delta_rule`. Here chunks of 64 tokens, in which the corrections solve a triangular
-        system, as in the models; the native kernel takes chunks of a few.
+        system, as in the models; the native kernel takes chunks of a few. There NaN and infinities travel as
+        in `recurrent_gated_delta_rule`, to no token before, and ``g`` of -inf is a decay of 0; here what a
+        token does not see is multiplied by 0, and logarithms are subtracted, so that both are NaN.
 
     Source:
         Yang et al. 2024, arXiv:2406.06484; ``torch_chunk_gated_delta_rule`` of transformers 5.23.

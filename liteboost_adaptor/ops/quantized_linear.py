@@ -10,7 +10,9 @@ All ops here:
     for bf16 on CPUs with AVX-512 BF16, if there are groups. On the latter, bf16 values and partial sums below
     2^-126 count as 0. There, of one row (of 8 bits up to three), 32 columns at a time are integers times a
     power of two, whose products are summed exactly: each is rounded to a multiple of 2^-22 of the largest of
-    them (or of 2^-100, if that is more), and infinity or NaN among them makes all outputs of the row NaN.
+    them (or of 2^-100, if that is more).
+
+    Outputs that are not finite are those of the weight multiplied out in fp32, whatever the number of rows.
 """
 
 from __future__ import annotations

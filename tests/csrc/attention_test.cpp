@@ -34,8 +34,12 @@ struct Pages {
   }
 };
 
+// A NaN in the first query, all of whose logits it makes NaN, or in the first key.
+enum class Spoiled { nothing, query, key };
+
 template <typename T>
-void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
+void test_shape(const Shape& s, const Way& way, bool causal, bool masked,
+                Spoiled spoiled = Spoiled::nothing) {
   std::mt19937 random(static_cast<unsigned>(s.q_len + s.kv_len + s.dim + s.value_dim));
   // Rows apart, so that they differ in alignment; each head and row of the last array ends at the guard page.
   const int stride = s.dim + 3, value_stride = s.value_dim + 1;
@@ -43,6 +47,8 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
       value((s.kv_heads * s.kv_len - 1) * value_stride + s.value_dim), out(s.q_len * s.heads * s.value_dim);
   for (Array<T>* array : {&query, &key, &value}) array->fill(random);
   const Pages pages(way.page_rows, s.kv_len);
+  if (spoiled == Spoiled::query) set(query.data()[s.dim - 1], NAN);
+  if (spoiled == Spoiled::key) set(key.data()[pages.row(0) * stride], NAN);
   Array<uint8_t> mask(s.q_len * s.kv_len);
   for (int i = 0; i < s.q_len * s.kv_len; ++i) mask.data()[i] = random() % 3 != 0;
   // One a query; heads are neighbours in memory, as a projection leaves them.
@@ -116,10 +122,12 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
       weights[static_cast<size_t>(j)] = seen ? std::exp(0.25 * dot) : 0.0;
       total += weights[static_cast<size_t>(j)];
     }
-    if (masked && total > 0) total += std::exp(static_cast<double>(sinks[row]));
+    // Not total > 0, which a NaN is not.
+    const bool sees_none = total == 0;
+    if (masked && !sees_none) total += std::exp(static_cast<double>(sinks[row]));
     for (int c = 0; c < s.value_dim; ++c) {
       double want = 0, scale = 0;
-      for (int j = 0; j < s.kv_len && total > 0; ++j) {
+      for (int j = 0; j < s.kv_len && !sees_none; ++j) {
         const double part = weights[static_cast<size_t>(j)] / total *
                             value[(kv_head * s.kv_len + pages.row(j)) * value_stride + c];
         want += part;
@@ -128,7 +136,8 @@ void test_shape(const Shape& s, const Way& way, bool causal, bool masked) {
       // Probabilities may be rounded to bf16 too; fp32 dot products carry their error into the exponential.
       const double bound = unit<T>() * std::fabs(want) + (unit<T>() + 64 * 0x1p-24) * scale + 1e-7;
       const double got = out[row * s.value_dim + c];
-      check(std::fabs(got - want) <= bound, "attention", row, c, got, want);
+      const bool right = std::isnan(want) ? std::isnan(got) : std::fabs(got - want) <= bound;
+      check(right, "attention", row, c, got, want);
     }
   }
   check(out.intact() && scratch.intact() && partials.intact(), "attention margin", s.dim, s.kv_len, 0, 0);
@@ -141,6 +150,8 @@ void test_type() {
     for (const Way& way : ways) {
       test_shape<T>({2, 1, 2, 5, length, kMaxLength + 1 - length}, way, false, false);
       test_shape<T>({2, 1, 2, length, 7, 5}, way, true, length % 2 == 0);
+      test_shape<T>({2, 1, 2, length, 7, 5}, way, true, length % 2 == 0, Spoiled::query);
+      test_shape<T>({2, 1, 3, length, 7, 5}, way, true, length % 2 == 0, Spoiled::key);
     }
     test_shape<T>({2, 1, length, length + 3, 5, 6}, {false, 16, 1, 1}, true, length % 2 == 0);
     test_shape<T>({2, 2, length, 20, 5, 6}, {false, 100, 1, 2}, true, false);

@@ -70,7 +70,7 @@ inline void set(bf16& element, double x) {
 inline void set(f16& element, double x) {
   const double value = std::fabs(rounded<f16>(x));
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
-  uint16_t magnitude = 0x7c00;
+  uint16_t magnitude = std::isnan(x) ? 0x7e00 : 0x7c00;
   if (value < std::ldexp(1.0, -14)) {
     magnitude = static_cast<uint16_t>(std::ldexp(value, 24));
   } else if (value < 65520.0) {

@@ -25,7 +25,7 @@ def valid(name: str, cases: int, number: int, note: Note | None = None, threads:
     isas = st.sampled_from(torch.ops.liteboost._isas())
 
     def one(values: int, isa: str, threads: int, case: table.Case) -> None:
-        written = {name: _copy(case.arguments[name]) for name in ops()[name].written}
+        written = {name: copy_of(case.arguments[name]) for name in ops()[name].written}
         arguments = {**case.arguments, **written}
         before = {key: _bits(value) for key, value in case.arguments.items() if isinstance(value, Tensor)}
         torch.ops.liteboost._limit_isa(isa)
@@ -113,7 +113,7 @@ def _seeded(draw: Any, strategies: dict[str, st.SearchStrategy[Any]]) -> dict[st
     return {"values": values, **{key: draw(strategy) for key, strategy in strategies.items()}}
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def copy_of(tensor: Tensor) -> Tensor:
     """The same tensor in an allocation of its own that is as the given one's."""
     memory = tensor.untyped_storage().clone()
     return torch.tensor([], dtype=tensor.dtype).set_(

@@ -21,6 +21,8 @@ from support.attention_cases import (
 )
 from torch import Tensor
 
+from liteboost_adaptor.ops.attention import attention as reference
+
 __all__ = ["one_thread"]  # applies by being here
 
 attention = torch.ops.liteboost.attention
@@ -135,6 +137,27 @@ def test_not_a_number_stays_in_its_row(isa: str, dtype: torch.dtype) -> None:
         result = attention(query, key, value, None, 0.2)
         assert result[0, 1, 1].isnan().all()
         assert result.isnan().sum() == 32
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kv_len", [1, 8, 17, 40, 129, 300])
+def test_rows_of_nan_alone(isa: str, dtype: torch.dtype, kv_len: int) -> None:
+    """A maximum over lanes may lose a NaN to the -inf of hidden keys; that is no row without keys."""
+    for q_len in (1, 3, 20):
+        query, key, value = make(1, 2, 1, q_len, kv_len, 32, 32, dtype)
+        query[:, 0] = NAN
+        first = torch.arange(kv_len).eq(0).expand(1, 1, 1, -1)
+        for form in (
+            (None, 0.2),
+            (first, 0.2),
+            (None, 0.2, True),
+            (None, 0.2, True, 1),
+            (first, 0.2, True, 5),
+        ):
+            expected = reference(query, key, value, *form)
+            found = attention(query, key, value, *form)
+            assert torch.equal(found.isnan(), expected.isnan()) and not found[:, :, 1].isnan().any()
+            assert torch.equal(found == 0, expected == 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -94,3 +94,28 @@ def test_refuses_what_does_not_fit() -> None:
         ops.attention_part(query, key, value[:, :, 1:], None, 0.3)
     with pytest.raises(ValueError, match=r"attention_part.*scaling must be finite"):
         ops.attention_part(query, key, value, None, float("nan"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_under_the_lowest_mask_is_an_ordinary_row(isa: str, dtype: torch.dtype) -> None:
+    """Beside such a number the logarithm of how many keys there are is nothing."""
+    states = make(1, 2, 1, 4, 40, 16, 16, dtype)
+    mask = torch.zeros(1, 1, 4, 1, dtype=dtype)
+    mask[:, :, 2] = torch.finfo(dtype).min
+    for function in (ops.attention_part, attention_part):
+        output, lse = function(*states, mask, 0.0)
+        mean = states[2].float().mean(2).unsqueeze(1).expand_as(output)
+        torch.testing.assert_close(output, mean, rtol=2**-7, atol=2**-7)
+        assert lse.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_lse_of_what_is_not_finite(isa: str, kind: float) -> None:
+    for kv_len in (5, 40, 700):
+        query, key, value = make(1, 2, 2, 2, kv_len, 16, 16, torch.float32)
+        query[:, :, 1, 3] = kind
+        for form in ((None, 0.2), (None, 0.2, True)):
+            output, lse = ops.attention_part(query, key, value, *form)
+            exact, exact_lse = attention_part(*double(query, key, value), *form)
+            assert torch.equal(output.isnan(), exact.isnan())
+            torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -108,3 +108,18 @@ def test_large_values_in_half_precision() -> None:
     key[:, :, 32:64] += 2000
     query = query.abs()
     assert chosen(query, key, 0.5, block=32)[:, :, 7, 1].all()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_displaces_no_block_that_is_always_read(value: float, shared: bool) -> None:
+    form = {"block": 16, "sinks": 1, "window": 2, "shared": shared}
+    for spoiled in ("query", "key"):
+        query, key = states(160, 160)
+        {"query": query, "key": key}[spoiled][:, :, 70] = value
+        found = chosen(query, key, 0.75, **form)
+        for i in range(10):
+            assert found[:, :, i, 0].all() and found[:, :, i, max(0, i - 1) : i + 1].all()
+            # Four blocks are kept only where more than three may be: with NaN among the keys, theirs is one.
+            if spoiled == "key" and math.isnan(value) and found[:, :, i].sum(-1).min() > 3:
+                assert found[:, :, i, 70 // 16].all()

@@ -150,6 +150,17 @@ def test_nan_and_infinity_stay_in_their_row_and_column(
     assert torch.equal(result[:, others], clean[:, others])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 65, 200])
+def test_a_bias_whose_elements_are_not_adjacent(isa: str, dtype: torch.dtype, rows: int) -> None:
+    x, weight, bias = make(rows, 33, 64, dtype)
+    assert bias is not None
+    spread = torch.stack([bias, torch.full_like(bias, NAN)], -1)[..., 0]
+    assert torch.equal(linear(x, weight, spread), linear(x, weight, bias))
+    one = bias[:1].expand(33)
+    assert torch.equal(linear(x, weight, one), linear(x, weight, one.contiguous()))
+
+
 # 256 + 1 has no bf16 between 256 and 258, nor 2048 + 1 an fp16; rounded first, the sums below would be 1.
 @pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 256.0), (torch.float16, 2048.0)], ids=str)
 @pytest.mark.parametrize("rows", [1, 6, 200])

@@ -331,6 +331,25 @@ def test_what_is_not_finite_stays_in_its_row(isa: str, native_only: None, kind: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_what_is_not_finite_is_that_of_the_weight_multiplied_out(
+    isa: str, dtype: torch.dtype, kind: float
+) -> None:
+    for rows in (1, 3, 6, 40):
+        for layer in (w8(37, 64), w4(37, 64, 32, True)):
+            x, bias = inputs(rows, 37, 64, dtype)
+            x[0, 40] = kind
+            name = "linear_w8" if layer["weight"].dtype == torch.int8 else "linear_w4"
+            scales = layer["scales"].clone()
+            scales.view(-1)[9] = kind
+            for given in (layer, {**layer, "scales": scales}):
+                expected = ops()[name].reference(x, **given, bias=bias)
+                for found in (run(x, given, bias), run_tiles(x, given, bias)):
+                    for is_so in (torch.isnan, torch.isposinf, torch.isneginf):
+                        assert torch.equal(is_so(found), is_so(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 4, 40])
 def test_opcheck(dtype: torch.dtype, rows: int) -> None:
     x, bias = inputs(rows, 24, 64, dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from liteboost_adaptor.ops.activation import ACTIVATIONS
 
 
-def _exact(gate: Tensor, kind: str, alpha: float) -> Tensor:
+def exact_activation(gate: Tensor, kind: str, alpha: float) -> Tensor:
     match kind:
         case "silu":
             return gate * torch.sigmoid(alpha * gate)
@@ -65,7 +65,7 @@ def gated_activation(draw: DrawFn) -> Case:
         if limit is not None:
             g, u = g.clamp(max=limit), u.clamp(-limit, limit)
         factor = u + arguments["up_offset"]
-        want = _exact(g, kind, arguments["alpha"]) * factor
+        want = exact_activation(g, kind, arguments["alpha"]) * factor
         assert results[0].dtype == dtype
         bound = (1.02 * UNIT[dtype] + _relative(g, kind, dtype)) * want.abs()
         bound += TINY[dtype] * (1 + factor.abs())
@@ -86,7 +86,7 @@ def activation(draw: DrawFn) -> Case:
     }
 
     def check(results: list[Tensor]) -> None:
-        want = _exact(x.double(), kind, arguments["alpha"])
+        want = exact_activation(x.double(), kind, arguments["alpha"])
         assert results[0].dtype == dtype
         bound = (1.02 * UNIT[dtype] + _relative(x.double(), kind, dtype)) * want.abs() + TINY[dtype]
         assert_within(results[0], want, bound)
