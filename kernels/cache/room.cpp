@@ -101,10 +101,7 @@ bool is_seen(const at::Tensor& held, const at::Tensor& memory) {
     return memory.is_cpu() || held.storage().use_count() > 2;
   }
   auto* context = memory.storage().data_ptr().cast_context<cow::COWDeleterContext>(cow::cow_deleter);
-  // What `held` was cut from has the same storage; nobody sees it where nothing but `held` holds it.
-  const bool is_cut =
-      held.is_view() && held._base().use_count() == 1 && held._base().storage().is_alias_of(held.storage());
-  return context == nullptr || held.storage().use_count() > (is_cut ? 2 : 1) || sharing(*context).load() > 2;
+  return context == nullptr || held.storage().use_count() > 1 || sharing(*context).load() > 2;
 }
 
 int64_t cache_start(const at::Tensor& held, const at::Tensor& memory, int64_t dim, int64_t end) {

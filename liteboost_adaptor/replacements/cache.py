@@ -59,10 +59,10 @@ class Room:
         memory = self.memory
         if type(tensor) is not torch.Tensor or tensor.dtype != memory.dtype or tensor.device != memory.device:
             return False
-        behind = torch._C._data_address(tensor) - torch._C._data_address(memory)
-        if 0 <= behind < memory.nbytes:
+        if torch._C._data_address(tensor) == torch._C._data_address(memory):
             return True
-        return tensor.stride() == memory.stride() and tensor.untyped_storage().nbytes() == memory.nbytes
+        is_laid_out_so = tensor.stride() == memory.stride() and not tensor.is_contiguous()
+        return is_laid_out_so and tensor.untyped_storage().nbytes() == memory.nbytes
 
     def fits(self, length: int) -> bool:
         """Whether ``length`` positions have room here, and not far too much of it."""

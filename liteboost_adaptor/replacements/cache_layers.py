@@ -137,6 +137,7 @@ def attribute(name: str) -> property:
         int8_cache.put(own, name, value)
         if cache.ROOMS in own and not torch.compiler.is_compiling() and not cache.is_recorded():
             _let_go(own, name)
+            _cut_loose(own, name)
 
     def delete(self: Any) -> None:
         own = self.__dict__
@@ -179,6 +180,13 @@ def _let_go(own: dict[str, Any], name: str) -> None:
             del rooms[each]
     if not rooms:
         del own[cache.ROOMS]
+
+
+def _cut_loose(own: dict[str, Any], name: str) -> None:
+    """Let a part of what was kept hold no more than its memory: a view holds on to what it was cut from."""
+    kept = own[name]
+    if isinstance(own.get(cache.ROOMS, {}).get(name), cache.Room) and kept._base is not None:
+        own[name] = kept.data
 
 
 def state(original: Callable[..., Any]) -> Callable[..., Any]:
