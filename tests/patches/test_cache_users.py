@@ -1,7 +1,7 @@
 """Users keep, save, edit and exchange what a cache holds while a model decodes: all as without the package.
 
-Two copies of a model, one of them served, see the same calls and the same user. What the user saved is compared
-at every step, and so are the logits.
+Two copies of a model, one of them served, see the same calls and the same user. What the user saved is
+compared at every step, and so are the logits.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class User:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.saved, self.seen, self.count = model, [], [], 0
+        self.batch = 2
         self.cache = DynamicCache(config=model.config)
         self.other = DynamicCache(config=model.config)
         self.decode(self.cache, 6)
@@ -52,9 +53,9 @@ class User:
 
     def decode(self, cache: Any, length: int) -> None:
         """One call with ``length`` tokens behind what is in ``cache``."""
-        batch = cache.layers[0].keys.shape[0] if cache.layers and cache.layers[0].is_initialized else 2
         start = cache.get_seq_length()
-        ids = (torch.arange(start, start + length) * 7 + 3).expand(batch, -1) % self.model.config.vocab_size
+        ids = torch.arange(start, start + length).mul(7).add(3) % self.model.config.vocab_size
+        ids = ids.expand(self.batch, -1)
         with torch.no_grad():
             result = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
         self.seen.append(result.logits)
@@ -62,8 +63,7 @@ class User:
     def tokens(self, count: int) -> None:
         for _ in range(count):
             start = self.cache.get_seq_length()
-            batch = self.seen[-1].shape[0]
-            ids = torch.full((batch, 1), (start * 7 + 3) % self.model.config.vocab_size)
+            ids = torch.full((self.batch, 1), (start * 7 + 3) % self.model.config.vocab_size)
             with torch.no_grad():
                 self.seen.append(self.model(input_ids=ids, past_key_values=self.cache).logits)
 
@@ -150,7 +150,27 @@ def _crops(user: User) -> None:
 
 
 def _reorders(user: User) -> None:
-    user.cache.reorder_cache(torch.tensor([1, 0]))
+    user.cache.reorder_cache(torch.arange(user.batch).flip(0))
+
+
+def _repeats_rows(user: User) -> None:
+    if user.batch < 8:
+        user.cache.batch_repeat_interleave(2)
+        user.batch *= 2
+
+
+def _selects_rows(user: User) -> None:
+    user.cache.batch_select_indices(torch.tensor([1, 0]))
+    user.batch = 2
+
+
+def _saves_as_kept(user: User) -> None:
+    user.saved += [vars(user.layer)["keys"], vars(user.layer)["values"][:, :, 1:]]
+
+
+def _writes_as_kept(user: User) -> None:
+    vars(user.layer)["keys"].mul_(0.75)
+    vars(user.layer)["values"][:, :, -2:] = 0.25
 
 
 def _assigns(user: User) -> None:
@@ -180,9 +200,9 @@ def _shares_a_prefix(user: User) -> None:
     user.decode(user.other, 2)
 
 
-def _decodes_in_inference_mode(user: User) -> None:
+def _reads_in_inference_mode(user: User) -> None:
     with torch.inference_mode():
-        user.saved.append(user.layer.keys.clone())
+        user.seen.append(user.layer.keys.sum())
 
 
 def _appends_alone(user: User) -> None:
@@ -213,14 +233,20 @@ ACTS: list[Callable[[User], None]] = [
     _copies_a_layer,
     _crops,
     _reorders,
+    _repeats_rows,
+    _selects_rows,
+    _saves_as_kept,
+    _writes_as_kept,
     _assigns,
     _assigns_saved,
     _swaps_layers,
     _shares_a_prefix,
-    _decodes_in_inference_mode,
+    _reads_in_inference_mode,
     _appends_alone,
 ]
 NAMES = [act.__name__ for act in ACTS]
+#: Without those that look behind the attributes.
+OF_INTEGERS = [name for name in NAMES if not name.endswith("_as_kept")]
 
 
 def outcome(model: torch.nn.Module, names: tuple[str, ...], tokens: int) -> list[torch.Tensor]:
@@ -250,7 +276,7 @@ def compare(models: Any, names: tuple[str, ...], tokens: int) -> None:
 def _pair(family: str, **options: Any) -> Iterator[Any]:
     original = tiny_models.build(family).eval()
     ours = copy.deepcopy(original)
-    original, tolerance = original, 1e-3
+    tolerance = 1e-3
     liteboost_adaptor.apply(ours, **options)
     if "quant" in options:
         tolerance = 0.1  # keys and values of eight bits
@@ -281,7 +307,7 @@ def test_each_act_while_decoding(models: Any, act: str) -> None:
     compare(models, ("_saves", act, "_writes", act), 2)
 
 
-@pytest.mark.parametrize("act", NAMES)
+@pytest.mark.parametrize("act", OF_INTEGERS)
 def test_each_act_with_integers(integers: Any, act: str) -> None:
     compare(integers, ("_saves", act), 2)
 
@@ -292,6 +318,7 @@ def test_each_act_between_recorded_steps(models: Any, act: str, recorded: None) 
 
 
 composed = st.lists(st.sampled_from(NAMES), min_size=3, max_size=8).map(tuple)
+composed_of_integers = st.lists(st.sampled_from(OF_INTEGERS), min_size=3, max_size=8).map(tuple)
 patient = settings(
     deadline=None,
     database=None,
@@ -314,7 +341,7 @@ def test_many_composed_acts(models: Any, recorded: None, names: tuple[str, ...],
 
 @pytest.mark.full
 @settings(patient, max_examples=300)
-@given(names=composed, tokens=st.integers(1, 4))
+@given(names=composed_of_integers, tokens=st.integers(1, 4))
 def test_many_composed_acts_with_integers(
     integers: Any, recorded: None, names: tuple[str, ...], tokens: int
 ) -> None:
@@ -327,23 +354,52 @@ def test_a_cache_is_saved_by_safetensors(models: Any, tmp_path: Path) -> None:
     user = User(models[1])
     user.tokens(3)
     for at, layer in enumerate(user.cache.layers):
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            continue  # a view of longer tensors in the original, too
         kept = {"keys": layer.keys, "values": layer.values}
         save_file(kept, tmp_path / f"{at}.safetensors")
         read = load_file(tmp_path / f"{at}.safetensors")
         assert all(torch.equal(kept[name], read[name]) for name in kept)
 
 
-def test_recorded_steps_go_on_after_somebody_has_written(models: Any, recorded: None) -> None:
-    original, ours, _ = models
-    counts = []
-    for model in (original, ours):
-        user = User(model)
-        user.tokens(10)
-        before = _served()
-        user.layer.keys.mul_(0.5)
-        user.tokens(10)
-        counts.append(_served() - before)
-    assert counts[0] == 0 and counts[1] >= 4
+def test_recorded_steps_go_on_after_somebody_has_written(recorded: None) -> None:
+    for original, ours, _ in _pair("llama", level=2):  # none of whose steps were recorded before
+        users = User(original), User(ours)
+        for user in users:
+            user.tokens(10)
+            served = _served()
+            user.layer.keys.mul_(0.5)
+            user.tokens(12)
+        assert _served() - served >= 4
+        assert torch.allclose(users[0].seen[-1], users[1].seen[-1], atol=1e-3)
+
+
+def test_what_an_attention_of_the_users_own_keeps_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given what ``update`` returns, before any attribute is read."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    kept: list[torch.Tensor] = []
+
+    def attention(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if key.shape[2] % 4 == 0:
+            key.mul_(0.9)
+        kept.append(key)
+        return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "of_a_user", attention)
+    seen = []
+    for original, ours, _ in _pair("llama", level=2):
+        for model in (original, ours):
+            model.set_attn_implementation("of_a_user")
+            kept.clear()
+            user = User(model)
+            user.tokens(12)
+            kept[-3].zero_()
+            user.tokens(3)
+            seen.append([*(each.clone() for each in kept), *user.seen])
+    for found, expected in zip(*seen, strict=True):
+        assert torch.allclose(found, expected, atol=1e-3)
 
 
 def _served() -> int:
