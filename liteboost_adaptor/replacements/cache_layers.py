@@ -43,8 +43,8 @@ class Served(NamedTuple):
 
 #: By identity: a layer's class may say that layers are equal, or have no hash.
 _served: dict[int, Served] = {}
-#: Functions that may be given what a layer keeps as it lies in its memory.
-_reading: set[types.CodeType] = set()
+#: Functions that may be given what a layer keeps as it lies in its memory; by identity: hashing takes long.
+_reading: dict[int, types.CodeType] = {}
 
 
 def serve(layer: Any, append: Callable[..., torch.Tensor], has_integers: bool) -> None:
@@ -108,7 +108,7 @@ def read_by_methods(cls: type) -> None:
 def _read_by(function: Any) -> None:
     while function is not None:
         if isinstance(function, types.FunctionType):
-            _reading.add(function.__code__)
+            _reading[id(function.__code__)] = function.__code__
         function = getattr(function, "__wrapped__", None)
 
 
@@ -125,7 +125,7 @@ def attribute(name: str) -> property:
         if cache.ROOMS not in own and int8_cache.INTEGERS not in own and type(value) is not Int8Rows:
             return value
         frame = sys._getframe(1)
-        if frame.f_code in _reading or str(frame.f_globals.get("__name__")).startswith(_MODELS):
+        if id(frame.f_code) in _reading or str(frame.f_globals.get("__name__")).startswith(_MODELS):
             return int8_cache.kept(own, name)
         if (recording := cache.recorder()) is not None:
             recording.recording.fault = f"{frame.f_code.co_qualname} reads {name} of a cache's layer"
