@@ -170,10 +170,15 @@ def _appending(cls: type) -> list[tuple[type, str, Any]]:
         method = vars(owner)[name]
         if not inspect.isfunction(method):
             continue
-        made = reroute_appends(method, cache_layers.append)
+        made = _rerouted(method)
         if made is not None:
             found.append((owner, name, made))
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _rerouted(method: Callable[..., Any]) -> Any:
+    return reroute_appends(method, cache_layers.append)
 
 
 def _is_free(cls: type, name: str) -> bool:

@@ -150,6 +150,10 @@ class Int8Rows(torch.Tensor):
     def data(self) -> Int8Rows:  # type: ignore[override]
         return self.each(lambda kept: kept.data)
 
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self[...] = value
+
     def numpy(self, **kwargs: Any) -> Any:
         return self.multiplied_out().numpy(**kwargs)
 
