@@ -55,8 +55,11 @@ constexpr int64_t kCopiedBytes = 64 << 10;
 
 // Copies `added` to `to`, laid out with `strides`, run by run, if both are made of runs from `dim` on: a token's heads,
 // one after the other. What copy_ sees to before it moves a byte takes longer than moving it.
-bool copied_in_runs(char* to, at::IntArrayRef strides, const at::Tensor& added, int64_t dim) {
-  if (added.is_conj() || added.is_neg() || static_cast<int64_t>(added.nbytes()) > kCopiedBytes) return false;
+bool copied_in_runs(char* to, caffe2::TypeMeta dtype, at::IntArrayRef strides, const at::Tensor& added,
+                    int64_t dim) {
+  if (!added.is_cpu() || added.dtype() != dtype || added.is_conj() || added.is_neg() ||
+      static_cast<int64_t>(added.nbytes()) > kCopiedBytes)
+    return false;
   int64_t run = 1, runs = 1;
   for (int64_t d = added.dim() - 1; d >= dim; --d) {
     if (added.size(d) != 1 && (strides[d] != run || added.stride(d) != run)) return false;
@@ -83,8 +86,6 @@ void check_append(const at::Tensor& memory, const at::Tensor& added, int64_t dim
   LB_CHECK_VALUE(dim >= 0 && dim < memory.dim() && added.dim() == memory.dim() && memory.is_contiguous(), op,
                  "memory must be contiguous and added have its dimensions, got ", memory.sizes(), " and ",
                  added.sizes(), " along ", dim);
-  LB_CHECK_VALUE(added.scalar_type() == memory.scalar_type() && added.device() == memory.device(), op,
-                 "added must have the dtype and device of memory; convert it");
   for (int64_t d = 0; d < memory.dim(); ++d) {
     LB_CHECK_VALUE(d == dim || added.size(d) == memory.size(d), op, "added ", added.sizes(),
                    " does not fit into memory ", memory.sizes(), " along ", dim);
@@ -128,7 +129,8 @@ at::Tensor append_in_memory(const at::Tensor& memory, const at::Tensor& added, i
   };
   if (!memory.is_cpu()) {
     view_of(memory, added.sizes(), memory.strides(), offset(end)).copy_(added);
-  } else if (char* to = writable(memory, end, dim); !copied_in_runs(to, memory.strides(), added, dim)) {
+  } else if (char* to = writable(memory, end, dim);
+             !copied_in_runs(to, memory.dtype(), memory.strides(), added, dim)) {
     at::from_blob(to, added.sizes(), memory.strides(), memory.options()).copy_(added);
   }
   c10::DimVector sizes(memory.sizes());

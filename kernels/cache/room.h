@@ -7,7 +7,7 @@
 //
 //   _cache_append(Tensor(a!) memory, Tensor added, int dim, int start, int length) -> Tensor
 //     memory   contiguous; positions lie along dim
-//     added    written at positions start + length and behind; memory's dtype and device, and its sizes but for dim
+//     added    written at positions start + length and behind, in memory's dtype; memory's sizes but for dim
 //     returns  positions start .. start + length + added.size(dim)
 //
 //   _cache_start(Tensor held, Tensor memory, int dim, int end) -> int
