@@ -279,48 +279,6 @@ def test_what_somebody_holds_is_never_written_again(holder: str):
     assert list(held) == list(expected) if holder == "storage object" else torch.equal(held, expected)
 
 
-def test_what_update_returns_is_written_without_a_trace_elsewhere():
-    layer = DynamicLayer()
-    served(layer)
-    for step in range(3):
-        layer.update(*states(4, step))
-    former = layer.update(*states(1, 5))[0]
-    before = former.clone()
-    latest = layer.update(*states(1, 6))[0]
-    expected = latest.clone()
-    former.zero_()
-    assert torch.equal(latest, expected) and torch.equal(kept(layer), expected)
-    former.copy_(before)
-    latest.mul_(2)
-    assert torch.equal(former, before)
-    new = states(1, 7)
-    assert torch.equal(layer.update(*new)[0], torch.cat([2 * expected, new[0]], dim=2))
-    latest.numpy()[...] = 0
-    assert torch.equal(layer.update(*new)[0], torch.cat([2 * expected, new[0], new[0]], dim=2))
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda tensor: tensor.sum(),
-        lambda tensor: tensor @ tensor.mT,
-        lambda tensor: torch.nn.functional.scaled_dot_product_attention(tensor, tensor, tensor),
-        lambda tensor: tensor.to(torch.bfloat16),
-        lambda tensor: tensor.tolist(),
-        lambda tensor: torch.cat([tensor, tensor], dim=2),
-    ],
-)
-def test_reading_what_is_kept_copies_nothing(read: Any):
-    layer = DynamicLayer()
-    served(layer)
-    for step in range(3):
-        layer.update(*states(4, step))
-    memory = address(layer)
-    read(kept(layer))
-    layer.update(*states(1, 3))
-    assert address(layer) == memory
-
-
 def test_layers_that_share_what_they_keep_go_different_ways():
     first, second = DynamicLayer(), DynamicLayer()
     served(first, second)
