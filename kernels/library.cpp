@@ -1,5 +1,6 @@
 // The library's own entry: what it was built with. Ops live in their families' folders, each of which
 // adds a fragment to this namespace.
+#include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include <string>
@@ -15,10 +16,16 @@ const char* volatile build_info_text = LB_BUILD_INFO;
 
 std::string build_info() { return build_info_text; }
 
+// By what the memory of a tensor is freed: tells memory of torch's own from what somebody else has lent to it.
+int64_t deleter_of(const at::Tensor& tensor) {
+  return reinterpret_cast<int64_t>(tensor.storage().data_ptr().get_deleter());
+}
+
 }  // namespace
 }  // namespace liteboost
 
 TORCH_LIBRARY(liteboost, m) {
   // JSON with the keys of _build_info.json; from inside the library, so that a stale file is noticed.
   m.def("_build_info() -> str", &liteboost::build_info);
+  m.def("_deleter_of(Tensor tensor) -> int", &liteboost::deleter_of);
 }

@@ -3,12 +3,10 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/as_strided.h>
-#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "cache/room.h"
 #include "common/checks.h"
 
 namespace liteboost::program {
@@ -59,58 +57,6 @@ void Operator::run(Slots& slots) const {
   }
 }
 
-namespace {
-
-// as_strided, without the dispatcher where no device has a say in it.
-at::Tensor view_of(const at::Tensor& from, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
-  if (!from.is_cpu()) return at::as_strided(from, sizes, strides, offset);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(from.storage()),
-                                                   from.key_set(), from.dtype());
-  impl->set_sizes_and_strides(sizes, strides, offset);
-  return at::Tensor(std::move(impl));
-}
-
-at::Tensor part_of(const at::Tensor& whole, int64_t dim, int64_t begin, int64_t size) {
-  LB_CHECK_VALUE(begin >= 0 && size >= 0 && begin + size <= whole.size(dim), "program", "positions ", begin,
-                 " to ", begin + size, " are not within ", whole.size(dim), "; record the step again");
-  c10::DimVector sizes(whole.sizes());
-  sizes[dim] = size;
-  return view_of(whole, sizes, whole.strides(), whole.storage_offset() + begin * whole.stride(dim));
-}
-
-// More than this many bytes are worth several threads.
-constexpr int64_t kCopiedBytes = 64 << 10;
-
-// Copies `added` to where `part` lies, run by run, if both are made of runs from `dim` on: a token's heads, one after
-// the other. What copy_ sees to before it moves a byte takes longer than moving it.
-bool copied_in_runs(const at::Tensor& part, const at::Tensor& added, int64_t dim) {
-  if (!part.is_cpu() || !added.is_cpu() || part.dtype() != added.dtype() || part.sizes() != added.sizes() ||
-      added.is_conj() || added.is_neg() || part.nbytes() > kCopiedBytes) {
-    return false;
-  }
-  int64_t run = 1, runs = 1;
-  for (int64_t d = part.dim() - 1; d >= dim; --d) {
-    if (part.size(d) != 1 && (part.stride(d) != run || added.stride(d) != run)) return false;
-    run *= part.size(d);
-  }
-  for (int64_t d = 0; d < dim; ++d) runs *= part.size(d);
-  const size_t size = part.element_size();
-  char* to = static_cast<char*>(part.mutable_data_ptr());
-  const char* from = static_cast<const char*>(added.const_data_ptr());
-  for (int64_t at = 0; at < runs; ++at) {
-    int64_t rest = at, here = 0, there = 0;
-    for (int64_t d = dim - 1; d >= 0; --d) {
-      here += rest % part.size(d) * part.stride(d);
-      there += rest % part.size(d) * added.stride(d);
-      rest /= part.size(d);
-    }
-    std::memcpy(to + here * size, from + there * size, run * size);
-  }
-  return true;
-}
-
-}  // namespace
-
 void Alias::run(Slots& slots) const {
   const at::Tensor& from = slots[source].toTensor();
   LB_CHECK_VALUE(from.is_contiguous(), "program", "slot ", source,
@@ -139,15 +85,9 @@ void Size::run(Slots& slots) const {
 void Room::run(Slots& slots) const {
   const at::Tensor& kept = slots[held].toTensor();
   const at::Tensor& whole = slots[memory].toTensor();
-  if (kept.storage().unsafeGetStorageImpl() != whole.storage().unsafeGetStorageImpl() ||
-      kept.dim() != whole.dim() || kept.scalar_type() != whole.scalar_type() || !whole.is_contiguous() ||
-      kept.strides() != whole.strides()) {
-    throw Stopped{};
-  }
-  for (int64_t i = 0; i < kept.dim(); ++i) {
-    if (i != dim && kept.size(i) != whole.size(i)) throw Stopped{};
-  }
-  const int64_t start = (kept.storage_offset() - whole.storage_offset()) / whole.stride(dim);
+  // Not where somebody has written to what is kept, or the layer keeps something else.
+  const int64_t start = whole.is_contiguous() ? start_in_memory(kept, whole, dim) : -1;
+  if (start < 0) throw Stopped{};
   const int64_t written = start + kept.size(dim);
   // Behind it nothing may have been handed out, and there must be room.
   if (written != slots[end].toInt() || written + count > whole.size(dim)) throw Stopped{};
@@ -161,10 +101,7 @@ void Expect::run(Slots& slots) const {
 void Append::run(Slots& slots) const {
   const at::Tensor& whole = slots[memory].toTensor();
   const at::Tensor& tail = slots[added].toTensor();
-  const int64_t begin = start.read(slots).toInt(), end = begin + length.read(slots).toInt();
-  const at::Tensor behind = part_of(whole, dim, end, tail.size(dim));
-  if (!copied_in_runs(behind, tail, dim)) behind.copy_(tail);
-  slots[result] = part_of(whole, dim, begin, end - begin + tail.size(dim));
+  slots[result] = append_in_memory(whole, tail, dim, start.read(slots).toInt(), length.read(slots).toInt());
 }
 
 namespace {

@@ -15,18 +15,16 @@ from typing import Any
 import torch
 
 from . import source
-from .rewrite import build, rewrap, yield_to_successor
+from .rewrite import build, rewrap
 
 
 def reroute_appends(
-    method: Any, append: Callable[[Any, Any, str, Any, int], Any], owner: type, attribute: str
-) -> types.FunctionType | None:
+    method: Any, append: Callable[[Any, Any, str, Any, int], Any]
+) -> tuple[types.FunctionType, frozenset[str]] | None:
     """A copy of ``method`` in which ``append(self.x, self, "x", new, d)`` stands for each such concatenation.
 
-    The copy yields to whatever someone else puts in place of ``owner``'s ``attribute`` later.
-
     Returns:
-        ``None`` when there is none in it.
+        The copy, and the names of what it appends to; ``None`` when there is nothing.
 
     Raises:
         SourceUnavailable: The method cannot be rewritten soundly; the message says why.
@@ -40,8 +38,7 @@ def reroute_appends(
         return None
     if editor.rebinds:
         raise source.SourceUnavailable(f"assigns to {editor.rebinds}")
-    names = {_APPEND: append, **yield_to_successor(node, method, owner, attribute)}
-    return rewrap(method, build(node, parsed, names))
+    return rewrap(method, build(node, parsed, {_APPEND: append})), frozenset(editor.found)
 
 
 _APPEND = "__liteboost_append__"
@@ -50,7 +47,7 @@ _APPEND = "__liteboost_append__"
 class _Editor(ast.NodeTransformer):
     def __init__(self, parsed: source.Source) -> None:
         self.self_name = parsed.node.args.args[0].arg
-        self.found = 0
+        self.found: set[str] = set()
         self.rebinds = ""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -63,8 +60,8 @@ class _Editor(ast.NodeTransformer):
         kept = self._kept(node)
         if not kept:
             return node
-        self.found += 1
         held, new, dim = kept
+        self.found.add(held.attr)
         arguments = [
             held,
             ast.Name(id=self.self_name, ctx=ast.Load()),

@@ -1,25 +1,34 @@
-"""Where we meet transformers' caches: the layers of one that a bound module updates append in place."""
+"""Where we meet transformers' caches: the layers of one that a bound module updates append in place.
+
+The methods that append are set on the class that defines them, for layers keep their class: code that asks
+for ``type(layer)`` finds what it knows. They act for the layers served alone; all others run the original.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..engine import swap
 from ..engine.appends import reroute_appends
 from ..engine.source import SourceUnavailable
+from ..engine.swap import MARKER
 from ..replacements import cache as rooms
-from ..replacements import int8_cache
+from ..replacements import cache_layers, int8_cache
 from ..report import FAILED, REFUSED, Outcome, Tally, report
 
 _RULE = "cache.append"
-#: By identity: a layer's class may say that layers are equal, or have no hash.
-_served: dict[int, weakref.ref[Any]] = {}
+_MISSING = object()
+#: Classes that were asked about, and whether their layers append in a way we know.
+_known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+#: (class, attribute, ours, what it had) of what we have set.
+_set: list[tuple[type, str, Any, Any]] = []
+_lock = threading.RLock()
 
 
 def appending(_: Any, tally: Tally) -> Callable[..., Any]:
@@ -30,18 +39,18 @@ def appending(_: Any, tally: Tally) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=4)
 def _receiver(tally: Tally) -> Callable[..., Any]:
     append = rooms.append(tally)
+    append_integers = int8_cache.append(append)
 
-    @functools.lru_cache(maxsize=256)
-    def serving(cls: type, has_integers: bool) -> type | None:
-        if not has_integers:
-            return _serving(cls, append, rooms.methods)
-        made = None
-        if not (reason := _unsuited(cls)):
-            made = _serving(cls, int8_cache.append(append), int8_cache.methods)
+    def serve(layer: Any, wants_integers: bool) -> None:
+        cls = type(layer)
+        reason = _unsuited(cls) if wants_integers else ""
+        if _is_prepared(cls):
+            has_integers = wants_integers and not reason
+            cache_layers.serve(layer, append_integers if has_integers else append, has_integers)
+        elif wants_integers and not reason:
             reason = "it does not append to what it keeps"
-        if made is None and hasattr(cls, "update"):
+        if reason and hasattr(cls, "update"):
             int8_cache.note(cls, reason)
-        return made or serving(cls, False)
 
     def receiver(cache: Any, module: Any = None) -> Any:
         if torch.compiler.is_compiling() or not isinstance(cache, _cache_class()):
@@ -50,13 +59,8 @@ def _receiver(tally: Tally) -> Callable[..., Any]:
         has_integers = int8_cache.is_wanted(module)
         if layers and not all(_is_served(layer, has_integers) for layer in (layers[0], layers[-1])):
             for layer in layers:
-                if _is_served(layer, has_integers):
-                    continue
-                made = serving(swap.original_class(layer), has_integers)
-                if made is not None:
-                    _served[id(layer)] = weakref.ref(layer, functools.partial(_forget, id(layer)))
-                    layer.__class__ = made
-                    int8_cache.adopt(layer)
+                if not _is_served(layer, has_integers):
+                    serve(layer, has_integers)
         return cache
 
     return receiver
@@ -75,34 +79,30 @@ def _layers_for(module: Any, cache: Any) -> Any:
 
 
 def restore_all() -> list[str]:
-    """Give every layer its own class back; what it keeps stays as it is.
+    """Give every layer back what it would keep without us, and every class its own methods.
 
     Returns:
-        A sentence where someone else has changed a layer's class since.
+        A sentence where someone else has changed a class since.
     """
-    left = []
-    for reference in list(_served.values()):
-        layer = reference()
-        if layer is None:
-            continue
-        vars(layer).pop(rooms.ROOMS, None)
-        int8_cache.release(layer)
-        if not swap.restore(layer):
-            left.append(
-                f"the class of a {type(layer).__name__} was changed by someone else since; theirs is left"
-            )
-    _served.clear()
-    return list(dict.fromkeys(left))
+    with _lock:
+        cache_layers.release_all()
+        left = []
+        for owner, name, ours, former in reversed(_set):
+            if vars(owner).get(name, _MISSING) is not ours:
+                left.append(f"{owner.__qualname__}.{name} was patched by someone else since; theirs is left")
+            elif former is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, former)
+        _set.clear()
+        _known.clear()
+        return left
 
 
-def _forget(key: int, _: weakref.ref[Any]) -> None:
-    _served.pop(key, None)
-
-
-def _is_served(layer: Any, has_integers: bool) -> bool:
+def _is_served(layer: Any, wants_integers: bool) -> bool:
+    entry = cache_layers.served(layer)
     # One that keeps integers goes on doing so, whoever updates it.
-    served = swap.MARKER in type(layer).__dict__
-    return served and (not has_integers or int8_cache.is_one(layer) or bool(_unsuited(type(layer))))
+    return entry is not None and (entry.has_integers or not wants_integers or bool(_unsuited(type(layer))))
 
 
 def _unsuited(cls: type) -> str:
@@ -125,25 +125,69 @@ def _cache_class() -> type:
     return Cache
 
 
-def _serving(cls: type, append: Callable[..., Any], methods: Callable[..., Any]) -> type | None:
-    """A class for layers of class ``cls``, or ``None`` where they append in no way we know.
+def _is_prepared(cls: type) -> bool:
+    """Whether layers of class ``cls`` append in a way we know; then the class has our methods."""
+    with _lock:
+        if cls not in _known:
+            _known[cls] = _prepare(cls)
+        return _known[cls]
 
-    Args:
-        append: What stands for a concatenation.
-        methods: Gives the methods of the class, of ``cls`` and those that append.
-    """
-    if swap.MARKER in vars(cls) or not hasattr(cls, "update"):  # a state is exchanged, not updated
-        return None
+
+def _prepare(cls: type) -> bool:
+    if not hasattr(cls, "update"):  # a state is exchanged, not updated
+        return False
     target = f"{cls.__module__}:{cls.__qualname__}"
-    names = [
-        name for name in dir(cls) if name.startswith("update") and inspect.isfunction(getattr(cls, name))
-    ]
     try:
-        found = {name: reroute_appends(getattr(cls, name), append, cls, name) for name in names}
-        appending = {name: method for name, method in found.items() if method is not None}
-        return swap.subclass(cls, methods(cls, appending), _RULE) if appending else None
+        found = _appending(cls)
+        names = {name for _, _, (_, appended) in found for name in appended}
+        if taken := [name for name in names if not _is_free(cls, name)]:
+            raise SourceUnavailable(f"the class has an attribute {taken[0]} of its own")
     except SourceUnavailable as fault:
         report.add(Outcome(_RULE, REFUSED, target, str(fault)))
+        return False
     except Exception as fault:  # noqa: BLE001 - recorded; the layer stays as it is
         report.add(Outcome(_RULE, FAILED, target, f"{type(fault).__name__}: {fault}"))
-    return None
+        return False
+    for owner, method, (function, appended) in found:
+        if getattr(vars(owner)[method], MARKER, False):
+            continue  # of a class derived from it, before
+        _put(owner, method, cache_layers.routed(vars(owner)[method], function))
+        for name in appended:
+            if not isinstance(vars(owner).get(name), property):
+                _put(owner, name, cache_layers.attribute(name))
+        _put(owner, "__getstate__", cache_layers.state(owner.__getstate__))
+    cache_layers.read_by_methods(cls)
+    return bool(found)
+
+
+def _appending(cls: type) -> list[tuple[type, str, Any]]:
+    """(class that defines it, name, what `reroute_appends` gives) of each method of ``cls`` that appends."""
+    found = []
+    for name in dir(cls):
+        if not name.startswith("update"):
+            continue
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        method = vars(owner)[name]
+        if not inspect.isfunction(method):
+            continue
+        made = _rerouted(method)
+        if made is not None:
+            found.append((owner, name, made))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _rerouted(method: Callable[..., Any]) -> Any:
+    return reroute_appends(method, cache_layers.append)
+
+
+def _is_free(cls: type, name: str) -> bool:
+    """Whether ``name`` is an attribute of instances of ``cls``, and the class has none but ours."""
+    found = inspect.getattr_static(cls, name, None)
+    return found is None or any(ours is found for _, _, ours, _ in _set)
+
+
+def _put(owner: type, name: str, value: Any) -> None:
+    former = vars(owner).get(name, _MISSING)
+    _set.append((owner, name, value, former))
+    setattr(owner, name, value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
+import functools
 import mmap
 import weakref
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ TOGETHER, ALIGNMENT = 64 << 20, 64
 SPARE = 1 << 30
 _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PAGES = Path("/proc/self/pagemap")
+_MAPS = Path("/proc/self/maps")
 
 
 class _Memory(mmap.mmap):
@@ -214,7 +216,46 @@ def _is_alone(weight: torch.Tensor, least: int = 0) -> bool:
         return False
     storage = weight.untyped_storage()
     # The weight and the object asked about it.
-    return storage.nbytes() == weight.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
+    is_whole = storage.nbytes() == weight.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
+    return is_whole and (weight.data_ptr() in _held or _is_torchs_own(weight))
+
+
+def _is_torchs_own(weight: torch.Tensor) -> bool:
+    """Whether nobody outside of torch can reach the memory of ``weight``, as who has lent it could.
+
+    It is what torch allocates for itself, or a part of a mapped file as safetensors makes one: a slice of a
+    storage, over pages of its own. NumPy, DLPack and `from_blob` lend theirs, with a function that gives it
+    back; what is written to such an array later has to reach the weight.
+    """
+    if not hasattr(torch.ops.liteboost, "_deleter_of"):
+        return False
+    own, of_slices = _deleters()
+    deleter = torch.ops.liteboost._deleter_of(weight)
+    if deleter == own:
+        return True
+    return deleter == of_slices and _is_privately_mapped(weight.data_ptr())
+
+
+@functools.cache
+def _deleters() -> tuple[int, int]:
+    """By what torch frees memory of its own, and slices of storages."""
+    own = torch.empty(8, dtype=torch.uint8, device="cpu")
+    part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(own.untyped_storage()[2:6])
+    return torch.ops.liteboost._deleter_of(own), torch.ops.liteboost._deleter_of(part)
+
+
+def _is_privately_mapped(address: int) -> bool:
+    """Whether a file is mapped there in pages of this process alone."""
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        where, access, *_ = fields = line.split(maxsplit=5)
+        first, _, end = where.partition("-")
+        if int(first, 16) <= address < int(end, 16):
+            return access[3] == "p" and len(fields) > 5 and fields[5].startswith("/")
+    return False
 
 
 def _kernel_has_them() -> bool:

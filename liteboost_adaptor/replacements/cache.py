@@ -8,8 +8,6 @@ unless nobody else holds the old.
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +18,8 @@ import torch
 
 from ..report import Tally
 from .guards import unserved
+
+ops = torch.ops.liteboost
 
 #: Where a layer keeps its rooms: no part of its state.
 ROOMS = "_liteboost_rooms"
@@ -49,20 +49,20 @@ class Room:
 
     def start_of(self, layer: Any, held: torch.Tensor) -> int:
         """The position at which ``held``, kept by ``layer``, begins, or -1 if it cannot be extended here."""
-        memory, dim = self.memory, self.dim
-        if self._layer() is not layer or held.dim() != memory.dim() or held.dtype != memory.dtype:
+        if self._layer() is not layer:
             return -1
-        storage = held.untyped_storage()
-        if storage._cdata != memory.untyped_storage()._cdata or held.stride() != memory.stride():
-            return -1
-        if held.shape[:dim] != memory.shape[:dim] or held.shape[dim + 1 :] != memory.shape[dim + 1 :]:
-            return -1
-        start = (held.storage_offset() - memory.storage_offset()) // memory.stride(dim)
-        end = start + held.size(dim)
-        if end == self.end:
-            return start
-        # Behind it lies what was handed out: it may be written again if nobody sees it.
-        return start if end < self.end and not _is_seen(storage) else -1
+        # What has been handed out behind it may be written again if nobody sees it.
+        return ops._cache_start(held, self.memory, self.dim, self.end)
+
+    def shows(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` is a part of this memory, or a copy that a write has made of one."""
+        memory = self.memory
+        if type(tensor) is not torch.Tensor or tensor.dtype != memory.dtype or tensor.device != memory.device:
+            return False
+        if torch._C._data_address(tensor) == torch._C._data_address(memory):
+            return True
+        is_laid_out_so = tensor.stride() == memory.stride() and not tensor.is_contiguous()
+        return is_laid_out_so and tensor.untyped_storage().nbytes() == memory.nbytes
 
     def fits(self, length: int) -> bool:
         """Whether ``length`` positions have room here, and not far too much of it."""
@@ -70,12 +70,8 @@ class Room:
 
     def append(self, start: int, length: int, new: torch.Tensor) -> torch.Tensor:
         """Write ``new`` behind the ``length`` positions from ``start``, and give all of them."""
-        dim, count = self.dim, new.size(self.dim)
-        self.end = start + length + count
-        # By .data, in and out: to autograd, what was handed out is no view of anything, and its version does
-        # not count what is written behind it.
-        self.memory.data.narrow(dim, start + length, count).copy_(new)
-        return self.memory.narrow(dim, start, length + count).data
+        self.end = start + length + new.size(self.dim)
+        return ops._cache_append(self.memory, new, self.dim, start, length)
 
 
 #: Those alive, for the status.
@@ -93,16 +89,6 @@ def bytes_held() -> int:
 
 def _capacity(length: int) -> int:
     return length + max(LEAST_SPACE, length // 2)
-
-
-def _is_seen(storage: torch.UntypedStorage) -> bool:
-    """Whether anybody but a room and its layer may see ``storage``."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None or storage.is_shared():
-        return True
-    # Users: the memory, the layer's tensor, and the object that Python has of the storage. That one is held
-    # by the storage itself, named by the caller and here, and handed to what counts.
-    return count(storage._cdata) > 3 or sys.getrefcount(storage) > 4
 
 
 _recording = threading.local()
@@ -181,6 +167,8 @@ def in_place(
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     if torch.compiler.is_compiling():
         return "torch.compile"
+    if not hasattr(ops, "_cache_append"):
+        return "no compiled kernels"
     reason = unserved(new, held)
     if reason:
         return reason
@@ -194,47 +182,3 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     if held.dim() != new.dim() or [s for at, s in enumerate(held.shape) if at != dim % held.dim()] != others:
         return "another shape than what is kept"
     return ""
-
-
-#: Methods that let go of the tensors: so must we, at once.
-_EXCHANGING = ("offload", "reset", "reorder_cache", "batch_repeat_interleave", "batch_select_indices")
-
-
-def methods(original: type, appending: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """What a cache layer's class gets beside its rerouted methods: nothing of ours is copied or saved."""
-
-    def drop_rooms(name: str) -> Callable[..., Any]:
-        def dropping(self: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return getattr(original, name)(self, *args, **kwargs)
-            finally:
-                self.__dict__.pop(ROOMS, None)
-
-        return functools.update_wrapper(dropping, getattr(original, name), updated=())
-
-    def crop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original.crop(self, *args, **kwargs)
-        for name in self.__dict__.get(ROOMS, ()):
-            kept = self.__dict__.get(name)
-            if isinstance(kept, torch.Tensor) and kept._base is not None:
-                self.__dict__[name] = kept.data  # a view would hold on to what it was cut from
-        return result
-
-    def __getstate__(self: Any) -> Any:
-        state = original.__getstate__(self)
-        rooms = self.__dict__.get(ROOMS)
-        if not rooms or not isinstance(state, dict):
-            return state
-        # Only what is kept, without the space behind it.
-        own = {name: _compact(state[name]) for name in rooms if isinstance(state.get(name), torch.Tensor)}
-        return {name: value for name, value in {**state, **own}.items() if name != ROOMS}
-
-    dropped = {name: drop_rooms(name) for name in _EXCHANGING if hasattr(original, name)}
-    if hasattr(original, "crop"):
-        dropped["crop"] = functools.update_wrapper(crop, original.crop, updated=())
-    return {**dropped, "__getstate__": __getstate__, **appending}
-
-
-def _compact(tensor: torch.Tensor) -> torch.Tensor:
-    is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format)

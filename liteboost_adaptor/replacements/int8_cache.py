@@ -1,16 +1,17 @@
 """A KV cache of integers: each key and value of a token and head as int8 with a scale of its own (kv8).
 
 What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.int8_rows`, which hold their
-scales; they grow in place as those of any layer (`replacements.cache`). Whoever reads the attribute, or is
-handed what ``update`` returns, gets an `Int8Rows`: our attention reads the rows as they are, anybody else the
-values multiplied out. On an NPU the scales are a tensor of their own, which the layer keeps beside.
+scales; they grow in place as those of any layer (`replacements.cache`). Whoever is handed what ``update``
+returns gets an `Int8Rows`: our attention reads the rows as they are, anybody else the values multiplied out.
+Who reads the attribute gets these values as an ordinary tensor, which the layer keeps until more come: it may
+be written to in any way. On an NPU the scales are a tensor of their own, which the layer keeps beside.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,10 +28,24 @@ NAMES = ("keys", "values")
 _DTYPE = "_liteboost_dtype_of_"
 #: The same: under which it keeps the scales that do not lie behind their integers.
 _SCALES = "_liteboost_scales_of_"
+#: What a layer has in its dict that keeps integers, or will.
+INTEGERS = "_liteboost_integers"
 
 tally = report.tally(RULE)
 #: Modules whose caches are to keep integers.
 _wanted_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+class Given(NamedTuple):
+    """Stands among the rooms of a layer for what it keeps as values, because somebody was given them.
+
+    Attributes:
+        rows: What they were multiplied out of.
+        room: What stood there before.
+    """
+
+    rows: Int8Rows
+    room: Any
 
 
 def want(module: torch.nn.Module) -> None:
@@ -69,7 +84,7 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
         if type(held) is Int8Rows:
             kept = held.laid_out(is_apart)
         else:  # nothing, or what somebody else has put there
-            kept = rounded(held, is_apart) if held.numel() else None
+            kept = _rows_for(vars(layer), name, held, is_apart) if held.numel() else None
         vars(layer)[_DTYPE + name] = new.dtype
         recording = cache.recorder()
         grow = cache.grown if recording is None else recording.append
@@ -103,46 +118,8 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     return ""
 
 
-def methods(original: type, appending: dict[str, Callable[..., Any]]) -> dict[str, Any]:
-    """What the class of a layer that keeps integers gets, beside what every layer's class does."""
-    made = cache.methods(original, appending)
-    state_of = made["__getstate__"]
-
-    def __getstate__(self: Any) -> Any:
-        # For copies and pickles, which are of the class that the layer had.
-        state = state_of(self)
-        if not isinstance(state, dict):
-            return state
-        own = {name: _kept(state, name) for name in NAMES if name in state}
-        others = {name: value for name, value in state.items() if not str(name).startswith(_SCALES)}
-        return {**others, **own}
-
-    return {**made, "__getstate__": __getstate__, **{name: _attribute(name) for name in NAMES}}
-
-
-def _attribute(name: str) -> property:
-    def get(self: Any) -> Any:
-        if name not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return _kept(self.__dict__, name)
-
-    def put(self: Any, value: Any) -> None:
-        own = self.__dict__
-        scales = None
-        if type(value) is Int8Rows:
-            own[_DTYPE + name] = value.dtype
-            value, scales = value.rows, value.scales
-        own[name] = value
-        if scales is not None:
-            own[_SCALES + name] = scales
-        else:
-            own.pop(_SCALES + name, None)
-
-    return property(get, put)
-
-
-def _kept(own: dict[str, Any], name: str) -> Any:
-    """What a layer that has ``own`` in its dict says that it keeps under ``name``."""
+def kept(own: dict[str, Any], name: str) -> Any:
+    """What a layer with ``own`` as its dict keeps under ``name``: rows of integers, or what else is there."""
     value, dtype = own[name], own.get(_DTYPE + name)
     if dtype is None or not isinstance(value, torch.Tensor) or value.dtype != torch.int8:
         return value
@@ -152,24 +129,70 @@ def _kept(own: dict[str, Any], name: str) -> Any:
     return Int8Rows(value, dtype, scales)
 
 
-def is_one(layer: Any) -> bool:
-    """Whether ``layer`` keeps integers, or will."""
-    return isinstance(vars(type(layer)).get(NAMES[0]), property)
+def put(own: dict[str, Any], name: str, value: Any) -> None:
+    """Let ``own`` keep ``value`` under ``name``."""
+    scales = None
+    if type(value) is Int8Rows and own.get(INTEGERS):
+        own[_DTYPE + name] = value.dtype
+        value, scales = value.rows, value.scales
+    own[name] = value
+    if scales is not None:
+        own[_SCALES + name] = scales
+    else:
+        own.pop(_SCALES + name, None)
 
 
-def adopt(layer: Any) -> None:
-    """Give a layer whose class has just become one for integers what it kept before."""
-    if is_one(layer):
-        for name in NAMES:
-            if type(found := vars(layer).get(name)) is Int8Rows:  # of a copy
-                setattr(layer, name, found)
+def hand_out(own: dict[str, Any], name: str, rows: Int8Rows) -> torch.Tensor:
+    """The values of ``rows``, which ``own`` keeps under ``name`` from now on.
+
+    The rows lie beside until more come: where the values are still theirs, they are not rounded again.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        own[name] = rows.multiplied_out()
+    own.pop(_SCALES + name, None)
+    mine = own.setdefault(cache.ROOMS, {})
+    mine[name] = Given(rows, mine.get(name))
+    return own[name]
 
 
-def release(layer: Any) -> None:
-    """Let ``layer`` keep values again, if it kept integers."""
-    own = vars(layer)
+def _rows_for(own: dict[str, Any], name: str, held: torch.Tensor, is_apart: bool) -> Int8Rows:
+    """``held``, the values under ``name``, as rows: where they were handed out and not written to, those."""
+    mine = own.get(cache.ROOMS, {})
+    given = mine.get(name)
+    if type(given) is not Given:
+        return rounded(held, is_apart)
+    del mine[name]
+    if given.room is not None:
+        mine[name] = given.room
+    if given.rows.shape != held.shape or given.rows.dtype != held.dtype:
+        return rounded(held, is_apart)
+    before = given.rows.laid_out(is_apart)
+    same = (before.multiplied_out() == held).all(dim=-1, keepdim=True)
+    if bool(same.all()):
+        return before
+    after = rounded(held, is_apart)
+    scales = None if after.scales is None else torch.where(same, before.scales, after.scales)
+    return Int8Rows(torch.where(same, before.rows, after.rows), held.dtype, scales)
+
+
+def scales_of(name: str) -> str:
+    """Under which attribute a layer keeps the scales of ``name`` that do not lie behind their integers."""
+    return _SCALES + name
+
+
+def adopt(own: dict[str, Any]) -> None:
+    """Let a layer that has ``own`` in its dict keep integers from now on."""
+    own[INTEGERS] = True
+    for name in NAMES:
+        if type(found := own.get(name)) is Int8Rows:  # of a copy
+            put(own, name, found)
+
+
+def release(own: dict[str, Any]) -> None:
+    """Let a layer keep values again, if it kept integers."""
     for name in NAMES:
         if name in own:
-            own[name] = multiplied_out(_kept(own, name))
+            own[name] = multiplied_out(kept(own, name))
         for beside in (_DTYPE, _SCALES):
             own.pop(beside + name, None)
+    own.pop(INTEGERS, None)

@@ -146,6 +146,17 @@ class Int8Rows(torch.Tensor):
     def detach(self) -> torch.Tensor:
         return self.each(torch.Tensor.detach)
 
+    @property
+    def data(self) -> Int8Rows:  # type: ignore[override]
+        return self.each(lambda kept: kept.data)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self[...] = value
+
+    def numpy(self, **kwargs: Any) -> Any:
+        return self.multiplied_out().numpy(**kwargs)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Int8Rows:
         made = self.each(lambda kept: kept.clone(memory_format=torch.contiguous_format))
         memo[id(self)] = made

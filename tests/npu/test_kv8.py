@@ -82,12 +82,15 @@ def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
         assert integers.dtype == torch.int8 and integers.shape == (1, 2, 79, 64)
         assert scales.dtype == torch.float32 and scales.shape == (1, 2, 79, 1)
     layer = cache.layers[0]
-    assert type(layer.keys) is Int8Rows and layer.keys.shape == (1, 2, 79, 64)
-    values = layer.keys.multiplied_out()
+    rows_of = int8_cache.kept(vars(layer), "keys")
+    assert type(rows_of) is Int8Rows and rows_of.shape == (1, 2, 79, 64)
+    values = rows_of.multiplied_out()
     layer.crop(-29)  # as many are taken away
-    assert layer.keys.shape == (1, 2, 50, 64) and torch.equal(layer.keys.multiplied_out(), values[:, :, :50])
-    moved = copy.deepcopy(cache).layers[0].keys
+    rows_of = int8_cache.kept(vars(layer), "keys")
+    assert rows_of.shape == (1, 2, 50, 64) and torch.equal(rows_of.multiplied_out(), values[:, :, :50])
+    moved = vars(copy.deepcopy(cache).layers[0])["keys"]
     assert torch.equal(moved.cpu().multiplied_out(), values[:, :, :50].cpu())
+    assert type(layer.keys) is torch.Tensor and torch.equal(layer.keys, values[:, :, :50])
     rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_cache.RULE]
     assert any(row.state == "applied" for row in rows)
 

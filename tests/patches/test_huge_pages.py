@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from safetensors import safe_open
@@ -177,3 +178,44 @@ def test_logits_are_the_same_bits(active: None, folder: Path) -> None:
         with liteboost_adaptor.patched(disable="weights.huge_pages"):
             here = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
     assert torch.equal(there, here)
+
+
+def _lent(kind: str, folder: Path) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Memory that somebody else has lent to a tensor, and what writes there without it."""
+    shape = (CONFIG.intermediate_size, CONFIG.hidden_size)
+    if kind == "numpy":
+        array = numpy.ones(shape, numpy.float32)
+        return torch.from_numpy(array), lambda: array.fill(7)
+    if kind == "buffer":
+        memory = bytearray(numpy.ones(shape, numpy.float32).tobytes())
+        seven = numpy.full(shape, 7, numpy.float32).tobytes()
+        tensor = torch.frombuffer(memory, dtype=torch.float32).view(shape)
+        return tensor, lambda: memory.__setitem__(slice(None), seven)
+    if kind == "dlpack":
+        array = numpy.ones(shape, numpy.float32)
+        return torch.from_dlpack(array), lambda: array.fill(7)
+    path = folder / "weights.safetensors"  # a name alone says nothing
+    numpy.ones(shape, numpy.float32).tofile(path)
+    array = numpy.memmap(path, mode="c" if kind == "private map" else "r+", dtype=numpy.float32, shape=shape)
+    return torch.from_numpy(array), lambda: array.fill(7)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "buffer", "dlpack", "map", "private map"])
+@pytest.mark.parametrize("how", ["parameter", "data", "load_state_dict"])
+def test_what_somebody_has_lent_stays(kind: str, how: str, tmp_path: Path) -> None:
+    with liteboost_adaptor.patched(level=1):
+        model = AutoModelForCausalLM.from_config(CONFIG).eval()
+    layer, (tensor, write) = model.model.layers[0].mlp.up_proj, _lent(kind, tmp_path)
+    if how == "parameter":
+        layer.weight = torch.nn.Parameter(tensor, requires_grad=False)
+    elif how == "data":
+        layer.weight.data = tensor
+    else:
+        layer.load_state_dict({"weight": tensor}, assign=True)
+    del tensor
+    gc.collect()
+    liteboost_adaptor.apply(model, level=2)
+    assert "model.layers.0.mlp.up_proj.weight" not in _moved(model)
+    assert "model.layers.0.mlp.gate_proj.weight" in _moved(model)
+    write()
+    assert bool((layer.weight == 7).all())

@@ -51,12 +51,12 @@ class Layer(nn.Module):
 
 @pytest.mark.parametrize("name", ["before", "of_another", "three", "any_dimension"])
 def test_other_concatenations_are_left(name: str):
-    assert reroute_appends(getattr(Layer, name), None, Layer, name) is None
+    assert reroute_appends(getattr(Layer, name), None) is None
 
 
 def test_another_self_is_refused():
     with pytest.raises(SourceUnavailable, match="assigns to self"):
-        reroute_appends(Layer.another_self, None, Layer, "another_self")
+        reroute_appends(Layer.another_self, None)
 
 
 def test_the_dimension_is_the_written_one():
@@ -68,7 +68,8 @@ def test_the_dimension_is_the_written_one():
         seen.append(given)
         return rest
 
-    assert reroute_appends(Layer.kept, append, Layer, "kept")(layer, rest) is rest
+    rerouted, names = reroute_appends(Layer.kept, append)
+    assert names == {"state"} and rerouted(layer, rest) is rest
     assert len(seen) == 1 and seen[0][0].shape == (2, 3) and seen[0][1:] == (layer, "state", rest, 1)
     assert layer.state is rest
 
@@ -82,6 +83,6 @@ def test_what_is_kept_is_read_before_what_is_new():
         order.append(held.shape[1])
         return torch.cat([held, given[2]], dim=given[3])
 
-    evicted = reroute_appends(Layer.evicting, append, Layer, "evicting")
+    evicted, _ = reroute_appends(Layer.evicting, append)
     assert evicted(layer).shape == Layer.evicting(Layer.with_state(2)).shape
     assert order == [2]

@@ -1,0 +1,220 @@
+"""Which cache layers append in place, and what reading and writing their attributes means.
+
+The code of transformers reads what a layer keeps as it lies in its memory. Anybody else gets a contiguous
+tensor with a storage of its own, as concatenation would have made it, and the layer keeps that very tensor
+from then on: it may be kept, saved, viewed and written to, and the next token begins new memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import cache, int8_cache
+from .int8_rows import Int8Rows
+
+#: What an instance keeps for us begins so, and is left out of copies and pickles.
+_PRIVATE = "_liteboost_"
+#: What functions of ours have.
+MARKER = "__liteboost__"
+#: Modules of transformers that read what a cache keeps for every token.
+_MODELS = "transformers.models."
+
+
+class Served(NamedTuple):
+    """How one layer is served.
+
+    Attributes:
+        layer: A weak reference to it.
+        append: What stands for a concatenation.
+        has_integers: Whether it keeps keys and values as integers.
+    """
+
+    layer: weakref.ref[Any]
+    append: Callable[..., torch.Tensor]
+    has_integers: bool
+
+
+#: By identity: a layer's class may say that layers are equal, or have no hash.
+_served: dict[int, Served] = {}
+#: Functions that may be given what a layer keeps as it lies in its memory; by identity: hashing takes long.
+_reading: dict[int, types.CodeType] = {}
+
+
+def serve(layer: Any, append: Callable[..., torch.Tensor], has_integers: bool) -> None:
+    """Let ``layer``, whose class has our methods, append by ``append`` from now on."""
+    forget = functools.partial(_forget, id(layer))
+    _served[id(layer)] = Served(weakref.ref(layer, forget), append, has_integers)
+    if has_integers:
+        int8_cache.adopt(vars(layer))
+
+
+def served(layer: Any) -> Served | None:
+    """How ``layer`` is served, if it is."""
+    return _served.get(id(layer))
+
+
+def release_all() -> None:
+    """Let all layers keep, as ordinary tensors, what they would keep without us."""
+    for entry in list(_served.values()):
+        layer = entry.layer()
+        if layer is not None:
+            own = vars(layer)
+            for name in [name for name in own.get(cache.ROOMS, ()) if name in own]:
+                _hand_out(own, name)
+            own.pop(cache.ROOMS, None)
+            int8_cache.release(own)
+    _served.clear()
+
+
+def _forget(key: int, _: weakref.ref[Any]) -> None:
+    _served.pop(key, None)
+
+
+def append(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
+    """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``."""
+    return _served[id(layer)].append(held, layer, name, new, dim)
+
+
+def routed(original: Callable[..., Any], appending: Callable[..., Any]) -> Callable[..., Any]:
+    """``original`` for all layers of a class but those served, for which ``appending`` stands."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or id(self) not in _served:
+            return original(self, *args, **kwargs)
+        return appending(self, *args, **kwargs)
+
+    _read_by(appending)
+    setattr(call, MARKER, True)
+    return call
+
+
+def read_by_methods(cls: type) -> None:
+    """Let transformers' own methods of ``cls`` read what a layer keeps as it lies in its memory."""
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "transformers":
+            for value in vars(base).values():
+                if isinstance(value, types.FunctionType):
+                    _read_by(value)
+
+
+def _read_by(function: Any) -> None:
+    while function is not None:
+        if isinstance(function, types.FunctionType):
+            _reading[id(function.__code__)] = function.__code__
+        function = getattr(function, "__wrapped__", None)
+
+
+def attribute(name: str) -> property:
+    """The attribute ``name`` of a class of layers that append to it."""
+
+    def get(self: Any) -> Any:
+        own = self.__dict__
+        if name not in own:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if torch.compiler.is_compiling():
+            return int8_cache.kept(own, name)
+        value = own[name]
+        if cache.ROOMS not in own and int8_cache.INTEGERS not in own and type(value) is not Int8Rows:
+            return value
+        frame = sys._getframe(1)
+        if id(frame.f_code) in _reading or str(frame.f_globals.get("__name__")).startswith(_MODELS):
+            return int8_cache.kept(own, name)
+        if (recording := cache.recorder()) is not None:
+            recording.recording.fault = f"{frame.f_code.co_qualname} reads {name} of a cache's layer"
+            return int8_cache.kept(own, name)
+        return _hand_out(own, name)
+
+    def put(self: Any, value: Any) -> None:
+        own = self.__dict__
+        int8_cache.put(own, name, value)
+        if cache.ROOMS in own and not torch.compiler.is_compiling() and not cache.is_recorded():
+            _let_go(own, name)
+            _cut_loose(own, name)
+
+    def delete(self: Any) -> None:
+        own = self.__dict__
+        if name not in own:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        put(self, None)
+        del own[name]
+
+    return property(get, put, delete)
+
+
+def _hand_out(own: dict[str, Any], name: str) -> Any:
+    """What ``own`` keeps under ``name``, as somebody may have it, who keeps the same from now on."""
+    value = int8_cache.kept(own, name)
+    if type(value) is Int8Rows:
+        return int8_cache.hand_out(own, name, value)
+    room = own.get(cache.ROOMS, {}).get(name)
+    if isinstance(room, cache.Room) and room.shows(value):
+        # Not an inference tensor: a cache that was read under inference_mode is used outside of it, too.
+        with torch.inference_mode(False), torch.no_grad():
+            own[name] = value.clone(memory_format=torch.contiguous_format)
+        _let_go(own, name)
+    return own[name]
+
+
+def _let_go(own: dict[str, Any], name: str) -> None:
+    """Forget the memory of ``name`` where ``own`` keeps something else by now: so must we, at once."""
+    rooms = own[cache.ROOMS]
+    for each in (name, int8_cache.scales_of(name)):
+        room, kept = rooms.get(each), own.get(each)
+        if room is None:
+            continue
+        if isinstance(room, int8_cache.Given) or not isinstance(kept, torch.Tensor):
+            is_kept = False
+        elif isinstance(room, cache.Room):
+            is_kept = room.shows(kept)
+        else:
+            is_kept = kept.untyped_storage()._cdata == room
+        if not is_kept:
+            del rooms[each]
+    if not rooms:
+        del own[cache.ROOMS]
+
+
+def _cut_loose(own: dict[str, Any], name: str) -> None:
+    """Let a part of what was kept hold no more than its memory: a view holds on to what it was cut from."""
+    kept = own[name]
+    if isinstance(own.get(cache.ROOMS, {}).get(name), cache.Room) and kept._base is not None:
+        own[name] = kept.data
+
+
+def state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``__getstate__`` for a class of layers: nothing of ours is copied or saved."""
+
+    @functools.wraps(original)
+    def __getstate__(self: Any) -> Any:
+        own = vars(self)
+        if not any(str(name).startswith(_PRIVATE) for name in own):
+            return original(self)
+        for name in [name for name in own.get(cache.ROOMS, ()) if name in own]:
+            if not str(name).startswith(_PRIVATE) and type(int8_cache.kept(own, name)) is not Int8Rows:
+                _hand_out(own, name)
+        found = original(self)
+        if not isinstance(found, dict):
+            return found
+        # Rows of integers are copied as such, without the space behind them.
+        integers = {
+            name: value.each(_compact)
+            for name in int8_cache.NAMES
+            if name in found and type(value := int8_cache.kept(own, name)) is Int8Rows
+        }
+        kept = {name: value for name, value in found.items() if not str(name).startswith(_PRIVATE)}
+        return {**kept, **integers}
+
+    return __getstate__
+
+
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format)
