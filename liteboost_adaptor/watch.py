@@ -8,6 +8,8 @@ pointers a place. What decides is what is there at the time of the call: whoever
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -93,6 +95,18 @@ class Place:
         # A class method, for one, is made anew each time it is asked for; and metaclasses are asked, too.
         return next((vars(base) for base in self.space.__mro__ if self.name in vars(base)), vars(self.space))
 
+    def entries(self) -> list[tuple[dict[str, Any], str]]:
+        """Dictionaries and names that decide what is found: of a class, every base up to the one that has it."""
+        if not isinstance(self.space, type):
+            return [(self.space, self.name)]
+        entries = []
+        for base in self.space.__mro__[:-1]:  # nobody can change `object`
+            # What a class shows is a view of the dictionary in which its attributes are.
+            entries.append((gc.get_referents(vars(base))[0], self.name))
+            if self.name in vars(base):
+                break
+        return entries
+
     def found(self) -> Any:
         """What is compared from call to call."""
         space = self.searched
@@ -132,12 +146,16 @@ class Watch:
     def __init__(self, places: Iterable[Place]) -> None:
         self.places = tuple(dict.fromkeys(places))
         self._first = [(place.value(), _code(place.value())) for place in self.places]
+        # What was found when it was last looked for, and of functions, the code.
         self._held: list[Any] = []
         self._codes: list[Any] = []
-        # How many kernels were registered from Python, and the last answer.
-        self._state: list[Any] = [-1, ""]
-        self._look_again()
-        self.ask: Callable[[], str] = self._compiled()
+        self._kernels, self._said = [-1], [""]
+        self._entries = [entry for place in self.places for entry in place.entries()]
+        self._expected: list[Any] = []
+        self._functions: list[types.FunctionType] = []
+        self._function_codes: list[types.CodeType] = []
+        self._said[0] = self._look_again()
+        self.ask: Callable[[], str] = self._compiled() or self._written_out()
         _alive.add(self)
 
     def __call__(self) -> str:
@@ -145,10 +163,15 @@ class Watch:
 
     def _look_again(self) -> str:
         """The reason at this moment; asked where anything is not as it was when it was last asked."""
+        if torch.compiler.is_compiling():  # torch replaces functions itself while it exports
+            return ""
         self._held[:] = [place.found() for place in self.places]
         self._codes[:] = map(_code, self._held)
-        self._state[:] = len(torch.library._impls), self._reason()
-        return self._state[1]
+        self._expected[:] = [space.get(name, _MISSING) for space, name in self._entries]
+        self._function_codes[:] = map(_code, self._functions)
+        self._kernels[0] = len(torch.library._impls)
+        self._said[0] = self._reason()
+        return self._said[0]
 
     def _reason(self) -> str:
         for place, (first, code) in zip(self.places, self._first, strict=True):
@@ -157,13 +180,29 @@ class Watch:
                 return f"{place} was replaced by someone else"
         return _overridden_kernel()
 
-    def _compiled(self) -> Callable[[], str]:
-        """`_look_again`, but only where something has changed: a comparison a place, written out.
+    def _compiled(self) -> Callable[[], str] | None:
+        """`_look_again`, but only where something has changed, from C++; None where it is not to be had."""
+        if not _libraries:
+            return None
+        # Functions only: what has no code now may get one, but is then another object.
+        self._functions[:] = [value for value in self._held if _code(value) is not None]
+        self._function_codes[:] = map(_code, self._functions)
+        spaces, names = [space for space, _ in self._entries], [name for _, name in self._entries]
+        # Held for as long as the watch lives, which whoever asks has to keep.
+        self._members = [spaces, names, self._expected, self._functions, self._function_codes]
+        self._members += [
+            torch.library._impls,
+            self._said,
+            _MISSING,
+            self._look_again,
+            intercepting_mode,
+        ]
+        return _libraries[0].liteboost_watch(self._members)
 
-        It runs several hundred times a forward, and a loop over the places would take three times as long.
-        """
+    def _written_out(self) -> Callable[[], str]:
+        """The same in Python, written out: a loop over the places would take three times as long."""
         names: dict[str, Any] = {f"s{n}": place.searched for n, place in enumerate(self.places)}
-        tests = ["len(kernels) != state[0]"]
+        tests = ["len(kernels) != count[0]"]
         for n, place in enumerate(self.places):
             is_class, is_there = isinstance(place.searched, type), self._held[n] is not _MISSING
             if is_there:
@@ -177,8 +216,13 @@ class Watch:
             tests.append(f"{read} is not held[{n}]")
             if self._codes[n] is not None:
                 tests.append(f"held[{n}].__code__ is not codes[{n}]")
-        names |= {"held": self._held, "codes": self._codes, "state": self._state, "missing": _MISSING}
-        names |= {"kernels": torch.library._impls, "look_again": self._look_again, "mode": intercepting_mode}
+        names |= {"held": self._held, "codes": self._codes, "said": self._said, "missing": _MISSING}
+        names |= {
+            "kernels": torch.library._impls,
+            "count": self._kernels,
+            "look_again": self._look_again,
+            "mode": intercepting_mode,
+        }
         names |= {
             "functions": torch._C._len_torch_function_stack,
             "dispatches": torch._C._len_torch_dispatch_stack,
@@ -201,13 +245,26 @@ def make({names}):
                 return look_again()
         except (AttributeError, KeyError):
             return look_again()
-        return state[1]
+        return said[0]
     return ask
 """
 
 
 def _code(value: Any) -> types.CodeType | None:
     return value.__code__ if type(value) is types.FunctionType else None
+
+
+#: The compiled kernels (``kernels/program/watch.cpp``), where they are loaded.
+_libraries: list[ctypes.PyDLL] = []
+
+
+def compile_with(path: str) -> None:
+    """Have later watches compare in C++, by the compiled kernels at ``path``."""
+    library = ctypes.PyDLL(path)
+    if hasattr(library, "liteboost_watch"):
+        library.liteboost_watch.argtypes = [ctypes.py_object]
+        library.liteboost_watch.restype = ctypes.py_object
+        _libraries[:] = [library]
 
 
 _alive: weakref.WeakSet[Watch] = weakref.WeakSet()

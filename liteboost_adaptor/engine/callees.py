@@ -22,8 +22,12 @@ from . import source, swap
 #: Modules of torch whose Python functions are read, too; of others the name is what they do.
 _READ_IN_TORCH = ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.modules")
 #: Modules beside torch that hold no arithmetic: what is in them may be watched, but need not be read.
-_NOT_READ = ("transformers.utils", "logging", "warnings", "typing", "importlib", "functools", "packaging")
-_DEEPEST = 6
+_NOT_READ = (
+    *("transformers.utils", "logging", "warnings", "typing", "importlib", "functools", "packaging"),
+    *("liteboost_adaptor.replacements.guards", "liteboost_adaptor.report", "liteboost_adaptor.watch"),
+)
+#: How many functions deep an original is read, and a replacement.
+_DEEPEST, _DEEPEST_OF_OURS = 6, 3
 _OPERATORS = {
     "Add": "add",
     "Sub": "sub",
@@ -45,6 +49,8 @@ _UNARY = {"USub": "neg", "UAdd": "pos", "Invert": "invert"}
 _OF_TENSORS = ("__torch_function__", "__torch_dispatch__")
 #: What stands between ``module(x)`` and its forward.
 _OF_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
+#: Attribute of an entry of ours that holds the one it was put in the place of.
+ORIGINAL = "__liteboost_original__"
 _MISSING = object()
 
 
@@ -57,8 +63,17 @@ def of_function(function: Any, owner: type | None = None, instance: Any = None) 
         instance: A module of it, whose children's calls count, too.
     """
     reader = _Reader()
+    while hasattr(function, ORIGINAL):  # an entry of ours, of which a second rule makes one
+        function = getattr(function, ORIGINAL)
     reader.read(function, owner, instance, 0)
     return reader.found()
+
+
+def of_replacement(made: Any) -> list[Place]:
+    """What a replacement of ours calls by itself of torch and of tensors: that may be replaced, too."""
+    reader = _Reader()
+    reader.read(made, None, None, _DEEPEST - _DEEPEST_OF_OURS)
+    return [place for place in reader.found() if place.is_torch and _computes(place.value())]
 
 
 def of_call(module: torch.nn.Module) -> list[Place]:
@@ -91,7 +106,7 @@ class _Reader:
             inner, wrappers = source.innermost(function), source.wrapper_chain(function)
         except source.SourceUnavailable:
             return
-        for wrapper in wrappers:
+        for wrapper in filter(_is_read, wrappers):
             self.read(_bare(wrapper), None, None, depth + 1)
         body = _Body(self, inner, owner, instance, depth)
         try:
@@ -195,9 +210,14 @@ class _Body:
             self._of_self(node.attr)
         elif _is_super(base) and self.owner is not None:
             self._of_super(node.attr)
-        elif self._chain(node) is _MISSING and hasattr(torch.Tensor, node.attr):
-            found = self.reader.note(place_in_class(torch.Tensor, node.attr))
-            self.reader.follow(found, self.depth)
+        elif self._chain(node) is _MISSING:
+            held = self._chain(base)
+            method = getattr(type(held), node.attr, None) if _is_ours(held) else None
+            if type(method) is types.FunctionType:
+                self.reader.read(method, type(held), None, self.depth + 1)
+            elif hasattr(torch.Tensor, node.attr):
+                found = self.reader.note(place_in_class(torch.Tensor, node.attr))
+                self.reader.follow(found, self.depth)
 
     def _chain(self, node: ast.expr) -> Any:
         """What a dotted name that begins with a global module or class stands for; its places are noted."""
@@ -263,6 +283,16 @@ def _is_read(function: types.FunctionType) -> bool:
     if module.split(".")[0] == "torch":
         return module.startswith(_READ_IN_TORCH)
     return not module.startswith(_NOT_READ)
+
+
+def _computes(value: Any) -> bool:
+    """Whether what is found is one of torch's compiled functions, or a method of tensors."""
+    return callable(value) and not isinstance(value, (type, torch._ops.OpOverloadPacket))
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a replacement holds an object of ours, such as the form of a norm."""
+    return type(value).__module__.startswith("liteboost_adaptor.replacements")
 
 
 def _is_super(node: ast.expr) -> bool:

@@ -39,7 +39,7 @@ def guard(
     """
     if rule.kind == "model" or rule.pattern == "receiver":
         return made  # they stand for no computation: what they lead to is guarded
-    watch = watch_over(_places(rule, original, owner, instance))
+    watch = watch_over([*_places(rule, original, owner, instance), *callees.of_replacement(made)])
     if rule.kind == "registry":
         return _guarded_entry(made, original, watch, tally)
     if rule.kind == "function":
@@ -179,6 +179,7 @@ def _guarded_function(
         tally.fell_back(reason)
         return original(*args, **kwargs)
 
+    guarded.watch = watch  # who asks has to keep it
     return guarded
 
 
@@ -193,6 +194,7 @@ def _guarded_entry(
             return original(module, *args, **kwargs)
         return guarded(module, *args, **kwargs)
 
+    setattr(entry, callees.ORIGINAL, original)
     return entry
 
 
