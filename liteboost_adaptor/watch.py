@@ -205,6 +205,9 @@ class Watch:
         tests = ["len(kernels) != count[0]"]
         for n, place in enumerate(self.places):
             is_class, is_there = isinstance(place.searched, type), self._held[n] is not _MISSING
+            is_there &= (
+                is_class or type(place.searched) is dict
+            )  # other tables may make what they are asked for
             if is_there:
                 read = f"s{n}.{place.name}" if is_class else f"s{n}[{place.name!r}]"
             else:

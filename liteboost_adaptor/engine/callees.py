@@ -28,6 +28,7 @@ _NOT_READ = (
 )
 #: How many functions deep an original is read, and a replacement.
 _DEEPEST, _DEEPEST_OF_OURS = 6, 3
+_LARGEST_TABLE = 100
 _OPERATORS = {
     "Add": "add",
     "Sub": "sub",
@@ -116,10 +117,25 @@ class _Reader:
 
     def call_of(self, module: torch.nn.Module, depth: int) -> None:
         """What stands between a call of ``module`` and the end of its forward."""
-        cls = swap.original_class(module)
+        self._call_of_class(swap.original_class(module), module, depth)
+
+    def _call_of_class(self, cls: type, module: torch.nn.Module | None, depth: int) -> None:
         for name in _OF_CALLS:
             self.note(place_in_class(cls, name))
         self.read(getattr(cls, "forward", None), cls, module, depth + 1)
+
+    def table(self, values: dict[Any, Any], label: str, depth: int) -> None:
+        """What a table of functions or of modules' classes, such as ``ACT2FN``, may be asked for."""
+        for key, kept in list(dict.items(values)):
+            value = kept[0] if isinstance(kept, tuple) and kept else kept
+            is_module = isinstance(value, type) and issubclass(value, torch.nn.Module)
+            if type(key) is not str or not (is_module or type(value) is types.FunctionType):
+                continue
+            self._places.setdefault(Place(values, key, label))
+            if is_module:
+                self._call_of_class(value, None, depth)
+            else:
+                self.follow(value, depth)
 
     def note(self, place: Place) -> Any:
         """Note a place, and give what is there."""
@@ -202,6 +218,8 @@ class _Body:
         else:
             return getattr(_builtins(), name)
         self.reader.follow(value, self.depth)
+        if isinstance(value, dict) and len(value) <= _LARGEST_TABLE:
+            self.reader.table(value, f"{function.__globals__.get('__name__')}.{name}", self.depth)
         return value
 
     def _attribute(self, node: ast.Attribute) -> None:
