@@ -1,9 +1,10 @@
 """Whether the functions that a replacement stands for are still torch's own, and nobody intercepts them.
 
 A fused op does not call what its original calls. So whoever has replaced one of these functions, before us or
-since, or has entered a function or dispatch mode, would not be asked. Each replacement therefore has a `Watch`
-over the places its original reads (`engine.callees`), which is asked in every call and costs a comparison of
-pointers a place. What decides is what is there at the time of the call: whoever takes a patch back is served again.
+since, or has entered a function or dispatch mode, would not be asked. Each replacement therefore has a
+`Watch` over the places its original reads (`engine.callees`), which is asked in every call and costs a
+comparison of pointers a place. What decides is what is there at the time of the call: whoever takes a patch
+back is served again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch.utils import _python_dispatch
 
 #: A mode of this attribute only observes what runs, and wants to see our ops.
 OBSERVES = "sees_liteboost_ops"
-#: Packages whose functions in torch's namespaces are taken for torch's own: a device's own part of torch, and ours.
+#: Packages whose functions in torch's namespaces are taken for torch's own: a device's own part of torch,
+#: and ours.
 _OWN_PACKAGES = ("torch", "torch_npu", "liteboost_adaptor")
 #: Torch's own names for functions that call themselves otherwise.
 _ALIASES = {
@@ -96,7 +98,10 @@ class Place:
         return next((vars(base) for base in self.space.__mro__ if self.name in vars(base)), vars(self.space))
 
     def entries(self) -> list[tuple[dict[str, Any], str]]:
-        """Dictionaries and names that decide what is found: of a class, every base up to the one that has it."""
+        """Dictionaries and names that decide what is found.
+
+        Of a class, every base up to the one that has it.
+        """
         if not isinstance(self.space, type):
             return [(self.space, self.name)]
         entries = []
@@ -136,8 +141,8 @@ def place_in_class(cls: type, name: str) -> Place:
 class Watch:
     """Asks whether anything in ``places`` was replaced, or a mode intercepts what is called there.
 
-    An instance is called: it returns the reason why the original has to run, or an empty string. Everything that
-    does not belong to torch counts as it is when the watch is made, and has to stay that very object.
+    An instance is called: it returns the reason why the original has to run, or an empty string. Everything
+    that does not belong to torch counts as it is when the watch is made, and has to stay that very object.
 
     Attributes:
         ask: What a call does, without the look-up of it.
@@ -348,7 +353,7 @@ def _package(function: types.FunctionType) -> str:
 
 
 def _is_of_torch(value: Any, name: str, space: Any) -> bool:
-    """Whether ``value`` is what torch itself (or its part for a device, or this package) has under ``name``."""
+    """Whether ``value`` is what torch (its part for a device, or this package) has under ``name``."""
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     if type(value) is types.FunctionType:

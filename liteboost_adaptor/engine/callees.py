@@ -1,9 +1,9 @@
-"""The places a function looks its callees up in: what somebody may replace so that it computes something else.
+"""The places a function looks its callees up in: replaced there, they make it compute something else.
 
-A replacement stands for the whole body of its original, with everything that body calls by a name: functions of
-torch, methods and operators of tensors, the calls of child modules, functions of the library that wrote it. The
-text is read, as for a fingerprint, and read too much rather than too little: an attribute of a local value counts
-as one of a tensor if tensors have one of that name.
+A replacement stands for the whole body of its original, with everything that body calls by a name:
+functions of torch, methods and operators of tensors, the calls of child modules, functions of the library
+that wrote it. The text is read, as for a fingerprint, and read too much rather than too little: an
+attribute of a local value counts as one of a tensor if tensors have one of that name.
 """
 
 from __future__ import annotations

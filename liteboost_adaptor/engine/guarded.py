@@ -1,9 +1,9 @@
 """What surrounds every replacement: the original runs where somebody has replaced what it calls.
 
-A replacement knows when its op can serve a call; that nobody has replaced or intercepts what the original would
-have called is asked here, for rules of every kind. What takes the replacement's place is what it stands for: a
-method or function, or the expression that was rerouted. So does what its op refuses: the original then raises
-what it always raised, or does what it always did.
+A replacement knows when its op can serve a call; that nobody has replaced or intercepts what the original
+would have called is asked here, for rules of every kind. What takes the replacement's place is what it
+stands for: a method or function, or the expression that was rerouted. So does what its op refuses: the
+original then raises what it always raised, or does what it always did.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..watch import Place, Watch, place_in_class, place_in_module
 from . import callees
 from .catalogue import Rule
 
-#: Attribute of a replacement that is told why its original has to run (keyword ``liteboost_refusal``) and counts
-#: that by itself: where it has more to do than to call the original.
+#: Attribute of a replacement that is told why its original has to run (keyword ``liteboost_refusal``) and
+#: counts that by itself: where it has more to do than to call the original.
 TAKES_REFUSAL = "takes_refusal"
 #: How the checks of ops raise; other errors are not caught.
 _REFUSALS = (ValueError, TypeError, IndexError)
@@ -31,7 +31,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 def guard(
     rule: Rule, made: Callable[..., Any], original: Any, tally: Tally, owner: type | None, instance: Any
 ) -> Callable[..., Any]:
-    """``made``, the replacement of ``original`` by ``rule``, for as long as nobody has replaced what that calls.
+    """``made``, which replaces ``original`` by ``rule``, while nobody has replaced what that calls.
 
     Args:
         owner: The class, where ``original`` is a method of it.
@@ -68,7 +68,10 @@ def _places(rule: Rule, original: Any, owner: type | None, instance: Any) -> Ite
 
 
 def _named(rule: Rule, function: Any) -> list[Place]:
-    """Where a function itself is found: its module's name for it, and the names by which the rule knows it."""
+    """Where a function itself is found.
+
+    Its module's name for it, and the names by which the rule knows it.
+    """
     found = []
     names = getattr(function, "__globals__", {})
     if names.get(getattr(function, "__name__", "")) is function and rule.kind != "registry":
