@@ -29,7 +29,7 @@ VARIANTS = ("without", "level 0", "level 1", "level 2")
 
 
 def main() -> int:
-    """Run the demo. The exit status is 1 if the text of a level, in fp32, differs from the text without us."""
+    """Run the demo. The exit status is 1 if the text of a level, in fp32, differs from that without us."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="times each variant generates")
     parser.add_argument("--seconds", type=float, default=25, help="begin no further round after these")
@@ -92,7 +92,7 @@ def show(
     )
     for variant in VARIANTS:
         is_same = halves[variant]["text"] == halves["without"]["text"]
-        text = "-" if variant == "without" else "identical" if is_same else "another"
+        text = "-" if variant == "without" else "as without" if is_same else "another"
         table.add_row(variant, text, f"{halves[variant]['distance']:.4f}")
     console.print(table)
     console.rule("what was replaced at level 2")
@@ -160,7 +160,7 @@ def timed(names: dict[str, Any], new_tokens: int) -> dict[str, float]:
 
 
 def in_bf16(names: dict[str, Any], new_tokens: int) -> dict[str, Any]:
-    """What the model makes of the prompt in bf16, and how far its logits for a text are from those in fp32."""
+    """What the model makes of the prompt in bf16, and how far its logits are from those in fp32."""
     import torch
 
     exact = names["model"]
