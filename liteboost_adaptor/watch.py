@@ -328,16 +328,18 @@ def _can_be_judged(value: Any) -> bool:
 
 
 def _is_of_author(place: Place, value: Any) -> bool:
-    """Whether a function found in somebody's module or class was written in that package, or in torch.
+    """Whether a function found in a module or class of transformers was written there, or in torch.
 
-    A body that was matched against the catalogue says more; this is for what a match does not reach.
+    Elsewhere a body that was matched against the catalogue, with all it reaches, says what it is.
     """
+    if place.label.split(".")[0] != "transformers":
+        return True
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     if type(value) is not types.FunctionType:
         return True
     package = _package(value)
-    return package in (place.label.split(".")[0], "transformers", *_OWN_PACKAGES) and _runs_its_file(value)
+    return package in ("transformers", *_OWN_PACKAGES) and _runs_its_file(value)
 
 
 def _runs_its_file(function: types.FunctionType) -> bool:
@@ -364,14 +366,22 @@ def _is_of_torch(value: Any, name: str, space: Any) -> bool:
         return isinstance(space, dict) and f"torch.ops.{value}" == f"{space.get('__name__')}.{name}"
     owner = getattr(value, "__objclass__", None)
     module = owner.__module__ if isinstance(owner, type) else getattr(value, "__module__", None)
-    is_compiled = type(value).__flags__ & _HEAP_TYPE == 0  # no instance of a class written in Python
     own_name = getattr(value, "__name__", "")
     is_named = own_name in (name, _ALIASES.get(name))
-    return is_compiled and is_named and (module or "builtins").split(".")[0] in (*_OWN_PACKAGES, "builtins")
+    return (
+        type(value) in _COMPILED
+        and is_named
+        and (module or "builtins").split(".")[0] in (*_OWN_PACKAGES, "builtins")
+    )
 
 
-#: ``Py_TPFLAGS_HEAPTYPE``
-_HEAP_TYPE = 1 << 9
+#: Exactly these: a proxy (of wrapt, a mock) has the name and the module of what it stands before.
+_COMPILED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
 _OPERATORS = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
 
 

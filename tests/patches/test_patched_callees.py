@@ -13,10 +13,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+import wrapt
 from support import calls, numbers, processes, tiny_models
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -196,6 +198,35 @@ def test_a_method_set_on_the_instance_after_binding_is_called() -> None:
     found = forward(model, inputs)
     liteboost_adaptor.undo()
     assert numbers.relative(found, forward(model, inputs)) <= TOLERANCE
+
+
+def _proxy(original: Callable[..., Any]) -> Any:
+    return wrapt.FunctionWrapper(original, lambda wrapped, _, args, kwargs: wrapped(*args, **kwargs) * 1.125)
+
+
+def _mock(original: Callable[..., Any]) -> Any:
+    return mock.MagicMock(side_effect=lambda *args, **kwargs: original(*args, **kwargs) * 1.125)
+
+
+@pytest.mark.parametrize("kind", [_proxy, _mock, lambda original: functools.partial(_larger, original)])
+@pytest.mark.parametrize("name", ["linear", "silu", "scaled_dot_product_attention"])
+def test_what_takes_a_functions_place_may_be_any_object(kind: Callable[..., Any], name: str) -> None:
+    pair = Pair("llama")
+    with replaced(watch.place_in_module(vars(F), name), kind(getattr(F, name))):
+        expected, found = forward(pair.plain, pair.inputs), forward(pair.served, pair.inputs)
+    assert numbers.relative(found, expected) <= TOLERANCE
+
+
+def _larger(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) * 1.125
+
+
+def test_a_call_replaced_on_an_instance_is_made() -> None:
+    pair = Pair("llama")
+    for model in (pair.plain, pair.served):
+        layer = model.model.layers[0].mlp.up_proj
+        layer._call_impl = lambda x, layer=layer: layer.forward(x) * 3
+    assert numbers.relative(forward(pair.served, pair.inputs), forward(pair.plain, pair.inputs)) <= TOLERANCE
 
 
 def test_code_put_into_a_function_counts() -> None:
