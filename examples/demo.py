@@ -1,5 +1,8 @@
 """Run `generate.py` without the package and at levels 0, 1 and 2: same text, how fast, and what was replaced.
 
+The script computes in fp32, where the text is the same. In bf16 the last bits decide now and then which token
+comes next, with and without us; so for bf16 the demo shows how far the logits of each are from those in fp32.
+
 Each variant is a process of its own that runs the very same source; for the one without us, the one line is
 taken out. The processes are then told in turn to generate once more, so that a slow moment of the machine
 meets all of them, and the medians are compared.
@@ -26,7 +29,7 @@ VARIANTS = ("without", "level 0", "level 1", "level 2")
 
 
 def main() -> int:
-    """Run the demo. The exit status is 1 if the text of a level differs from the text without us."""
+    """Run the demo. The exit status is 1 if the text of a level, in fp32, differs from that without us."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="times each variant generates")
     parser.add_argument("--seconds", type=float, default=25, help="begin no further round after these")
@@ -47,16 +50,22 @@ def main() -> int:
             turn = number % len(VARIANTS)
             for variant in VARIANTS[turn:] + VARIANTS[:turn]:
                 speeds[variant].append(ask(workers[variant], "round")["tokens_per_second"])
+        halves = {variant: ask(worker, "bf16") for variant, worker in workers.items()}
         status = ask(workers["level 2"], "status")
     finally:
         for worker in workers.values():
             worker.stdin.close()
             worker.wait()
-    return show(texts, speeds, status)
+    return show(texts, speeds, halves, status)
 
 
-def show(texts: dict[str, str], speeds: dict[str, list[float]], status: dict[str, Any]) -> int:
-    """Print texts, speeds and the status table."""
+def show(
+    texts: dict[str, str],
+    speeds: dict[str, list[float]],
+    halves: dict[str, dict[str, Any]],
+    status: dict[str, Any],
+) -> int:
+    """Print texts, speeds, what bf16 changes, and the status table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -77,6 +86,14 @@ def show(texts: dict[str, str], speeds: dict[str, list[float]], status: dict[str
         ratios = [own / base for own, base in zip(speeds[variant], speeds["without"], strict=True)]
         is_same = "-" if variant == "without" else "identical" if texts[variant] == original else "DIFFERENT"
         table.add_row(variant, is_same, f"{median(speeds[variant]):.0f}", f"{median(ratios):.2f}")
+    console.print(table)
+    table = Table(
+        "variant", "text", "logits' distance to fp32", title="The same in bf16", title_justify="left"
+    )
+    for variant in VARIANTS:
+        is_same = halves[variant]["text"] == halves["without"]["text"]
+        text = "-" if variant == "without" else "as without" if is_same else "another"
+        table.add_row(variant, text, f"{halves[variant]['distance']:.4f}")
     console.print(table)
     console.rule("what was replaced at level 2")
     console.print(status_table(status))
@@ -127,6 +144,7 @@ def serve(variant: str, new_tokens: int) -> None:
         exec(compile(source, SCRIPT, "exec"), names)
     answers: dict[str, Callable[[], dict[str, Any]]] = {
         "round": lambda: timed(names, new_tokens),
+        "bf16": lambda: in_bf16(names, new_tokens),
         "status": lambda: names["liteboost_adaptor"].status().to_dict(),
     }
     reply({"text": printed.getvalue()})
@@ -139,6 +157,24 @@ def timed(names: dict[str, Any], new_tokens: int) -> dict[str, float]:
     begin = time.perf_counter()
     names["continue_text"](names["options"].prompt, new_tokens)
     return {"tokens_per_second": new_tokens / (time.perf_counter() - begin)}
+
+
+def in_bf16(names: dict[str, Any], new_tokens: int) -> dict[str, Any]:
+    """What the model makes of the prompt in bf16, and how far its logits are from those in fp32."""
+    import torch
+
+    exact = names["model"]
+    text = (names["FOLDER"] / "heldout.txt").read_text(encoding="utf-8")
+    ids = names["tokenizer"](text[:4000], return_tensors="pt").input_ids[:, :512]
+    rounded = type(exact).from_pretrained(names["FOLDER"], dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected, found = (model(input_ids=ids).logits.double() for model in (exact, rounded))
+    names["model"] = rounded
+    try:
+        continued = names["continue_text"](names["options"].prompt, new_tokens)
+    finally:
+        names["model"] = exact
+    return {"text": continued, "distance": float((found - expected).norm() / expected.norm())}
 
 
 def reply(answer: dict[str, Any]) -> None:

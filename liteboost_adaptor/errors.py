@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 
 class LiteBoostError(Exception):
     """Base of every error this package raises on purpose."""
@@ -57,3 +59,28 @@ class QuantizationError(LiteBoostError, ValueError):
 
 class StateError(QuantizationError, RuntimeError):
     """A ``state_dict`` does not hold the integers of the layers that it is loaded into."""
+
+
+@functools.cache
+def _of_both(ours: type[Exception], theirs: type[Exception]) -> type[Exception]:
+    bases = [LiteBoostError]
+    for kind in (ours, theirs):
+        if not any(issubclass(base, kind) for base in bases):
+            bases = [base for base in bases if not issubclass(kind, base)]
+            bases.append(kind)
+    return type("ArgumentError", tuple(bases), {"__module__": __name__, "__doc__": _of_both.__doc__})
+
+
+#: Types whose instances hold nothing but their arguments, and so can be put together.
+_PLAIN = (ValueError, TypeError, IndexError, RuntimeError, KeyError, AttributeError, NotImplementedError)
+
+
+def of_both_types(ours: Exception, theirs: Exception) -> Exception:
+    """An error of an op and of the original in one, so that whoever catches either catches it.
+
+    Of an original's error that is of no builtin type, the original's own.
+    """
+    if type(theirs) not in _PLAIN:
+        return theirs
+    kind = type(ours) if isinstance(ours, LiteBoostError) else next(k for k in _PLAIN if isinstance(ours, k))
+    return _of_both(kind, type(theirs))(f"{theirs}\n{ours}")

@@ -220,7 +220,7 @@ class _Planner:
         if fit.rule is None:
             self.outcomes.append(Outcome(fit.family, fit.state, self.target, fit.reason))
             return
-        replacement = self._make(fit, method)
+        replacement = self._make(fit, method, self.cls)
         if replacement is None:
             return
         try:
@@ -241,10 +241,10 @@ class _Planner:
                 self.methods["forward"] = wrapper
                 self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
 
-    def _make(self, fit: Fit, original: Any) -> Callable[..., Any] | None:
+    def _make(self, fit: Fit, original: Any, owner: type | None = None) -> Callable[..., Any] | None:
         """The rule's replacement; a factory that raises costs this rule and no other."""
         try:
-            return fit.make(original)
+            return fit.make(original, owner, self.module)
         except Exception as fault:  # noqa: BLE001 - recorded; the original runs
             reason = f"{type(fault).__name__}: {fault}"
             self.outcomes.append(Outcome(fit.rule.id, FAILED, self.target, reason))

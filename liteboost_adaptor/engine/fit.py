@@ -15,6 +15,7 @@ from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, Tally, 
 from . import swap
 from .catalogue import Rule, resolve
 from .fingerprint import Fingerprint, Opaque, behind_wrapper, callables, fingerprint
+from .guarded import guard
 from .probe import probe
 
 
@@ -28,10 +29,14 @@ class Fit:
     reason: str = ""
     parameters: tuple[tuple[str, Any], ...] = ()
 
-    def make(self, original: Any) -> Callable[..., Any]:
-        """The replacement for ``original``, counting into the rule's tally."""
-        parameters = {**self.rule.parameters, **dict(self.parameters)}
-        return self.rule.load_replacement()(original, report.tally(self.rule.id), **parameters)
+    def make(self, original: Any, owner: type | None = None, instance: Any = None) -> Callable[..., Any]:
+        """The replacement for ``original``, guarded, counting into the rule's tally.
+
+        ``owner`` and ``instance``: where ``original`` is a method of a class, that class and a module of it.
+        """
+        tally, parameters = report.tally(self.rule.id), {**self.rule.parameters, **dict(self.parameters)}
+        made = self.rule.load_replacement()(original, tally, **parameters)
+        return guard(self.rule, made, original, tally, owner, instance)
 
 
 class Fits:

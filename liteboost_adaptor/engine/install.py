@@ -64,6 +64,10 @@ class UndoStack:
         """
         import torch
 
+        from .. import watch
+
+        ours = {f"{namespace}/{operator}/{key}" for operator in kernels}
+        watch.own_kernels.update(ours)
         library = torch.library.Library(namespace, "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
@@ -72,6 +76,7 @@ class UndoStack:
 
         def undo() -> str:
             library._destroy()
+            watch.own_kernels.difference_update(ours)
             return ""
 
         self._push(undo)

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from ..engine.catalogue import Rule
+from ..engine.guarded import guard
 from ..engine.install import UndoStack
 from ..report import report
 
@@ -21,7 +22,9 @@ def install(rules: tuple[Rule, ...], stack: UndoStack) -> None:
         if rule.kind != "registry" or rule.id in _in_place(rule) or is_foreign(rule):
             continue
         mapping, before = _mapping(rule), _in_place(rule)
-        replacement = rule.load_replacement()(mapping[rule.entry], report.tally(rule.id), **rule.parameters)
+        tally, original = report.tally(rule.id), mapping[rule.entry]
+        made = rule.load_replacement()(original, tally, **rule.parameters)
+        replacement = guard(rule, made, original, tally, None, None)
         replacement.__liteboost_rules__ = (*before, rule.id)
         stack.set_item(mapping, rule.entry, replacement, f"{rule.registry}[{rule.entry!r}]")
 

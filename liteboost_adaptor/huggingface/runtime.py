@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import native, native_npu
+from .. import native, native_npu, watch
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
@@ -94,7 +94,9 @@ class Runtime:
 
     def _install_entries(self, settings: Settings) -> None:
         """Load the ops and set what bound models need outside of them, when the first one needs it."""
-        native.load()
+        found = native.load()
+        if found.loaded and found.path is not None:
+            watch.compile_with(str(found.path))
         if native_npu.load() is not None:
             guards.DEVICES.add("npu")
         if settings.level:

@@ -38,6 +38,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
+        liteboost_refusal: str = "",
         **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
         mark = getattr(module, "__liteboost__", None)
@@ -48,8 +49,20 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
             if shared is not None:
                 options = {**kwargs, "is_causal": is_causal}
                 states = (query, key, value)
-                return _shared(shared, module, states, attention_mask, scaling, None, dropout, options)
-            reason = _unserved(query, key, value, None, attention_mask, bias, dropout, kwargs)
+                return _shared(
+                    shared,
+                    module,
+                    states,
+                    attention_mask,
+                    scaling,
+                    None,
+                    dropout,
+                    options,
+                    refusal=liteboost_refusal,
+                )
+            reason = liteboost_refusal or _unserved(
+                query, key, value, None, attention_mask, bias, dropout, kwargs
+            )
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
             if not reason:
@@ -73,6 +86,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
             **kwargs,
         )
 
+    attention.takes_refusal = True  # where processes share the tokens, the original would see a part of them
     return attention
 
 
@@ -104,6 +118,7 @@ def eager(
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         *args: Any,
+        liteboost_refusal: str = "",
         **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
         sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks) if sinks else None
@@ -119,9 +134,20 @@ def eager(
             scaling, dropout = kwargs.get("scaling"), kwargs.get("dropout", 0.0)
             states = (query, key, value)
             return _shared(
-                shared, module, states, attention_mask, scaling, sink_logits, dropout, options, cap or 0.0
+                shared,
+                module,
+                states,
+                attention_mask,
+                scaling,
+                sink_logits,
+                dropout,
+                options,
+                cap or 0.0,
+                liteboost_refusal,
             )
-        if args:
+        if liteboost_refusal:
+            reason = liteboost_refusal
+        elif args:
             reason = "positional arguments beyond the mask"
         elif query_sinks and sink_logits is None:
             reason = "eager attention was asked for"
@@ -145,6 +171,7 @@ def eager(
         scaling = kwargs.get("scaling")
         return _run(query, key, value, attention_mask, added, scaling, False, cap, sink_logits), None
 
+    attention.takes_refusal = True
     return attention
 
 
@@ -165,10 +192,11 @@ def _shared(
     dropout: float,
     options: dict[str, Any],
     softcap: float = 0.0,
+    refusal: str = "",
 ) -> tuple[torch.Tensor, None]:
     """Attention of tokens that several processes share; ``options``: what else the call was given."""
     query, key, value = states
-    reason = _unserved(query, key, value, sinks, None, None, dropout, options)
+    reason = refusal or _unserved(query, key, value, sinks, None, None, dropout, options)
     for name in ("softcap", "position_bias"):
         if not reason and options.get(name) is not None:
             reason = f"argument {name}"

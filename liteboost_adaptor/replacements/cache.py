@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..report import Tally
+from ..watch import Watch, place_in_class, place_in_module
 from .guards import unserved
 
 ops = torch.ops.liteboost
@@ -116,12 +117,14 @@ def is_recorded() -> bool:
 
 def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
+    concatenation = place_in_module(vars(torch), "cat")
+    watch = Watch([concatenation, place_in_class(torch.Tensor, "__torch_function__")])
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
         if (recording := recorder()) is not None:
             tally.served()
             return recording.append(held, layer, name, new, dim % new.dim())
-        reason = _unserved(held, new, dim)
+        reason = _unserved(held, new, dim) or watch()
         if reason:
             tally.fell_back(reason)
             layer.__dict__.get(ROOMS, {}).pop(name, None)

@@ -47,6 +47,8 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     return ""
 
 
+#: What a call of a module asks the module for.
+_CALLED = frozenset({"forward", "_call_impl", "_slow_forward"})
 _MODULE_CALL = torch.nn.Module.__call__
 #: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.record` tracks.
 _STANDING_FOR = (
@@ -73,7 +75,7 @@ def observed(module: torch.nn.Module) -> str:
         or module._backward_pre_hooks
     ):
         return "a hook on the module"
-    if "forward" in module.__dict__:
+    if not _CALLED.isdisjoint(module.__dict__):
         return "the instance has a forward of its own"
     if type(module).__call__ is not _MODULE_CALL and not _is_noted_by_export(module):
         return "the class has a __call__ of its own"

@@ -83,6 +83,21 @@ def test_level_0_logits_are_bit_identical(dtype: torch.dtype, blocks: torch.Tens
             assert torch.equal(model(input_ids=blocks[:2]).logits, expected)
 
 
+@torch.no_grad()
+def test_bf16_logits_are_as_near_to_fp32_as_without_us(blocks: torch.Tensor) -> None:
+    """What the README says of bf16, where greedy text may differ."""
+    ids, rounded = blocks[::20][:4], load(torch.bfloat16)
+    exact = load(torch.float32)(input_ids=ids).logits.double()
+
+    def distance() -> float:
+        return float((rounded(input_ids=ids).logits.double() - exact).norm() / exact.norm())
+
+    without = distance()
+    for level in (1, 2):
+        with liteboost_adaptor.patched(rounded, level=level):
+            assert distance() <= 1.05 * without
+
+
 #: dtype -> relative change of perplexity that leaves so many digits as they are: 4 in fp32, 3 in bf16.
 DIGITS = {torch.float32: 0.5e-4, torch.bfloat16: 0.5e-3}
 

@@ -65,6 +65,8 @@ def calls(rule: str) -> int:
 class Reads(TorchDispatchMode):
     """Counts what makes the host wait for the device: copies to it, and values it asks for."""
 
+    sees_liteboost_ops = True
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

@@ -95,6 +95,8 @@ def _count_collectives(action: Any) -> dict[str, int]:
     found: Counter[str] = Counter()
 
     class Counting(TorchDispatchMode):
+        sees_liteboost_ops = True
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace == "liteboost_parallel":
                 found[func._schema.name.split("::")[1]] += 1

@@ -128,6 +128,8 @@ class _Operations(TorchDispatchMode):
     activation was computed from (``x * sigmoid(x)`` is an activation still).
     """
 
+    sees_liteboost_ops = True
+
     def __init__(self, found: Trace) -> None:
         super().__init__()
         self.found = found

@@ -66,6 +66,8 @@ class Choices(TorchDispatchMode):
     Not what ``generate`` chooses between the calls: tokens are compared by themselves, or forced.
     """
 
+    sees_liteboost_ops = True
+
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self._model = model

@@ -21,7 +21,7 @@ LONGEST = 500
 LAYERS = (
     ("errors", "memory"),
     ("config",),
-    ("report",),
+    ("report", "watch"),
     ("native",),
     ("native_npu",),
     ("native_build",),
@@ -40,7 +40,7 @@ LAYERS = (
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 #: Beside the order above: the engine knows no model and no op, and only those who bind models, or set
 #: something on its undo stack, know it.
-ENGINE_IMPORTS = {"config", "errors", "report"}
+ENGINE_IMPORTS = {"config", "errors", "report", "watch"}
 ENGINE_IMPORTERS = {"huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
 
 

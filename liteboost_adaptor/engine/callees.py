@@ -1,0 +1,336 @@
+"""The places a function looks its callees up in: replaced there, they make it compute something else.
+
+A replacement stands for the whole body of its original, with everything that body calls by a name:
+functions of torch, methods and operators of tensors, the calls of child modules, functions of the library
+that wrote it. The text is read, as for a fingerprint, and read too much rather than too little: an
+attribute of a local value counts as one of a tensor if tensors have one of that name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..watch import Place, place_in_class, place_in_module
+from . import source, swap
+
+#: Modules of torch whose Python functions are read, too; of others the name is what they do.
+_READ_IN_TORCH = ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.modules")
+#: Modules beside torch that hold no arithmetic: what is in them may be watched, but need not be read.
+_NOT_READ = (
+    *("transformers.utils", "logging", "warnings", "typing", "importlib", "functools", "packaging"),
+    *("liteboost_adaptor.replacements.guards", "liteboost_adaptor.report", "liteboost_adaptor.watch"),
+)
+#: How many functions deep an original is read, and a replacement.
+_DEEPEST, _DEEPEST_OF_OURS = 6, 3
+_LARGEST_TABLE = 100
+_OPERATORS = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mult": "mul",
+    "Div": "truediv",
+    "FloorDiv": "floordiv",
+    "Mod": "mod",
+    "Pow": "pow",
+    "MatMult": "matmul",
+    "LShift": "lshift",
+    "RShift": "rshift",
+    "BitOr": "or",
+    "BitXor": "xor",
+    "BitAnd": "and",
+}
+_COMPARISONS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
+_UNARY = {"USub": "neg", "UAdd": "pos", "Invert": "invert"}
+#: What torch asks of every tensor that is handed to one of its functions.
+_OF_TENSORS = ("__torch_function__", "__torch_dispatch__")
+#: What stands between ``module(x)`` and its forward.
+_OF_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
+#: Attribute of an entry of ours that holds the one it was put in the place of.
+ORIGINAL = "__liteboost_original__"
+_MISSING = object()
+
+
+def of_function(function: Any, owner: type | None = None, instance: Any = None) -> list[Place]:
+    """The places that ``function`` reads, and the functions it calls.
+
+    Args:
+        function: A function, or a method where ``owner`` is the class that ``self`` will have.
+        owner: That class.
+        instance: A module of it, whose children's calls count, too.
+    """
+    reader = _Reader()
+    while hasattr(function, ORIGINAL):  # an entry of ours, of which a second rule makes one
+        function = getattr(function, ORIGINAL)
+    reader.read(function, owner, instance, 0)
+    return reader.found()
+
+
+def of_replacement(made: Any) -> list[Place]:
+    """What a replacement of ours calls by itself of torch and of tensors: that may be replaced, too."""
+    reader = _Reader()
+    reader.read(made, None, None, _DEEPEST - _DEEPEST_OF_OURS)
+    return [place for place in reader.found() if place.is_torch and _computes(place.value())]
+
+
+def of_call(module: torch.nn.Module) -> list[Place]:
+    """The places that ``module(x)`` reads."""
+    reader = _Reader()
+    reader.call_of(module, 0)
+    return reader.found()
+
+
+def of_operators(*names: str) -> list[Place]:
+    """The places of operators between tensors, such as ``mul``: the operator itself and its reflection."""
+    return [place_in_class(torch.Tensor, f"__{prefix}{name}__") for name in names for prefix in ("", "r")]
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._places: dict[Place, None] = {}
+        self._read: set[Any] = set()
+
+    def found(self) -> list[Place]:
+        """Everything that was read, and what torch asks of every tensor."""
+        return [*self._places, *(place_in_class(torch.Tensor, name) for name in _OF_TENSORS)]
+
+    def read(self, function: Any, owner: type | None, instance: Any, depth: int) -> None:
+        """What ``function``, and every wrapper around it, reads."""
+        if depth > _DEEPEST or (function, owner) in self._read:
+            return
+        self._read.add((function, owner))
+        try:
+            inner, wrappers = source.innermost(function), source.wrapper_chain(function)
+        except source.SourceUnavailable:
+            return
+        for wrapper in filter(_is_read, wrappers):
+            self.read(_bare(wrapper), None, None, depth + 1)
+        body = _Body(self, inner, owner, instance, depth)
+        try:
+            body.read(source.parse(inner).node)
+        except source.SourceUnavailable:
+            body.read_names()
+
+    def call_of(self, module: torch.nn.Module, depth: int) -> None:
+        """What stands between a call of ``module`` and the end of its forward."""
+        self._call_of_class(swap.original_class(module), module, depth)
+
+    def _call_of_class(self, cls: type, module: torch.nn.Module | None, depth: int) -> None:
+        for name in _OF_CALLS:
+            self.note(place_in_class(cls, name))
+        self.read(getattr(cls, "forward", None), cls, module, depth + 1)
+
+    def table(self, values: dict[Any, Any], label: str, depth: int) -> None:
+        """What a table of functions or of modules' classes, such as ``ACT2FN``, may be asked for."""
+        for key, kept in list(dict.items(values)):
+            value = kept[0] if isinstance(kept, tuple) and kept else kept
+            is_module = isinstance(value, type) and issubclass(value, torch.nn.Module)
+            if type(key) is not str or not (is_module or type(value) is types.FunctionType):
+                continue
+            self._places.setdefault(Place(values, key, label))
+            if is_module:
+                self._call_of_class(value, None, depth)
+            else:
+                self.follow(value, depth)
+
+    def note(self, place: Place) -> Any:
+        """Note a place, and give what is there."""
+        if place.space is not vars(_builtins()):
+            self._places.setdefault(place)
+        return place.value()
+
+    def follow(self, value: Any, depth: int) -> None:
+        """Read a function that is called, where it may do more than its name says."""
+        if type(value) is types.FunctionType and _is_read(value):
+            self.read(value, None, None, depth + 1)
+
+
+class _Body:
+    """One function's text, and what its names stand for."""
+
+    def __init__(
+        self, reader: _Reader, function: types.FunctionType, owner: type | None, instance: Any, depth: int
+    ) -> None:
+        self.reader, self.function, self.owner, self.instance = reader, function, owner, instance
+        self.depth = depth
+        code = function.__code__
+        self.locals = {*code.co_varnames, *code.co_cellvars}
+        self.self_name = code.co_varnames[0] if owner is not None and code.co_argcount else ""
+
+    def read(self, node: ast.FunctionDef) -> None:
+        for statement in node.body:
+            for child in ast.walk(statement):
+                for place in self._operators(child):
+                    self.reader.note(place)
+                if isinstance(child, ast.Attribute):
+                    self._attribute(child)
+                elif isinstance(child, ast.Name) and child.id not in self.locals:
+                    self._global(child.id)
+
+    def read_names(self) -> None:
+        """Of a function without a text: every global name it uses, and every name wherever there is one."""
+        names = {name for code in _nested(self.function.__code__) for name in code.co_names}
+        pending = [self._global(name) for name in sorted(names & self.function.__globals__.keys())]
+        for space in pending:  # grows by the modules that are found in modules
+            for name in sorted(names) if isinstance(space, types.ModuleType) else ():
+                if name in vars(space):
+                    value = self.reader.note(place_in_module(vars(space), name))
+                    self.reader.follow(value, self.depth)
+                    if isinstance(value, types.ModuleType) and not any(value is other for other in pending):
+                        pending.append(value)
+        for name in sorted(names):
+            if hasattr(torch.Tensor, name):
+                self.reader.note(place_in_class(torch.Tensor, name))
+
+    def _operators(self, node: ast.AST) -> Iterator[Place]:
+        """Methods of tensors that Python calls for an operator."""
+        names: list[str] = []
+        if isinstance(node, ast.BinOp) and type(node.op).__name__ in _OPERATORS:
+            name = _OPERATORS[type(node.op).__name__]
+            names = [f"__{name}__", f"__r{name}__"]
+        elif isinstance(node, ast.AugAssign) and type(node.op).__name__ in _OPERATORS:
+            name = _OPERATORS[type(node.op).__name__]
+            names = [f"__i{name}__", f"__{name}__", f"__r{name}__"]
+        elif isinstance(node, ast.UnaryOp) and type(node.op).__name__ in _UNARY:
+            names = [f"__{_UNARY[type(node.op).__name__]}__"]
+        elif isinstance(node, ast.Compare):
+            names = [
+                f"__{_COMPARISONS[type(o).__name__]}__" for o in node.ops if type(o).__name__ in _COMPARISONS
+            ]
+        elif isinstance(node, ast.Subscript):
+            names = ["__getitem__"] if isinstance(node.ctx, ast.Load) else ["__setitem__"]
+        for name in names:
+            if hasattr(torch.Tensor, name):
+                yield place_in_class(torch.Tensor, name)
+
+    def _global(self, name: str) -> Any:
+        """What a name that is no local stands for; its place is noted."""
+        function = self.function
+        if name in function.__code__.co_freevars:
+            cell = function.__closure__[function.__code__.co_freevars.index(name)]
+            value = _contents(cell)
+        elif name in function.__globals__ or not hasattr(_builtins(), name):
+            value = self.reader.note(place_in_module(function.__globals__, name))
+        else:
+            return getattr(_builtins(), name)
+        self.reader.follow(value, self.depth)
+        if isinstance(value, dict) and len(value) <= _LARGEST_TABLE:
+            self.reader.table(value, f"{function.__globals__.get('__name__')}.{name}", self.depth)
+        return value
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        base = node.value
+        if isinstance(base, ast.Name) and base.id == self.self_name:
+            self._of_self(node.attr)
+        elif _is_super(base) and self.owner is not None:
+            self._of_super(node.attr)
+        elif self._chain(node) is _MISSING:
+            held = self._chain(base)
+            method = getattr(type(held), node.attr, None) if _is_ours(held) else None
+            if type(method) is types.FunctionType:
+                self.reader.read(method, type(held), None, self.depth + 1)
+            elif hasattr(torch.Tensor, node.attr):
+                found = self.reader.note(place_in_class(torch.Tensor, node.attr))
+                self.reader.follow(found, self.depth)
+
+    def _chain(self, node: ast.expr) -> Any:
+        """What a dotted name that begins with a global module or class stands for; its places are noted."""
+        if isinstance(node, ast.Name):
+            return _MISSING if node.id in self.locals else self._global(node.id)
+        if not isinstance(node, ast.Attribute):
+            return _MISSING
+        base = self._chain(node.value)
+        if isinstance(base, types.ModuleType):
+            value = self.reader.note(place_in_module(vars(base), node.attr))
+        elif isinstance(base, type):
+            value = self.reader.note(place_in_class(base, node.attr))
+        else:
+            return _MISSING
+        self.reader.follow(value, self.depth)
+        return value
+
+    def _of_self(self, name: str) -> None:
+        place = place_in_class(self.owner, name)
+        value = place.value()
+        if type(value) is types.FunctionType or isinstance(value, (classmethod, staticmethod, property)):
+            self.reader.note(place)
+            if type(value) is types.FunctionType:
+                self.reader.read(value, self.owner, self.instance, self.depth + 1)
+            return
+        if hasattr(self.owner, "__getattr__"):  # parameters and children are found by it
+            self.reader.note(place_in_class(self.owner, "__getattr__"))
+        child = vars(self.instance).get("_modules", {}).get(name) if self.instance is not None else None
+        held = vars(self.instance).get(name) if self.instance is not None else None
+        if isinstance(child, torch.nn.Module):
+            self.reader.call_of(child, self.depth + 1)
+        elif type(held) is types.FunctionType:
+            self.reader.read(held, None, None, self.depth + 1)
+
+    def _of_super(self, name: str) -> None:
+        line, writer = self.owner.__mro__, self._global("__class__")
+        bases = line[line.index(writer) + 1 :] if writer in line else ()
+        base = next((cls for cls in bases if name in vars(cls)), None)
+        if base is not None:
+            value = self.reader.note(place_in_class(base, name))
+            if type(value) is types.FunctionType:
+                self.reader.read(value, self.owner, self.instance, self.depth + 1)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _bare(wrapper: types.FunctionType) -> types.FunctionType:
+    """A wrapper as the function it is, which says nothing of what it wraps."""
+    bare = types.FunctionType(
+        wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, wrapper.__closure__
+    )
+    bare.__kwdefaults__ = wrapper.__kwdefaults__
+    return bare
+
+
+def _is_read(function: types.FunctionType) -> bool:
+    module = str(function.__globals__.get("__name__", ""))
+    if module.split(".")[0] == "torch":
+        return module.startswith(_READ_IN_TORCH)
+    return not module.startswith(_NOT_READ)
+
+
+def _computes(value: Any) -> bool:
+    """Whether what is found is one of torch's compiled functions, or a method of tensors."""
+    return callable(value) and not isinstance(value, (type, torch._ops.OpOverloadPacket))
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a replacement holds an object of ours, such as the form of a norm."""
+    return type(value).__module__.startswith("liteboost_adaptor.replacements")
+
+
+def _is_super(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and not node.args
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "super"
+    )
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the name is bound later
+        return None
+
+
+@functools.cache
+def _builtins() -> types.ModuleType:
+    import builtins
+
+    return builtins
