@@ -454,6 +454,20 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK") or 0)
 
 
+def local_size() -> int:
+    """How many processes a launcher has started on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+
+
+def data_parallel_launcher() -> str:
+    """The launcher that has started processes which work on models of their own, or an empty string."""
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # which it always sets
+        return "accelerate launch"
+    if all(os.environ.get(name) for name in ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE")):
+        return "deepspeed"
+    return ""
+
+
 def agent_store() -> tuple[str, int, str] | None:
     """(host, port, attempt) of the store that torchrun serves to the processes it has started, else None."""
     if launched() is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

@@ -278,6 +278,18 @@ def become(
         module.__class__ = SpanningNorm
 
 
+#: What `become`, and what resizes modules, leaves on one, beside its parameters.
+OWN_ATTRIBUTES = (
+    *("group", "other", "is_fusible", "is_transposed", "sizes", "first", "num_embeddings", "padding_idx"),
+    *("eps", "width", "form", "in_features", "out_features", "nx", "nf", "num_experts", "shares"),
+)
+
+
+def whole_config(config: Any) -> Any:
+    """The configuration that ``config`` has the numbers of a rank of, if so."""
+    return config._config if isinstance(config, LocalConfig) else config
+
+
 class LocalConfig:
     """A configuration with the numbers of this rank in some places, for one module."""
 

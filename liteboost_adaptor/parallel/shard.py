@@ -61,7 +61,9 @@ def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, s
     model.eval()
     model.requires_grad_(False)
     own = vars(model)
-    own["save_pretrained"] = functools.partial(saving.save, model, how, mesh)
+    own["save_pretrained"] = functools.partial(
+        agree.save, model, mesh, functools.partial(saving.save, model, how, mesh)
+    )
     own["train"] = functools.partial(_train, model)
     own.update((name, functools.partial(_refuse_adapter, how.model)) for name in _ADAPTER_METHODS)
     own["dequantize"] = functools.partial(_refuse_dequantize, how.model)
@@ -72,7 +74,9 @@ def attach(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
     """Let ranks that hold ``model``, or a part of it each, work on the same prompts."""
     vars(model)[PLAN] = how
     if mesh.tensor.size == 1:
-        vars(model)["save_pretrained"] = functools.partial(saving.save_whole, model, mesh)
+        vars(model)["save_pretrained"] = functools.partial(
+            agree.save, model, mesh, functools.partial(saving.save_whole, model, mesh)
+        )
     agree.watch(model, mesh)
     if mesh.sequence.size > 1:
         sequence.attach(model, mesh)
