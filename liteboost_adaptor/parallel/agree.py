@@ -159,7 +159,7 @@ def _noted(result: Any) -> Any:
 
 
 def before_forward(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compare the inputs of a prompt that is a part of a call, or that nobody has met for (of a copied model).
+    """Compare the inputs of a prompt within a call, or of one that nobody has met for (of a copied model).
 
     Raises:
         ParallelError: They differ.

@@ -1,4 +1,4 @@
-"""Ranks that make the same calls: where they meet before one, what they tell each other in it, and how it ends.
+"""Ranks that make the same calls: where they meet, what they tell each other, how a call ends.
 
 Calls of a group are numbered. Before each, every rank writes what it is about to do and waits for the others;
 whether they do it together is decided once, for all (`Board.settle`). So ranks that come late, and those that
@@ -30,7 +30,7 @@ _PIECE_BYTES = 2 << 20
 _FROM_COLLECTIVE = re.compile(r"rank \d+ .*collective|waited for the others")
 
 
-class Apart(Exception):  # noqa: N818 - no error: ranks go on, each for itself
+class Apart(Exception):
     """The ranks work each for itself from now on; says why."""
 
 
@@ -126,7 +126,7 @@ class Circle:
         for other in self._others:
             value = board.get(f"{key}/{other}")
             if value is not None:
-                found[other] = pickle.loads(value)["facts"]  # noqa: S301 - of a rank of ours
+                found[other] = pickle.loads(value)["facts"]
         return why_apart(found)
 
     @staticmethod
@@ -150,7 +150,7 @@ class Circle:
             for rank in missing:
                 value = board.get(f"{key}/{rank}")
                 if value is not None:
-                    found[rank] = pickle.loads(value)  # noqa: S301 - of a rank of ours
+                    found[rank] = pickle.loads(value)
             missing = [rank for rank in missing if rank not in found]
             if not missing or is_over():
                 break
@@ -242,7 +242,7 @@ class Circle:
     def _joined(self, key: str, rank: int, count: int, first: bytes) -> Any:
         board = self.presence.board
         rest = [board.get(f"{key}/{rank}/{number}") or b"" for number in range(1, count)]
-        return pickle.loads(b"".join([first, *rest]))  # noqa: S301 - of a rank of ours
+        return pickle.loads(b"".join([first, *rest]))
 
     def _forget_step(self, epoch: str) -> None:
         """Forget the value before the last one: who has written this one has read it."""

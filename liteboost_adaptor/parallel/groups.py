@@ -36,7 +36,7 @@ class Group:
     size: int
 
 
-#: The circles of this process, by the names of their process groups; that of all ranks is `_WORLD` from the start.
+#: The circles of this process, by the names of their process groups; that of all ranks has `_WORLD`, too.
 _circles: dict[str, Circle] = {}
 _WORLD = "all"
 

@@ -128,7 +128,9 @@ class VocabularyEmbedding(nn.Module):
         local = ids - self.first
         elsewhere = (local < 0) | (local >= self.num_embeddings)
         rows = super().forward(local.masked_fill(elsewhere, 0))  # type: ignore[misc]
-        return _summed(rows.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+        mine = rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+        # Ranks on which something has chosen other tokens would go on with a text that none of them has.
+        return collectives.all_reduce_of(mine, ids, self.group) if mine.is_cpu else _summed(mine, self.group)
 
 
 @functools.cache

@@ -24,8 +24,20 @@ from torch import nn
 from .. import __version__, config
 from ..checkpoint.files import File, Slice
 from ..errors import CheckpointError, ParallelError, PlanError
+from ..huggingface.runtime import runtime
 from ..report import report
-from . import groups, layout, offline, presence, quantized, quantized_loading, shard, sources, starts
+from . import (
+    groups,
+    layout,
+    offline,
+    presence,
+    quantized,
+    quantized_loading,
+    shard,
+    sources,
+    starts,
+    wrappers,
+)
 from . import mesh as meshes
 from .circle import Apart
 from .groups import Group
@@ -81,6 +93,7 @@ def _extend(hooks: Any, settings: config.Settings) -> None:
         hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", ranks.wrap_from_pretrained)
         hooks.set_attribute(_MODELING, "PreTrainedModel._finalize_model_loading", ranks.wrap_finalize)
         hooks.set_attribute(_MODELING, "check_and_set_device_map", ranks.wrap_device_map)
+        wrappers.hook(hooks, lambda: runtime.active is settings)
 
 
 def _started() -> int:
@@ -186,9 +199,9 @@ class _Loading:
         offline.refuse_whole(files, reason)
         if not groups.ways.reason:
             sentence = (
-                f"{model} is not divided over {size} processes: {reason}. Each loads the whole of it and goes on "
-                "by itself. With LITEBOOST_TP=1 they do so at once; with LITEBOOST_TP=N they share it, and this is "
-                "an error."
+                f"{model} is not divided over {size} processes: {reason}. Each loads the whole of it and "
+                "goes on by itself. With LITEBOOST_TP=1 they do so at once; with LITEBOOST_TP=N they share it, "
+                "and this is an error."
             )
             report.note(sentence)
             warnings.warn(sentence, stacklevel=2)

@@ -1,8 +1,8 @@
 """What ranks know of each other: a board that all can write to, and who is alive and at work.
 
-Every rank says on the board, each half second and whenever it changes, whether it is at work in a call that the
-ranks make together, to which calls it has come, and which it has left by an exception. Who waits for a rank
-reads it there, and can tell one that is slow from one that will not come.
+Every rank says on the board, each half second and whenever it changes, whether it is at work in a call that
+the ranks make together, to which calls it has come, and which it has left by an exception. Who waits for a
+rank reads it there, and can tell one that is slow from one that will not come.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class _Line(threading.Thread):
         if fault is None:
             return value
         self.gone = (
-            "the store by which the ranks find each other does not answer: the process that serves it, rank 0 or "
-            f"the launcher, has ended or was stopped; its own output says why ({str(fault).partition(chr(10))[0]})"
+            "the store by which the ranks find each other does not answer: the process that serves it, rank "
+            "0 or the launcher, has ended or was stopped; its own output says why "
+            f"({str(fault).partition(chr(10))[0]})"
         )
         raise BoardGone(self.gone)
 
@@ -323,7 +324,7 @@ def of_process(open_board: Any) -> Presence:
 
 
 def look_after(look: Any) -> None:
-    """Have ``look(board)`` called each half second, in a thread; with None and a reason where the board is gone."""
+    """Have ``look(board, gone)`` called each half second, in a thread; ``gone``: why the board is, or ''."""
     _open[os.getpid()].looks.append(look)
 
 

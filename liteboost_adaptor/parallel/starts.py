@@ -95,10 +95,10 @@ def _listens(host: str, port: int) -> bool:
 def hint(size: int) -> str:
     """What it may mean that ranks have not come, and what to do."""
     return (
-        f", of {size} processes that are to share a model (WORLD_SIZE={size}): not started, ended before (its "
-        "own output says why), at something else, or started with another LITEBOOST_LEVEL or LITEBOOST_TP. "
-        "Start all of them, best with torchrun. Where they need longer, let them wait for each other first "
-        "(torch.distributed.init_process_group and barrier)."
+        f", of {size} processes that are to share a model (WORLD_SIZE={size}): not started, ended before "
+        "(its own output says why), at something else, or started with another LITEBOOST_LEVEL or "
+        "LITEBOOST_TP. Start all of them, best with torchrun. Where they need longer, let them wait for each "
+        "other first (torch.distributed.init_process_group and barrier)."
     )
 
 

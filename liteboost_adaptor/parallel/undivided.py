@@ -39,6 +39,7 @@ _HOOK_FLAGS = (
 )
 #: What is made while a model is divided, as long as it lives: caches by their `id`.
 _caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Origin:
@@ -52,7 +53,7 @@ class Origin:
         self, load: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._load, self._cls = load, cls
-        # The user's own objects may be changed after the call; large ones (a state_dict) are kept as they are.
+        # Configurations may be changed after the call; what is large (a state_dict) is kept as it is.
         self._args, self._kwargs = args, {name: _kept(value) for name, value in kwargs.items()}
 
     def load(self) -> nn.Module:
@@ -68,9 +69,18 @@ def _kept(value: Any) -> Any:
 
 
 def note_origin(model: nn.Module, origin: Origin | None, rank: int) -> None:
-    """Keep how ``model`` was loaded, if it may become whole again, and which part of it this process holds."""
+    """Keep how ``model`` was loaded, if it may become whole again, and which part this process holds."""
+    _divided.add(model)
     if origin is not None:
         vars(model)[_ORIGIN] = (origin, rank)
+
+
+def divided() -> list[nn.Module]:
+    """The models of this process that were divided as they were loaded, and still are."""
+    return [model for model in _divided if PLAN in vars(model)]
+
+
+_CHANGED = "was changed since it was loaded, and what other processes hold of it is not known here"
 
 
 def note_cache(cache: Any) -> None:
@@ -103,13 +113,14 @@ def restore(model: nn.Module, reason: str) -> None:
     if fault:
         own[_FAULT] = fault
         raise ParallelError(
-            f"{reason}. This {type(model).__name__} is divided over the processes, and cannot go on undivided: "
-            f"{fault}. Call it on every rank with the same, or start the script with LITEBOOST_TP=1."
+            f"{reason}. This {type(model).__name__} is divided over the processes, and cannot go on "
+            f"undivided: {fault}. Call it on every rank with the same, or start the script with "
+            "LITEBOOST_TP=1."
         )
     sentence = (
-        f"{reason}. So {type(model).__name__} was loaded whole by this process, which goes on by itself, with what "
-        "it computes without this package. With LITEBOOST_TP=1 each process has a model of its own from the "
-        "start; with LITEBOOST_TP=N they share one, and this is an error."
+        f"{reason}. So {type(model).__name__} was loaded whole by this process, which goes on by itself. "
+        "With LITEBOOST_TP=1 each process has a model of its own from the start; with LITEBOOST_TP=N they "
+        "share one, and this is an error."
     )
     report.note(sentence)
     warnings.warn(sentence, stacklevel=2)
@@ -142,7 +153,7 @@ def _restored(model: nn.Module) -> str:
 
 
 def _changed(model: nn.Module, twin: nn.Module, plan: Plan, rank: int) -> str:
-    """Why the checkpoint is not what ``model`` has parts of, or an empty string. Gives ``twin`` its dtypes."""
+    """Why ``twin`` is not what ``model`` has parts of, or an empty string. Gives ``twin`` its dtypes."""
     theirs = dict(twin.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name not in plan.cuts:
@@ -263,9 +274,9 @@ def _refuse_caches(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     for value in _values(args, kwargs):
         if _caches.get(id(value)) is value:
             raise ParallelError(
-                f"this {type(value).__name__} was filled while the model was divided, and holds the keys and values "
-                "of one process's heads. The processes go their own ways now: begin with a new cache, or start the "
-                "script with LITEBOOST_TP=1."
+                f"this {type(value).__name__} was filled while the model was divided, and holds the keys and "
+                "values of one process's heads. The processes go their own ways now: begin with a new cache, "
+                "or start the script with LITEBOOST_TP=1."
             )
     return call(*args, **kwargs)
 
