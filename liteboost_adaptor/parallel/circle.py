@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import ParallelError
-from .presence import Board, BoardGone, Presence, Vigil, limits
+from .presence import Board, BoardGone, Presence, Vigil, left_by, limits
 
 #: Between two looks at the board, at first and at last.
 _PAUSES_S = (0.0002, 0.02)
@@ -206,7 +206,8 @@ class Circle:
                 presence.leave(self.name, str(self.call), _said(fault))
             if isinstance(fault, RuntimeError) and not isinstance(fault, ParallelError):
                 if _FROM_COLLECTIVE.search(str(fault)):
-                    raise ParallelError(str(fault).partition("\nException raised from")[0]) from fault
+                    text = str(fault).partition("\nException raised from")[0]
+                    raise ParallelError(self._why_left() or text) from fault
             raise
         finally:
             with presence.lock:
@@ -214,6 +215,16 @@ class Circle:
             if is_said:
                 with contextlib.suppress(ParallelError):
                     presence.say()
+
+    def _why_left(self) -> str:
+        """The sentence for a rank that says why it has left this call, or an empty string."""
+        with contextlib.suppress(ParallelError):
+            for rank in self._others:
+                call, why = (self.presence.of(rank) or {}).get("left", {}).get(self.name, ("", ""))
+                # Who was left by others, too, says nothing new.
+                if call == str(self.call) and not why.startswith("ParallelError"):
+                    return self._sentence(left_by(rank, why))
+        return ""
 
     def gathered(self, value: Any, epoch: str = "") -> list[Any]:
         """What each rank has for ``value``, which can be pickled, in their order. In a call of all of them.

@@ -200,8 +200,8 @@ class _Loading:
         if not groups.ways.reason:
             sentence = (
                 f"{model} is not divided over {size} processes: {reason}. Each loads the whole of it and "
-                "goes on by itself. With LITEBOOST_TP=1 they do so at once; with LITEBOOST_TP=N they share it, "
-                "and this is an error."
+                "goes on by itself. With LITEBOOST_TP=1 they do so at once; with LITEBOOST_TP=N they share "
+                "it, and this is an error."
             )
             report.note(sentence)
             warnings.warn(sentence, stacklevel=2)

@@ -202,6 +202,11 @@ class Presence:
         return None if found is None else json.loads(found)
 
 
+def left_by(rank: int, why: str) -> str:
+    """What is said of a rank that has left a call by an exception."""
+    return f"rank {rank} has left the call that all ranks are in, by {why}"
+
+
 class Vigil:
     """Judges whether ranks will come to a call, while somebody waits for them.
 
@@ -240,7 +245,7 @@ class Vigil:
         name = f"rank {rank} (process {said['process']})"
         call, why = said["left"].get(self._group, ("", ""))
         if self._is_in_call and call == self._call:
-            return f"rank {rank} has left the call that all ranks are in, by {why}"
+            return left_by(rank, why)
         if said["ended"]:
             return f"{name} has ended; its own output says why"
         state = processes.state(said["host"], said["process"])

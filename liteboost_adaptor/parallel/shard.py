@@ -114,8 +114,8 @@ def _adapt(model: nn.Module, name: str, *args: object, **kwargs: object) -> obje
     if undivided.is_possible(model):
         return getattr(_whole(model, name), name)(*args, **kwargs)
     raise ParallelError(
-        f"this {type(model).__name__} is divided over processes, and its layers take no adapters. Merge the adapter and "
-        "save the model first, or start the script with LITEBOOST_TP=1."
+        f"this {type(model).__name__} is divided over processes, and its layers take no adapters. Merge the "
+        "adapter and save the model first, or start the script with LITEBOOST_TP=1."
     )
 
 

@@ -106,7 +106,7 @@ def _llamas(folder: Path) -> None:
 
 def test_ways_to_load(tmp_path: Path) -> None:
     _llamas(tmp_path)
-    results = ranks.run(2, "parallel.jobs_load:ways", str(tmp_path))
+    results = ranks.run(2, "parallel.jobs_load:ways", str(tmp_path), LITEBOOST_TP="2")
     for rank, found in enumerate(results):
         assert max(found["near"].values()) <= 1e-5, found["near"]
         assert found["bf16"] < 0.05
