@@ -104,9 +104,12 @@ class Circle:
         if not reason and len(found) == len(self.members):
             reason = why_apart({rank: each["facts"] for rank, each in found.items()})
             reason = reason or next((f"the process group {n} is out of step" for n in self._lost(found)), "")
-        reason = board.settle(f"{key}/decided", json.dumps(reason))
-        if json.loads(reason):
-            raise Apart(json.loads(reason))
+        try:
+            reason = json.loads(board.settle(f"{key}/decided", json.dumps(reason)))
+        except BoardGone as fault:  # by one that has read the same, and ended
+            raise Apart(reason or str(fault)) from fault
+        if reason:
+            raise Apart(reason)
         self._collect(key, own, vigil, lambda: False, found)
         self._clear(board)
         self._resume(found)

@@ -91,7 +91,7 @@ def reference(folder: str) -> dict[str, Any]:
     }
 
 
-def scenario(folder: str, target: str, who: int, where: str, what: str, wait: float) -> None:
+def scenario(folder: str, target: str, who: int, where: str, what: str, wait: float) -> Any:
     """Rank ``who`` does ``what`` at ``where``; each rank reports what became of each of its calls."""
     _quiet()
     ranks.wait_as_usual()
@@ -119,10 +119,7 @@ def scenario(folder: str, target: str, who: int, where: str, what: str, wait: fl
     model = _loaded(folder, where, did, tried)
     if model is not None:
         _calls(model, target, where, did, tried)
-    ranks.report({"rank": rank, "outcomes": outcomes})
     Path(f"{target}.done.{rank}").touch()
-    if did and not (model is None or where in ("between", "save")):
-        return
     # A script that goes on with something else is alive, and has nothing to say.
     others = [other for other in range(int(os.environ["WORLD_SIZE"])) if other != who]
     deadline = time.monotonic() + 90
@@ -130,6 +127,7 @@ def scenario(folder: str, target: str, who: int, where: str, what: str, wait: fl
         if all(Path(f"{target}.done.{other}").exists() for other in others):
             break
         time.sleep(0.1)
+    return {"outcomes": outcomes}
 
 
 def _loaded(folder: str, where: str, did: str, tried: Any) -> Any:

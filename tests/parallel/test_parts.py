@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from parallel import ranks
-from parallel.test_loading import FIRST, save
+from parallel.test_loading import FIRST, save, with_agent
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -58,9 +58,9 @@ def test_what_a_script_has_done_to_the_model_stays(folder: Path, right: dict[str
 def test_division_that_was_asked_for_stays(folder: Path) -> None:
     for found in ranks.run(2, "parallel.jobs_parts:moved", str(folder / "llama"), LITEBOOST_TP="1"):
         assert found
-    started = ranks.start(2, "parallel.jobs_parts:moved", str(folder / "llama"), LITEBOOST_TP="2")
-    for code, text in ranks.finish(started):
-        assert code == 1 and "ParallelError: the ranks have been given different inputs" in text
+    asked = [{"LITEBOOST_TP": "2"}] * 2
+    for code, text in with_agent(2, "parallel.jobs_parts:moved", str(folder / "llama"), each=asked):
+        assert code == 1 and "ParallelError: the ranks have been given different inputs" in text, text
 
 
 def test_wrappers_of_data_parallel_work_get_whole_models(folder: Path) -> None:
