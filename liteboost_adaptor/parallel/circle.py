@@ -34,6 +34,10 @@ class Apart(Exception):
     """The ranks work each for itself from now on; says why."""
 
 
+class Waited(ParallelError):
+    """A rank was waited for in vain: nobody can be told of it who waits for the same."""
+
+
 class Circle:
     """One group of ranks, as one of them sees it.
 
@@ -305,8 +309,8 @@ class Circle:
             return Vigil(self.presence, *self.presence.current, limits.absent, True, board)
         return Vigil(self.presence, self.name, str(self.call), self.to_come_s, False, board)
 
-    def _failed(self, reason: str) -> ParallelError:
-        return ParallelError(self._sentence(reason))
+    def _failed(self, reason: str) -> Waited:
+        return Waited(self._sentence(reason))
 
     def _sentence(self, reason: str) -> str:
         size = len(self.members)

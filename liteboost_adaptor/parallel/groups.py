@@ -16,7 +16,7 @@ from ..errors import ParallelError
 from ..ops import collectives
 from ..report import report
 from . import presence, starts
-from .circle import Circle
+from .circle import Circle, Waited
 from .processes import host
 
 #: Of shared memory, for each rank and once more; longer tensors go through it piece by piece.
@@ -148,14 +148,22 @@ def together(group: Group) -> Iterator[None]:
     reason = ""
     try:
         yield
+    except Waited:
+        raise  # the others wait for the same rank, and find it out by themselves
     except BaseException as fault:
         reason = f"{type(fault).__name__}: {fault}"
+        _end_together(group, reason)
         raise
-    finally:
-        failed = [(rank, text) for rank, text in enumerate(gathered(group, reason)) if text]
-        if failed and not reason:
-            rank, text = failed[0]
-            raise ParallelError(f"rank {rank} has failed, and the others end with it. {text}")
+    else:
+        _end_together(group, reason)
+
+
+def _end_together(group: Group, reason: str) -> None:
+    """Tell the others why this rank has failed, or raise why another one has."""
+    failed = [(rank, text) for rank, text in enumerate(gathered(group, reason)) if text]
+    if failed and not reason:
+        rank, text = failed[0]
+        raise ParallelError(f"rank {rank} has failed, and the others end with it. {text}")
 
 
 def agree(group: Group, **facts: Any) -> None:

@@ -42,7 +42,7 @@ class Limits:
         ahead: One that has gone on to a later call.
     """
 
-    to_come: float = 20.0
+    to_come: float = 15.0
     absent: float = 15.0
     ahead: float = 3.0
 
