@@ -211,6 +211,8 @@ class Circle:
             self.must_meet = True
             with contextlib.suppress(ParallelError):
                 presence.leave(self.name, str(self.call), _said(fault))
+            if isinstance(fault, (Waited, BoardGone)):
+                raise ParallelError(str(fault)) from fault
             if isinstance(fault, RuntimeError) and not isinstance(fault, ParallelError):
                 if _FROM_COLLECTIVE.search(str(fault)):
                     text = str(fault).partition("\nException raised from")[0]

@@ -56,14 +56,25 @@ class BoardGone(ParallelError):
     """The process that serves the board has ended, or was stopped."""
 
 
+@dataclass
+class _Service:
+    """What all lines of a process have in common.
+
+    Attributes:
+        gone: Why nobody answers any more; empty as long as somebody does.
+    """
+
+    gone: str = ""
+
+
 class _Line(threading.Thread):
     """Does what it is asked in turn: who asks waits for so long as is right, however long that takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: _Service) -> None:
         super().__init__(name="liteboost-board", daemon=True)
+        self.service = service
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], list[Any], threading.Event]]
         self._asked = queue.SimpleQueue()
-        self.gone = ""
         self.start()
 
     def run(self) -> None:
@@ -81,23 +92,25 @@ class _Line(threading.Thread):
         Raises:
             BoardGone: It failed, or took too long.
         """
-        if self.gone:
-            raise BoardGone(self.gone)
+        if self.service.gone:
+            raise BoardGone(self.service.gone)
         result: list[Any] = []
         is_done = threading.Event()
         self._asked.put((action, result, is_done))
         left = limits.absent
-        while not is_done.wait(BEAT_S) and left > 0:  # counts no time in which this process was stopped
+        while (
+            not is_done.wait(BEAT_S) and left > 0 and not self.service.gone
+        ):  # counts no time in which this process was stopped
             left -= BEAT_S
         value, fault = result[0] if result else (None, f"no answer for {limits.absent:.0f} s")
         if fault is None:
             return value
-        self.gone = (
+        self.service.gone = self.service.gone or (
             "the store by which the ranks find each other does not answer: the process that serves it, rank "
             "0 or the launcher, has ended or was stopped; its own output says why "
             f"({str(fault).partition(chr(10))[0]})"
         )
-        raise BoardGone(self.gone)
+        raise BoardGone(self.service.gone)
 
 
 class Board:
@@ -106,13 +119,13 @@ class Board:
     Every method raises `BoardGone` where nobody serves it any more.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, service: _Service | None = None) -> None:
         self._store = store
-        self._line = _Line()
+        self._line = _Line(service or _Service())
 
     def clone(self) -> Board:
         """The same by a connection of its own, for another thread."""
-        return Board(self._line.ask(self._store.clone))
+        return Board(self._line.ask(self._store.clone), self._line.service)
 
     def put(self, key: str, value: bytes) -> None:
         """Write ``value``."""
