@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ParallelError
 from .presence import Board, BoardGone, Presence, Vigil, left_by, limits
@@ -179,11 +180,14 @@ class Circle:
             board.remove(f"{before}/decided")
 
     def _positions(self) -> dict[str, int]:
-        return {name: _ops()._position(name) for name in self.groups} if _is_native() else {}
+        if not _is_native():
+            return {}
+        with _disable_current_modes():  # of a script, which looks at operators of models
+            return {name: _ops()._position(name) for name in self.groups}
 
     def _resume(self, found: dict[int, dict[str, Any]]) -> None:
         """Let collectives go on from where the foremost rank is; those between were of a call that failed."""
-        with self._lock:
+        with self._lock, _disable_current_modes():
             self.must_meet = False
             self._vigils.clear()
             for name in self.groups if _is_native() else ():
