@@ -235,7 +235,7 @@ class Circle:
             for rank in self._others:
                 call, why = (self.presence.of(rank) or {}).get("left", {}).get(self.name, ("", ""))
                 # Who was left by others, too, says nothing new.
-                if call == str(self.call) and not why.startswith("ParallelError"):
+                if call == str(self.call) and "waited for" not in why:
                     return self._sentence(left_by(rank, why))
         return ""
 

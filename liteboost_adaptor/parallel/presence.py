@@ -216,8 +216,9 @@ class Presence:
 
 
 def left_by(rank: int, why: str) -> str:
-    """What is said of a rank that has left a call by an exception."""
-    return f"rank {rank} has left the call that all ranks are in, by {why}"
+    """What is said of a rank that has left a call by an exception; of one that was left itself, why."""
+    _, _, first = why.partition("waited for the others, and ")
+    return first or f"rank {rank} has left the call that all ranks are in, by {why}"
 
 
 class Vigil:
