@@ -26,8 +26,10 @@ from . import adapters, caches, huge_pages, int8_caches, registries, sparse_atte
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
+#: What a model keeps for us begins so, and is left out of copies.
+PRIVATE = swap.PRIVATE
 #: Where a model keeps what its calls go through: ``function(call, args, kwargs)``. Copies leave it out.
-AROUND = f"{swap.PRIVATE}around"
+AROUND = f"{PRIVATE}around"
 
 
 @dataclass(frozen=True)

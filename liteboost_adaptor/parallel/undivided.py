@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine import swap
 from ..errors import ParallelError
-from ..huggingface.runtime import AROUND, runtime
+from ..huggingface.runtime import AROUND, PRIVATE, runtime
 from ..quantization.names import PLAN
 from ..quantization.weights import QuantizedWeight
 from ..report import report
@@ -27,8 +26,8 @@ from . import layers, memory, quantized
 from .plan import Plan
 
 #: Where a model keeps how it was loaded, and why it could not become whole.
-_ORIGIN = f"{swap.PRIVATE}origin"
-_FAULT = f"{swap.PRIVATE}apart_fault"
+_ORIGIN = f"{PRIVATE}origin"
+_FAULT = f"{PRIVATE}apart_fault"
 #: What a divided model has instead of its class's own.
 _METHODS = ("save_pretrained", "train", "add_adapter", "load_adapter", "dequantize", "generate")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
