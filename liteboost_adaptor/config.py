@@ -438,8 +438,7 @@ def ascend_folders() -> tuple[str, ...]:
 
 def launched() -> tuple[int, int] | None:
     """(rank, number of processes) where a launcher such as ``torchrun`` started this process, else None."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(os.environ.get(name) for name in names):
+    if not all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return None
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -460,20 +459,17 @@ def local_size() -> int:
 
 
 def data_parallel_launcher() -> str:
-    """The launcher that has started processes which work on models of their own, or an empty string."""
+    """The launcher, if any, of processes that work on models of their own."""
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # which it always sets
         return "accelerate launch"
-    if all(os.environ.get(name) for name in ("CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE")):
-        return "deepspeed"
-    return ""
+    return "deepspeed" if {"CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"} <= set(os.environ) else ""
 
 
 def agent_store() -> tuple[str, int, str] | None:
     """(host, port, attempt) of the store that torchrun serves to the processes it has started, else None."""
     if launched() is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return *master(), attempt
+    return *master(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def user_cache_dir() -> Path:
