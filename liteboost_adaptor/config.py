@@ -460,9 +460,8 @@ def local_size() -> int:
 
 def data_parallel_launcher() -> str:
     """The launcher, if any, of processes that work on models of their own."""
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # which it always sets
-        return "accelerate launch"
-    return "deepspeed" if {"CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"} <= set(os.environ) else ""
+    names = {"accelerate launch": {"ACCELERATE_MIXED_PRECISION"}, "deepspeed": {"CROSS_RANK", "CROSS_SIZE"}}
+    return next((launcher for launcher, own in names.items() if own <= set(os.environ)), "")
 
 
 def agent_store() -> tuple[str, int, str] | None:
