@@ -438,8 +438,7 @@ def ascend_folders() -> tuple[str, ...]:
 
 def launched() -> tuple[int, int] | None:
     """(rank, number of processes) where a launcher such as ``torchrun`` started this process, else None."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not all(os.environ.get(name) for name in names):
+    if not all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return None
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -454,12 +453,22 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK") or 0)
 
 
+def local_size() -> int:
+    """How many processes a launcher has started on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+
+
+def data_parallel_launcher() -> str:
+    """The launcher, if any, of processes that work on models of their own."""
+    names = {"accelerate launch": {"ACCELERATE_MIXED_PRECISION"}, "deepspeed": {"CROSS_RANK", "CROSS_SIZE"}}
+    return next((launcher for launcher, own in names.items() if own <= set(os.environ)), "")
+
+
 def agent_store() -> tuple[str, int, str] | None:
     """(host, port, attempt) of the store that torchrun serves to the processes it has started, else None."""
     if launched() is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return *master(), attempt
+    return *master(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def user_cache_dir() -> Path:

@@ -8,6 +8,11 @@
 //
 // all_reduce_: the same, written to x, whose memory nobody else may need
 //
+// all_reduce_of: all_reduce, of ranks that work on the same thing
+//
+//   same    the same bits on every rank, else an error on each: the tokens that x was computed from. Compared where
+//           ranks share memory
+//
 // all_gather: out = the x of all ranks, one behind the other along the last dimension
 //
 //   x       [..., n], n = sizes[rank]; the other dimensions are the same on every rank
@@ -20,7 +25,7 @@
 // rounded once; through a process group as its backend does it (gloo rounds after each addition).
 //
 // Every rank must make the same calls in the same order. A call returns when all ranks have made it, or raises:
-// where a rank has ended, or has not come within the time limit.
+// where a rank has ended, or has not come within the time limit, or somebody has interrupted it (`_interrupt`).
 //
 // Ranks of one host share a segment of memory (shared_memory.h) once `_share_memory` was called for the group;
 // CPU tensors then go through it. Everything else, and every other device, goes through the process group.

@@ -6,9 +6,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "collectives/collectives_checks.h"
 #include "collectives/shared_memory.h"
@@ -73,11 +76,102 @@ void unshare_memory(const std::string& group) {
 
 bool shares_memory(const std::string& group) { return segment(group) != nullptr; }
 
+// Why waits of a group are to fail, where it shares no memory.
+std::map<std::string, std::string>& interruptions() {
+  static std::map<std::string, std::string> all;
+  return all;
+}
+
+// Since when somebody waits in a group that shares no memory.
+std::map<std::string, std::chrono::steady_clock::time_point>& waiting() {
+  static std::map<std::string, std::chrono::steady_clock::time_point> all;
+  return all;
+}
+
+void interrupt(const std::string& group, const std::string& reason) {
+  if (const auto shared = segment(group)) shared->interrupt(reason);
+  const std::lock_guard<std::mutex> guard(segments_lock);
+  interruptions()[group] = reason;
+}
+
+int64_t position(const std::string& group) {
+  const auto shared = segment(group);
+  return shared == nullptr ? -1 : static_cast<int64_t>(shared->position());
+}
+
+double waits(const std::string& group) {
+  if (const auto shared = segment(group)) return shared->waits();
+  const std::lock_guard<std::mutex> guard(segments_lock);
+  const auto found = waiting().find(group);
+  if (found == waiting().end()) return 0;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - found->second).count();
+}
+
+void resume(const std::string& group, int64_t position) {
+  if (const auto shared = segment(group)) shared->resume(static_cast<uint64_t>(position));
+  const std::lock_guard<std::mutex> guard(segments_lock);
+  interruptions().erase(group);
+}
+
+// Waits for what a process group does. On a CPU so that `interrupt` ends it; a device goes on by itself.
+void finish(const c10::intrusive_ptr<c10d::Work>& work, const at::Tensor& x, const std::string& group) {
+  for (int64_t turn = 0; x.is_cpu() && !work->isCompleted(); ++turn) {
+    if (turn < 1000) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (turn % 64 != 0) continue;
+    const std::lock_guard<std::mutex> guard(segments_lock);
+    waiting().try_emplace(group, std::chrono::steady_clock::now());
+    const auto found = interruptions().find(group);
+    if (found == interruptions().end()) continue;
+    waiting().erase(group);
+    TORCH_CHECK(false, found->second);
+  }
+  {
+    const std::lock_guard<std::mutex> guard(segments_lock);
+    waiting().erase(group);
+  }
+  work->wait();
+}
+
 at::Tensor all_reduce_group(const at::Tensor& x, const std::string& group) {
   check_all_reduce(x);
   std::vector<at::Tensor> result{x.clone(at::MemoryFormat::Contiguous)};
-  c10d::resolve_process_group(group)->allreduce(result)->wait();
+  finish(c10d::resolve_process_group(group)->allreduce(result), x, group);
   return result[0];
+}
+
+// A digest of what all ranks must have in common.
+uint64_t digest(const at::Tensor& same) {
+  const auto contiguous = same.expect_contiguous();
+  const auto* bytes = static_cast<const unsigned char*>(contiguous->const_data_ptr());
+  const int64_t size = same.numel() * same.element_size();
+  uint64_t state = 0x9e3779b97f4a7c15ull ^ static_cast<uint64_t>(size);
+  for (int64_t i = 0; i < size; i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + i, std::min<int64_t>(8, size - i));
+    state = (state ^ word) * 0xff51afd7ed558ccdull;
+    state ^= state >> 32;
+  }
+  return state;
+}
+
+at::Tensor all_reduce_of_group(const at::Tensor& x, const at::Tensor&, const std::string& group) {
+  return all_reduce_group(x, group);
+}
+
+at::Tensor all_reduce_of_cpu(const at::Tensor& x, const at::Tensor& same, const std::string& group) {
+  const auto shared = same.is_cpu() ? segment(group) : nullptr;
+  if (shared == nullptr) return all_reduce_group(x, group);
+  check_all_reduce(x);
+  const auto contiguous = x.expect_contiguous();
+  at::Tensor result = at::empty(x.sizes(), x.options());
+  if (x.numel() == 0) return result;
+  shared->all_reduce(dtype_of(x), contiguous->const_data_ptr(), x.numel(), x.element_size(),
+                     result.mutable_data_ptr(), digest(same));
+  return result;
 }
 
 at::Tensor all_reduce_cpu(const at::Tensor& x, const std::string& group) {
@@ -102,7 +196,7 @@ at::Tensor& all_reduce_in_place(at::Tensor& x, const std::string& group) {
                        whole.mutable_data_ptr());
   } else {
     std::vector<at::Tensor> result{whole};
-    c10d::resolve_process_group(group)->allreduce(result)->wait();
+    finish(c10d::resolve_process_group(group)->allreduce(result), whole, group);
   }
   if (!whole.is_same(x)) x.copy_(whole);
   return x;
@@ -138,7 +232,7 @@ at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, cons
   std::vector<at::Tensor> sources{whole};
   std::vector<std::vector<at::Tensor>> gathered(1);
   for (size_t rank = 0; rank < lengths.size(); ++rank) gathered[0].push_back(at::empty_like(whole));
-  ranks->allgather(gathered, sources)->wait();
+  finish(ranks->allgather(gathered, sources), x, group);
   std::vector<at::Tensor> parts;
   for (size_t rank = 0; rank < lengths.size(); ++rank) {
     parts.push_back(gathered[0][rank].narrow(-1, 0, lengths[rank]));
@@ -151,12 +245,14 @@ at::Tensor all_gather_group(const at::Tensor& x, c10::SymIntArrayRef sizes, cons
 
 TORCH_LIBRARY_IMPL(liteboost_parallel, CPU, m) {
   m.impl("all_reduce", &liteboost::all_reduce_cpu);
+  m.impl("all_reduce_of", &liteboost::all_reduce_of_cpu);
   m.impl("all_gather", &liteboost::all_gather_cpu);
 }
 
 // Whatever the device: its process group does it.
 TORCH_LIBRARY_IMPL(liteboost_parallel, CompositeExplicitAutograd, m) {
   m.impl("all_reduce", &liteboost::all_reduce_group);
+  m.impl("all_reduce_of", &liteboost::all_reduce_of_group);
   m.impl("all_reduce_", &liteboost::all_reduce_in_place);
   m.impl("all_gather", &liteboost::all_gather_group);
 }
@@ -165,4 +261,8 @@ TORCH_LIBRARY_FRAGMENT(liteboost_parallel, m) {
   m.def("_share_memory(str group, str name, int bytes, float timeout) -> ()", &liteboost::share_memory);
   m.def("_unshare_memory(str group) -> ()", &liteboost::unshare_memory);
   m.def("_shares_memory(str group) -> bool", &liteboost::shares_memory);
+  m.def("_interrupt(str group, str reason) -> ()", &liteboost::interrupt);
+  m.def("_waits(str group) -> float", &liteboost::waits);
+  m.def("_position(str group) -> int", &liteboost::position);
+  m.def("_resume(str group, int position) -> ()", &liteboost::resume);
 }

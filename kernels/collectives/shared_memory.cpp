@@ -44,6 +44,22 @@ void pause_core() {
 #endif
 }
 
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+// Says for how long it lives that somebody waits.
+class Waiting {
+ public:
+  explicit Waiting(std::atomic<int64_t>& since) : since_(since) { since_.store(now_ns()); }
+  ~Waiting() { since_.store(0); }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  std::atomic<int64_t>& since_;
+};
+
 // Waits a little, the longer the more often it was called for one wait.
 void rest(int64_t turn) {
   if (turn < kSpins) {
@@ -92,6 +108,7 @@ class Patience {
 // Of a rank. Written by it alone.
 struct alignas(kLine) SharedMemory::Place {
   std::atomic<int64_t> brought[2];  // bytes in each slot, negative for 16-bit elements
+  std::atomic<uint64_t> note[2];    // what all ranks must have in common
   std::atomic<uint64_t> announced;  // calls whose slot is written
   std::atomic<uint64_t> added;      // calls whose share of the result is written
   std::atomic<uint64_t> mapped;     // 1: it has the segment
@@ -176,27 +193,58 @@ void SharedMemory::check_alive(int rank, std::atomic<uint64_t> Place::* counter,
 
 void SharedMemory::wait(std::atomic<uint64_t> Place::* counter, uint64_t value) const {
   std::optional<Patience> patience;
+  std::optional<Waiting> waiting;
   for (int rank = 0; rank < ranks_; ++rank) {
     for (int64_t turn = 0; (place(rank).*counter).load(std::memory_order_acquire) < value; ++turn) {
       rest(turn);
       if (turn < kSpins + kYields || turn % 64 != 0) continue;
-      if (!patience) patience.emplace(timeout_);
+      if (is_interrupted_.load(std::memory_order_acquire)) {
+        const std::lock_guard<std::mutex> guard(reason_lock_);
+        TORCH_CHECK(false, reason_);
+      }
+      if (!patience) {
+        patience.emplace(timeout_);
+        waiting.emplace(waits_since_);
+      }
       check_alive(rank, counter, value, patience->is_spent());
     }
   }
 }
 
-void SharedMemory::all_reduce(DType dtype, const void* x, int64_t count, int64_t element_size, void* out) {
+void SharedMemory::resume(uint64_t position) {
+  TORCH_CHECK(position >= call_, "cannot go on behind collective ", position, ": this rank has come to ",
+              call_);
+  call_ = position;
+  // Nobody waits for the calls that are left out, and nobody else's counters are read before the next one.
+  place(rank_).announced.store(position, std::memory_order_release);
+  place(rank_).added.store(position, std::memory_order_release);
+  const std::lock_guard<std::mutex> guard(reason_lock_);
+  is_interrupted_.store(false, std::memory_order_release);
+}
+
+double SharedMemory::waits() const {
+  const int64_t since = waits_since_.load();
+  return since == 0 ? 0 : std::max<double>(1, now_ns() - since) / 1e9;
+}
+
+void SharedMemory::interrupt(const std::string& reason) {
+  const std::lock_guard<std::mutex> guard(reason_lock_);
+  reason_ = reason;
+  is_interrupted_.store(true, std::memory_order_release);
+}
+
+void SharedMemory::all_reduce(DType dtype, const void* x, int64_t count, int64_t element_size, void* out,
+                              uint64_t note) {
   const char* from = static_cast<const char*>(x);
   char* to = static_cast<char*>(out);
   if (count * element_size <= std::min(kShort, bytes_)) {
-    short_reduce(dtype, from, count, element_size, to);
+    short_reduce(dtype, from, count, element_size, to, note);
     return;
   }
   const int64_t piece = bytes_ / element_size;
   for (int64_t begin = 0; begin < count; begin += piece) {
     long_reduce(dtype, from + begin * element_size, std::min(piece, count - begin), element_size,
-                to + begin * element_size);
+                to + begin * element_size, note);
   }
 }
 
@@ -227,32 +275,43 @@ void copy_rows(const char* from, int64_t begin, int64_t end, int64_t width, char
 }  // namespace
 
 // Writes this rank's tensor, waits for the others', and says where they are.
-void SharedMemory::exchange(const char* x, int64_t bytes, const int64_t* brought, uint64_t call,
-                            const void** from) {
+void SharedMemory::exchange(const char* x, int64_t bytes, const int64_t* brought, uint64_t note,
+                            uint64_t call, const void** from) {
   std::memcpy(slot(rank_, call), x, bytes);
   place(rank_).brought[call % 2].store(brought[rank_], std::memory_order_relaxed);
+  place(rank_).note[call % 2].store(note, std::memory_order_relaxed);
   place(rank_).announced.store(call, std::memory_order_release);
   wait(&Place::announced, call);
   for (int rank = 0; rank < ranks_; ++rank) {
+    // Who is in step is at most one call ahead: it waits there for this rank.
+    TORCH_CHECK(place(rank).announced.load(std::memory_order_relaxed) <= call + 1, "rank ", rank,
+                " has made other collectives than rank ", rank_, ", which is at ", call,
+                "; every rank must run the same model on the same inputs");
     const int64_t theirs = place(rank).brought[call % 2].load(std::memory_order_relaxed);
     TORCH_CHECK(theirs == brought[rank], "rank ", rank, " brought ", std::abs(theirs) % kGather,
                 " bytes to collective ", call, ", rank ", rank_, " ", bytes,
                 "; every rank must run the same model on the same inputs");
+    TORCH_CHECK(place(rank).note[call % 2].load(std::memory_order_relaxed) == note, "rank ", rank,
+                " works on other tokens than rank ", rank_, " (collective ", call,
+                "): something on one of them has chosen, or passed, others (a logits processor, a stopping "
+                "criterion, a random number that is not torch's). Every rank must do the same");
     from[rank] = slot(rank, call);
   }
 }
 
-void SharedMemory::short_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out) {
+void SharedMemory::short_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out,
+                                uint64_t note) {
   const uint64_t call = ++call_;
   const void* from[kMostRanks];
-  exchange(x, count * element_size, Brought(ranks_, count, element_size).each, call, from);
+  exchange(x, count * element_size, Brought(ranks_, count, element_size).each, note, call, from);
   add_ranks(dtype, from, ranks_, 0, count, out);
 }
 
-void SharedMemory::long_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out) {
+void SharedMemory::long_reduce(DType dtype, const char* x, int64_t count, int64_t element_size, char* out,
+                               uint64_t note) {
   const uint64_t call = ++call_;
   const void* from[kMostRanks];
-  exchange(x, count * element_size, Brought(ranks_, count, element_size).each, call, from);
+  exchange(x, count * element_size, Brought(ranks_, count, element_size).each, note, call, from);
   add_ranks(dtype, from, ranks_, count * rank_ / ranks_, count * (rank_ + 1) / ranks_, result(call));
   place(rank_).added.store(call, std::memory_order_release);
   wait(&Place::added, call);
@@ -270,7 +329,7 @@ void SharedMemory::all_gather(const void* x, int64_t rows, const std::vector<int
       ends[rank] = std::clamp(rows * widths[rank], begin, begin + bytes_);
       brought[rank] = kGather + ends[rank] - begin;
     }
-    exchange(static_cast<const char*>(x) + begin, ends[rank_] - begin, brought, call, from);
+    exchange(static_cast<const char*>(x) + begin, ends[rank_] - begin, brought, 0, call, from);
     char* to = static_cast<char*>(out);
     for (int rank = 0; rank < ranks_; to += widths[rank++]) {
       copy_rows(static_cast<const char*>(from[rank]), begin, ends[rank], widths[rank], to, stride);

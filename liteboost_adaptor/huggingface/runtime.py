@@ -26,6 +26,10 @@ from . import adapters, caches, huge_pages, int8_caches, registries, sparse_atte
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
+#: What a model keeps for us begins so, and is left out of copies.
+PRIVATE = swap.PRIVATE
+#: Where a model keeps what its calls go through: ``function(call, args, kwargs)``. Copies leave it out.
+AROUND = f"{PRIVATE}around"
 
 
 @dataclass(frozen=True)
@@ -316,6 +320,9 @@ class Runtime:
             elif self in runtime.being_bound:
                 with runtime.lock:  # its weights may be on the move
                     pass
+            around = self.__dict__.get(AROUND)
+            if around is not None:
+                return around(functools.partial(original, self), args, kwargs)
             return (
                 torch.nn.Module.__call__(self, *args, **kwargs)
                 if is_inherited

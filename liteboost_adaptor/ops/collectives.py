@@ -42,6 +42,30 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
     return result
 
 
+def all_reduce_of(x: Tensor, same: Tensor, group: str) -> Tensor:
+    """`all_reduce`, of ranks that work on the same thing.
+
+    Args:
+        x, group: As of `all_reduce`.
+        same: The same bits on every rank: the tokens that ``x`` was computed from. Compared where ranks share
+            memory.
+
+    Returns:
+        As of `all_reduce`.
+
+    Raises:
+        DTypeError: As of `all_reduce`.
+        RuntimeError: As of `all_reduce`; or ``same`` is not the same on every rank.
+
+    Numerics:
+        As of `all_reduce`.
+
+    Source:
+        ``torch.distributed.all_reduce``.
+    """
+    return all_reduce(x, group)
+
+
 def all_reduce_(x: Tensor, group: str) -> Tensor:
     """`all_reduce`, written to ``x`` itself, which spares a copy where a process group adds in place.
 
@@ -101,12 +125,19 @@ def register() -> None:
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     _LIBRARIES.append(library)
     library.define("all_reduce(Tensor x, str group) -> Tensor")
+    library.define("all_reduce_of(Tensor x, Tensor same, str group) -> Tensor")
     library.define("all_reduce_(Tensor(a!) x, str group) -> Tensor(a!)")
     library.define("all_gather(Tensor x, SymInt[] sizes, str group) -> Tensor")
     library.impl("all_reduce", all_reduce, "CompositeExplicitAutograd")
+    library.impl("all_reduce_of", all_reduce_of, "CompositeExplicitAutograd")
     library.impl("all_reduce_", all_reduce_, "CompositeExplicitAutograd")
     library.impl("all_gather", all_gather, "CompositeExplicitAutograd")
     library.impl("all_reduce", lambda x, group: torch.empty(x.shape, dtype=x.dtype, device=x.device), "Meta")
+    library.impl(
+        "all_reduce_of",
+        lambda x, same, group: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+        "Meta",
+    )
     library.impl("all_reduce_", lambda x, group: x, "Meta")
     library.impl(
         "all_gather",

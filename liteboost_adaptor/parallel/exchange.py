@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ParallelError
 from ..ops.attention_part import joined, with_sinks
-from .groups import Group, process_group, talking
+from .groups import Group, process_group, talk
 from .mesh import Mesh
 
 ops = torch.ops.liteboost
@@ -135,8 +135,8 @@ def from_heads(output: Tensor, tokens: Tokens) -> Tensor:
 
 def _all_to_all(flat: Tensor, sizes: list[int], wanted: list[int], group: Group) -> tuple[Tensor, ...]:
     received = flat.new_empty(sum(wanted))
-    with talking(group):
-        dist.all_to_all_single(received, flat, wanted, sizes, group=process_group(group))
+    ranks = process_group(group)
+    talk(group, lambda: dist.all_to_all_single(received, flat, wanted, sizes, group=ranks))
     return received.split(wanted)
 
 
@@ -176,9 +176,8 @@ def ring(
         columns = None if mask is None else mask[..., held[0] : held[1]]
         part = ops.attention_part(query, *block, columns, scaling, is_causal and step == 0, softcap)
         output, lse = part if output is None else joined(output, lse, *part)
-        with talking(group):
-            for work in works:
-                work.wait()
+        if works:
+            talk(group, lambda works=works: [work.wait() for work in works])
         if coming is not None:
             block, held = _states(received, key, value, coming[1] - coming[0]), coming
     output = output if sinks is None else with_sinks(output, lse, sinks)
@@ -200,8 +199,7 @@ def _pass_on(
         length = coming[1] - coming[0]
         received = key.new_empty(batch * heads * length * (key.shape[3] + value.shape[3]))
         operations.append(dist.P2POp(dist.irecv, received, group=ranks, group_peer=group.rank - 1))
-    with talking(group):
-        return (dist.batch_isend_irecv(operations) if operations else []), received
+    return (dist.batch_isend_irecv(operations) if operations else []), received
 
 
 def _states(flat: Tensor, key: Tensor, value: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -233,16 +231,15 @@ def of_all_tokens(tensor: Tensor, lengths: list[int], group: Group) -> Tensor:
     padded = tensor.new_zeros(tensor.shape[0], longest, *tensor.shape[2:])
     padded[:, : tensor.shape[1]] = tensor
     parts = [torch.empty_like(padded) for _ in lengths]
-    with talking(group):
-        dist.all_gather(parts, padded, group=process_group(group))
+    talk(group, lambda: dist.all_gather(parts, padded, group=process_group(group)))
     return torch.cat([part[:, :length] for part, length in zip(parts, lengths, strict=True)], dim=1)
 
 
 def of_last_rank(tensor: Tensor, group: Group) -> Tensor:
     """The last rank's ``tensor``, whose shape is the same on every rank."""
     result = tensor.contiguous()
-    with talking(group):
-        dist.broadcast(result, group_src=group.size - 1, group=process_group(group))
+    last = group.size - 1
+    talk(group, lambda: dist.broadcast(result, group_src=last, group=process_group(group)))
     return result
 
 

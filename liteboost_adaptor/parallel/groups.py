@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,12 @@ from .. import config, native
 from ..errors import ParallelError
 from ..ops import collectives
 from ..report import report
-from . import starts
+from . import presence, starts
+from .circle import Circle, Waited
+from .processes import host
 
 #: Of shared memory, for each rank and once more; longer tensors go through it piece by piece.
 _SLOT_BYTES = 1 << 20
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,78 @@ class Group:
     size: int
 
 
+#: The circles of this process, by the names of their process groups; that of all ranks has `_WORLD`, too.
+_circles: dict[str, Circle] = {}
+_WORLD = "all"
+
+
+@dataclass
+class Ways:
+    """Whether the ranks go their own ways from now on: each process works for itself, on whole models.
+
+    Attributes:
+        reason: Why; empty as long as they work together.
+    """
+
+    reason: str = ""
+
+
+ways = Ways()
+
+
+def world() -> Circle:
+    """All ranks, who may not have a process group yet.
+
+    Raises:
+        ParallelError: Rank 0, which serves what they meet by, has not come.
+    """
+    circle = _circles.get(_WORLD)
+    if circle is None:
+        here = presence.of_process(lambda: presence.Board(starts.store().clone()))
+        circle = _circles[_WORLD] = Circle(here, _WORLD, list(range(here.size)))
+        presence.look_after(circle.look)
+    return circle
+
+
+def circle_of(group: Group) -> Circle:
+    """The ranks of ``group``."""
+    return _circles[group.name]
+
+
+def has_met() -> bool:
+    """Whether this rank talks to others."""
+    return _WORLD in _circles
+
+
+def note_group(group: Group, members: list[int]) -> None:
+    """Keep what the ranks ``members`` of ``group`` talk by."""
+    circle = world()
+    if len(members) == len(circle.members):
+        _circles[group.name] = circle
+    elif group.name not in _circles:
+        _circles[group.name] = Circle(circle.presence, group.name, members)
+        presence.look_after(_circles[group.name].look)
+    _circles[group.name].groups[group.name] = members
+    circle.groups[group.name] = members
+
+
 def join() -> Group:
     """The group of all processes; started by the variables that ``torchrun`` sets, unless it runs.
 
     Raises:
-        ParallelError: There is no process group, and no launcher has said how to make one; or as
-            `starts.make_process_group` says.
+        ParallelError: There is no process group, and no launcher has said how to make one; or a rank does
+            not come.
     """
     if not dist.is_available():
         raise ParallelError("this torch is built without torch.distributed, which several processes need")
+    circle = world()
     if not dist.is_initialized():
-        if config.launched() is None:
-            raise ParallelError(
-                "a model is divided over the processes of a launcher, and none has started this one (RANK, "
-                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set). Start it with "
-                "`torchrun --nproc-per-node=N`, or call torch.distributed.init_process_group first."
-            )
         _use_own_device()
-        starts.make_process_group(_backend())
+        circle.gathered("process group")  # who waits for missing ones here says which
+        circle.talk(lambda: starts.make_process_group(_backend()), _WORLD)
     default = dist.distributed_c10d._get_default_group()
     group = Group(default.group_name, dist.get_rank(), dist.get_world_size())
+    note_group(group, circle.members)
     share_memory(group)
     collectives.register()
     return group
@@ -96,14 +148,22 @@ def together(group: Group) -> Iterator[None]:
     reason = ""
     try:
         yield
+    except Waited:
+        raise  # the others wait for the same rank, and find it out by themselves
     except BaseException as fault:
         reason = f"{type(fault).__name__}: {fault}"
+        _end_together(group, reason)
         raise
-    finally:
-        failed = [(rank, text) for rank, text in enumerate(gathered(group, reason)) if text]
-        if failed and not reason:
-            rank, text = failed[0]
-            raise ParallelError(f"rank {rank} has failed, and the others end with it. {text}")
+    else:
+        _end_together(group, reason)
+
+
+def _end_together(group: Group, reason: str) -> None:
+    """Tell the others why this rank has failed, or raise why another one has."""
+    failed = [(rank, text) for rank, text in enumerate(gathered(group, reason)) if text]
+    if failed and not reason:
+        rank, text = failed[0]
+        raise ParallelError(f"rank {rank} has failed, and the others end with it. {text}")
 
 
 def agree(group: Group, **facts: Any) -> None:
@@ -138,34 +198,14 @@ def gathered(group: Group, value: Any) -> list[Any]:
     """What each rank has for ``value``, which can be pickled."""
     if group.size == 1:
         return [value]
-    found: list[Any] = [None] * group.size
-    with talking(group):
-        dist.all_gather_object(found, value, group=process_group(group))
-    return found
+    circle = circle_of(group)
+    return circle.gathered(value, "" if circle is world() else f"{world().call}.")
 
 
-@contextlib.contextmanager
-def talking(group: Group) -> Iterator[None]:
-    """Say what it means when the process group fails while ranks talk.
+def talk(group: Group, action: Callable[[], Any]) -> Any:
+    """``action()``, which exchanges tensors by the process group of ``group``.
 
     Raises:
-        ParallelError: A rank has ended, or has not come in time.
+        ParallelError: A rank has ended, or does not come.
     """
-    try:
-        yield
-    except RuntimeError as fault:
-        raise ParallelError(
-            f"rank {group.rank} of {group.size} waited for the others, and one has ended or does something "
-            f"else; its own output says why ({str(fault).splitlines()[0]})"
-        ) from fault
-
-
-def host() -> str:
-    """What only processes that see the same /dev/shm and the same process numbers have in common."""
-    try:
-        with open(_BOOT_ID, encoding="ascii") as file:
-            boot = file.read().strip()
-        shared, processes = os.stat("/dev/shm"), os.stat("/proc/self/ns/pid")
-    except OSError as fault:
-        return f"unknown ({fault}) {secrets.token_hex(8)}"
-    return f"{boot} {shared.st_dev}:{shared.st_ino} {processes.st_ino}"
+    return circle_of(group).talk(action, group.name)

@@ -128,7 +128,9 @@ class VocabularyEmbedding(nn.Module):
         local = ids - self.first
         elsewhere = (local < 0) | (local >= self.num_embeddings)
         rows = super().forward(local.masked_fill(elsewhere, 0))  # type: ignore[misc]
-        return _summed(rows.masked_fill(elsewhere.unsqueeze(-1), 0), self.group)
+        mine = rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+        # Ranks on which something has chosen other tokens would go on with a text that none of them has.
+        return collectives.all_reduce_of(mine, ids, self.group) if mine.is_cpu else _summed(mine, self.group)
 
 
 @functools.cache
@@ -276,6 +278,18 @@ def become(
         # With fewer heads than ranks each head is added as often as it is held.
         own["width"] = sum(cut.length(each, world_size) for each in range(world_size))
         module.__class__ = SpanningNorm
+
+
+#: What `become`, and what resizes modules, leaves on one, beside its parameters.
+OWN_ATTRIBUTES = (
+    *("group", "other", "is_fusible", "is_transposed", "sizes", "first", "num_embeddings", "padding_idx"),
+    *("eps", "width", "form", "in_features", "out_features", "nx", "nf", "num_experts", "shares"),
+)
+
+
+def whole_config(config: Any) -> Any:
+    """The configuration that ``config`` has the numbers of a rank of, if so."""
+    return config._config if isinstance(config, LocalConfig) else config
 
 
 class LocalConfig:

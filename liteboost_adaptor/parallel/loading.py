@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,15 +23,29 @@ from torch import nn
 
 from .. import __version__, config
 from ..checkpoint.files import File, Slice
-from ..errors import CheckpointError, PlanError
+from ..errors import CheckpointError, ParallelError, PlanError
+from ..huggingface.runtime import runtime
 from ..report import report
-from . import groups, layout, offline, quantized, quantized_loading, shard, sources, starts
+from . import (
+    groups,
+    layout,
+    offline,
+    presence,
+    quantized,
+    quantized_loading,
+    shard,
+    sources,
+    starts,
+    wrappers,
+)
 from . import mesh as meshes
+from .circle import Apart
 from .groups import Group
 from .mesh import Mesh
 from .plan import Layout, Plan, undivided
 from .quantized import Weight
 from .quantized_loading import Reading
+from .undivided import Origin, note_origin
 
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
@@ -45,6 +60,7 @@ class _Pending:
     Attributes:
         is_cut: Whether its parameters have the sizes of this rank.
         weights: Those that are integers then, as they are undivided.
+        origin: How it can be loaded whole, where ranks may part.
     """
 
     plan: Plan
@@ -52,6 +68,7 @@ class _Pending:
     forms: dict[str, str]
     is_cut: bool
     weights: dict[str, Weight]
+    origin: Origin | None
 
 
 def follow(runtime: Any) -> None:
@@ -73,8 +90,10 @@ def _extend(hooks: Any, settings: config.Settings) -> None:
     ranks = _Loading(settings)
     hooks.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", ranks.wrap_load)
     if ranks.is_wanted:
+        hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", ranks.wrap_from_pretrained)
         hooks.set_attribute(_MODELING, "PreTrainedModel._finalize_model_loading", ranks.wrap_finalize)
         hooks.set_attribute(_MODELING, "check_and_set_device_map", ranks.wrap_device_map)
+        wrappers.hook(hooks, lambda: runtime.active is settings)
 
 
 def _started() -> int:
@@ -88,7 +107,11 @@ class _Loading:
     def __init__(self, settings: config.Settings) -> None:
         self.settings = settings
         self.is_wanted = settings.level >= 2 and meshes.is_asked(settings)
+        #: Nobody has asked for several processes: what a script does that gives each its own work is right.
+        self.is_default = settings.tp == 0 and not meshes.is_for_several(settings)
         self._pending: weakref.WeakKeyDictionary[nn.Module, _Pending] = weakref.WeakKeyDictionary()
+        #: Of the calls of ``from_pretrained`` of each thread, the inner ones last.
+        self._calls = _Calls()
 
     def wrap_load(self, original: Any) -> Any:
         load = original.__func__
@@ -100,9 +123,12 @@ class _Loading:
             arguments = (checkpoint_files, load_config, expected_keys)
             sizes = meshes.sizes(self.settings, _started()) if self.is_wanted else {"tp": 1}
             reason = _why_whole(model, load_config, sizes["tp"]) if self.is_wanted else "not asked for"
-            facts = {"settings": config.spelled(self.settings), "model": type(model).__name__}
-            starts.compare_starts(facts, waits=not reason)
+            if self._calls.is_whole:  # of one rank alone
+                return load(model, state_dict, *arguments)
+            facts = {"settings": config.spelled(self.settings), "version": __version__}
+            facts["model"] = type(model).__name__
             if reason:
+                _pass_by({**facts, "whole": reason})
                 offline.refuse_whole(checkpoint_files, reason)
                 if self.is_wanted:
                     _say(f"{type(model).__name__} is loaded whole by every process: {reason}.")
@@ -113,28 +139,74 @@ class _Loading:
                 weights = quantized_loading.weights_of(model, load_config.hf_quantizer)
                 with quantized.as_plain(model):
                     found = layout.of(model, quantized.units_of(weights))
-                if not found.cuts:
-                    _say(f"{plan.model} is loaded whole by every process: no part of it is recognised.")
-                    return load(model, state_dict, *arguments)
-                reason = _why_not_in_units(model, found, sizes["tp"], self.settings.ep) if weights else ""
+                reason = "" if found.cuts else "no part of it is recognised"
+                if not reason and weights:
+                    reason = _why_not_in_units(model, found, sizes["tp"], self.settings.ep)
                 if not reason:
                     plan = found.plan(sizes["tp"], self.settings.ep)
                     reason = quantized_loading.why_not(weights, load_config.hf_quantizer, plan)
                 if reason:
+                    _pass_by({**facts, "whole": reason})
                     _say(f"{plan.model} is loaded whole by every process: {reason}.")
                     return load(model, state_dict, *arguments)
-            mesh = meshes.join(self.settings)
-            groups.agree(
-                mesh.world,
-                model=plan.model,
-                plan=plan.digest(),
-                version=__version__,
-                dtype=str(load_config.dtype),
-                settings=config.spelled(self.settings),
-            )
-            return self._load(load, model, state_dict, arguments, plan, mesh)
+            facts = {**facts, "plan": plan.digest(), "dtype": str(load_config.dtype), "whole": ""}
+            if not self._meet(facts, plan.model, checkpoint_files):
+                return load(model, state_dict, *arguments)
+            with self._calls.together():
+                mesh = meshes.join(self.settings)
+                return self._load(load, model, state_dict, arguments, plan, mesh)
 
         return staticmethod(_load_pretrained_model)
+
+    def wrap_from_pretrained(self, original: Any) -> Any:
+        function = original.__func__
+
+        @functools.wraps(function)
+        def from_pretrained(cls: type, *args: Any, **kwargs: Any) -> Any:
+            origin = Origin(self._load_whole(function), cls, args, kwargs) if self.is_default else None
+            with self._calls.of(origin):
+                return function(cls, *args, **kwargs)
+
+        return classmethod(from_pretrained)
+
+    def _load_whole(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def load(cls: type, *args: Any, **kwargs: Any) -> Any:
+            with self._calls.whole():
+                return function(cls, *args, **kwargs)
+
+        return load
+
+    def _meet(self, facts: dict[str, Any], model: str, files: Any) -> bool:
+        """Whether the ranks load ``model`` together; else each loads it whole, if that may be.
+
+        Raises:
+            ParallelError: They do not, and division was asked for, or ranks have other settings.
+        """
+        reason = groups.ways.reason
+        if not reason:
+            try:
+                groups.world().meet(facts, _why_apart, presence.limits.to_come)
+                return True
+            except Apart as apart:
+                reason = str(apart)
+            except ParallelError as fault:  # there is nobody to ask
+                reason = str(fault)
+        size = _started()
+        if _OTHER_START in reason or _OTHER_VERSION in reason:
+            raise ParallelError(f"{reason}. Start every rank with the same program, model and settings.")
+        if not self.is_default:
+            raise ParallelError(reason if starts.hint(size) in reason else f"{reason}{starts.hint(size)}")
+        offline.refuse_whole(files, reason)
+        if not groups.ways.reason:
+            sentence = (
+                f"{model} is not divided over {size} processes: {reason}. Each loads the whole of it and "
+                "goes on by itself. With LITEBOOST_TP=1 they do so at once; with LITEBOOST_TP=N they share "
+                "it, and this is an error."
+            )
+            report.note(sentence)
+            warnings.warn(sentence, stacklevel=2)
+        groups.ways.reason = reason
+        return False
 
     def _load(
         self, load: Callable[..., Any], model: Any, state_dict: Any, arguments: Any, plan: Plan, mesh: Mesh
@@ -153,7 +225,8 @@ class _Loading:
             and (state_dict is None or is_of_integers or is_plain)
         )
         forms = shard.norm_forms(model, plan) if is_divided else {}
-        pending = _Pending(plan, mesh, forms, bool(is_read_in_parts), weights)
+        origin = self._calls.origin
+        pending = _Pending(plan, mesh, forms, bool(is_read_in_parts), weights, origin)
         hosts = groups.gathered(mesh.tensor, groups.host())
         with groups.together(mesh.world):
             if not is_divided:
@@ -187,7 +260,7 @@ class _Loading:
             info = finalize(model, load_config, loading_info)
             pending = self._pending.pop(model, None)
             if pending is not None:
-                with groups.together(pending.mesh.world):
+                with self._calls.together(), groups.together(pending.mesh.world):
                     _agree_on_missing(model, info.missing_keys, pending)
                     _share(model, pending)
                     if quantized_loading.is_ours(load_config.hf_quantizer):
@@ -213,6 +286,7 @@ def _share(model: nn.Module, pending: _Pending) -> None:
     """Let the ranks work together on ``model``, which is loaded."""
     if pending.mesh.tensor.size == 1:
         return shard.attach(model, pending.plan, pending.mesh)
+    note_origin(model, pending.origin, pending.mesh.tensor.rank)
     if not pending.is_cut:
         shard.cut(model, pending.plan, pending.mesh.tensor)
     quantized_loading.note_experts(model, pending.weights, pending.plan)
@@ -225,8 +299,77 @@ def _say(sentence: str) -> None:
         warnings.warn(sentence, stacklevel=2)
 
 
+#: What reasons have in them where ranks were started in different ways, which is no other work but a mistake.
+_OTHER_START = "different settings ("
+_OTHER_VERSION = "different version ("
+
+
+def _why_apart(found: dict[int, dict[str, Any]]) -> str:
+    ranks = sorted(found)
+    return starts.difference(ranks, [found[rank] for rank in ranks])
+
+
+def _pass_by(facts: dict[str, Any]) -> None:
+    """Say that this process loads a model by itself, where others may wait for it to share theirs.
+
+    Raises:
+        ParallelError: They have other settings.
+    """
+    if groups.ways.reason or not (config.agent_store() or groups.has_met()):
+        return
+    reason = groups.world().pass_by(facts, _why_apart)
+    if _OTHER_START in reason or _OTHER_VERSION in reason:
+        raise ParallelError(f"{reason}. Start every rank with the same program, model and settings.")
+
+
+class _Calls(threading.local):
+    """The calls of ``from_pretrained`` that a thread is in."""
+
+    def __init__(self) -> None:
+        self._origins: list[Origin | None] = []
+        self._depth = 0
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def origin(self) -> Origin | None:
+        """Of the innermost."""
+        return self._origins[-1] if self._origins else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a model is loaded whole for one that was divided."""
+        return self._depth > 0
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """No model is divided while it lasts."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @contextlib.contextmanager
+    def of(self, origin: Origin | None) -> Iterator[None]:
+        """One call; what ranks do together in it is over with it."""
+        self._origins.append(origin)
+        try:
+            yield
+        finally:
+            self._origins.pop()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A part of a call that the ranks make together."""
+        with groups.world().inside():
+            yield
+
+
 def _owner() -> str:
     """Who else uses the processes, or an empty string."""
+    launcher = config.data_parallel_launcher()
+    if launcher:
+        return f"{launcher} has started the processes, each of which works on a model of its own"
     state = sys.modules.get("accelerate.state")
     if state is not None and (state.PartialState._shared_state or state.AcceleratorState._shared_state):
         return "an Accelerator or a Trainer owns the processes"
@@ -313,4 +456,4 @@ def _agree_on_missing(model: nn.Module, missing: Any, pending: _Pending) -> None
                 "whole checkpoint."
             )
         if name in tensors:
-            dist.broadcast(tensors[name].data, 0)
+            groups.talk(pending.mesh.world, functools.partial(dist.broadcast, tensors[name].data, 0))

@@ -127,7 +127,9 @@ def _group(world: Group, mine: list[int], all_of_a_kind: list[list[int]]) -> Gro
     rank = mine.index(world.rank)
     if len(mine) == 1:
         return Group("", rank, 1)
-    made = [dist.new_group(ranks) for ranks in all_of_a_kind]  # every rank makes all, in the same order
+    # Every rank makes all, in the same order.
+    made = groups.talk(world, lambda: [dist.new_group(ranks) for ranks in all_of_a_kind])
     group = Group(made[all_of_a_kind.index(mine)].group_name, rank, len(mine))
+    groups.note_group(group, mine)
     groups.share_memory(group)
     return group

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from pathlib import Path
@@ -63,10 +64,6 @@ def _save(
     model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike[str], kwargs: dict[str, Any]
 ) -> None:
     """Step by step on all ranks: where one fails, no other is left waiting for a tensor of it."""
-    if any(each != "save_pretrained" for each in groups.gathered(group, "save_pretrained")):
-        raise ParallelError(
-            "save_pretrained of a divided model is called on every rank, and a rank did something else"
-        )
     with contextlib.ExitStack() as stack:
         with groups.together(group):
             tensors = Tensors(model, plan)
@@ -84,10 +81,9 @@ def _save(
                 local = {name: tensors.local(name).detach().cpu() for name in own}
                 receiver = _Receiver(local, tensors.shares, group) if group.rank == 0 else None
             if receiver is not None:
-                receiver.receive()
+                groups.talk(group, receiver.receive)
             else:
-                for part in local.values():
-                    dist.send(_bytes(part), 0, group=groups.process_group(group))
+                groups.talk(group, functools.partial(_send, local, group))
             with groups.together(group):
                 if receiver is not None:
                     saved.put(receiver.whole())
@@ -132,6 +128,11 @@ class _Receiver:
             name: self._shares[name].folded(self._held[name]) if name in self._shares else own
             for name, own in self._local.items()
         }
+
+
+def _send(parts: dict[str, Tensor], group: Group) -> None:
+    for part in parts.values():
+        dist.send(_bytes(part), 0, group=groups.process_group(group))
 
 
 def _bytes(tensor: Tensor) -> Tensor:

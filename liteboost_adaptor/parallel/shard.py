@@ -13,7 +13,7 @@ from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
 from ..quantization.names import PLAN
-from . import agree, groups, layers, layout, plan, quantized, saving, sequence
+from . import agree, groups, layers, layout, plan, quantized, saving, sequence, undivided
 from . import mesh as meshes
 from .groups import Group
 from .mesh import Mesh
@@ -61,9 +61,11 @@ def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, s
     model.eval()
     model.requires_grad_(False)
     own = vars(model)
-    own["save_pretrained"] = functools.partial(saving.save, model, how, mesh)
+    own["save_pretrained"] = functools.partial(
+        agree.save, model, mesh, functools.partial(saving.save, model, how, mesh)
+    )
     own["train"] = functools.partial(_train, model)
-    own.update((name, functools.partial(_refuse_adapter, how.model)) for name in _ADAPTER_METHODS)
+    own.update((name, functools.partial(_adapt, model, name)) for name in _ADAPTER_METHODS)
     own["dequantize"] = functools.partial(_refuse_dequantize, how.model)
     attach(model, how, mesh)
 
@@ -72,7 +74,9 @@ def attach(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
     """Let ranks that hold ``model``, or a part of it each, work on the same prompts."""
     vars(model)[PLAN] = how
     if mesh.tensor.size == 1:
-        vars(model)["save_pretrained"] = functools.partial(saving.save_whole, model, mesh)
+        vars(model)["save_pretrained"] = functools.partial(
+            agree.save, model, mesh, functools.partial(saving.save_whole, model, mesh)
+        )
     agree.watch(model, mesh)
     if mesh.sequence.size > 1:
         sequence.attach(model, mesh)
@@ -82,6 +86,8 @@ _ADAPTER_METHODS = ("add_adapter", "load_adapter")
 
 
 def _train(model: nn.Module, mode: bool = True) -> nn.Module:
+    if mode and undivided.is_possible(model):
+        return _whole(model, "train()").train()
     if mode:
         raise ParallelError(
             f"this {type(model).__name__} is divided over processes, and cannot be trained: collectives have "
@@ -97,10 +103,19 @@ def _refuse_dequantize(model: str, *args: object, **kwargs: object) -> None:
     )
 
 
-def _refuse_adapter(model: str, *args: object, **kwargs: object) -> None:
+def _whole(model: nn.Module, call: str) -> nn.Module:
+    """``model``, which was divided by default, undivided: divided models cannot do ``call``."""
+    groups.ways.reason = groups.ways.reason or f"{call} needs the whole model in every process"
+    undivided.restore(model, groups.ways.reason)
+    return model
+
+
+def _adapt(model: nn.Module, name: str, *args: object, **kwargs: object) -> object:
+    if undivided.is_possible(model):
+        return getattr(_whole(model, name), name)(*args, **kwargs)
     raise ParallelError(
-        f"this {model} is divided over processes, and its layers take no adapters. Merge the adapter and "
-        "save the model first, or start the script with LITEBOOST_TP=1."
+        f"this {type(model).__name__} is divided over processes, and its layers take no adapters. Merge the "
+        "adapter and save the model first, or start the script with LITEBOOST_TP=1."
     )
 
 

@@ -1,11 +1,9 @@
-"""How ranks find each other: what they compare before they work together, and the process group they make."""
+"""How ranks find each other: the store by which they talk first, and the process group they make."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import itertools
-import json
 import socket
 import time
 from typing import Any
@@ -14,51 +12,62 @@ import torch.distributed as dist
 
 from .. import config
 from ..errors import ParallelError
+from .presence import PATIENCE_S, limits
 
-#: How long a rank waits for one that is alive; one that has ended is noticed at once.
-PATIENCE = datetime.timedelta(minutes=10)
-#: How long ranks wait for one that has never been heard of, where no launcher says whether it is alive.
-TO_COME = datetime.timedelta(seconds=25)
+#: How long a process group waits for a rank that is alive.
+PATIENCE = datetime.timedelta(seconds=PATIENCE_S)
 _PERIOD_S = 0.02
 
 
-def make_process_group(backend: str) -> None:
-    """Make the process group of all ranks as a launcher's variables say.
-
-    ``torchrun`` ends the others when a rank ends, so there the others are waited for. Other launchers may not
-    have started every rank: those that are missing after some seconds are named.
+@functools.cache
+def store() -> Any:
+    """The store by which the ranks find each other: torchrun's, a process group's, or one that rank 0 serves.
 
     Raises:
-        ParallelError: A rank has not come, or has ended meanwhile.
+        ParallelError: Rank 0 has not come to serve it.
     """
+    place = config.agent_store()
+    if place is not None:
+        host, port, attempt = place
+        served = dist.TCPStore(host, port, is_master=False, timeout=PATIENCE)
+        return dist.PrefixStore(f"liteboost/{attempt}", served)
+    if dist.is_initialized():
+        return dist.PrefixStore("liteboost", dist.distributed_c10d._get_default_store())
+    return dist.PrefixStore("liteboost", _store_of_rank_0())
+
+
+def make_process_group(backend: str) -> None:
+    """Make the process group of all ranks, which have met."""
     if config.agent_store() is not None:
-        return dist.init_process_group(backend, timeout=PATIENCE)
-    rank, size = config.launched()
-    store = _store_of_rank_0(rank, size)
-    try:
-        store.set(f"liteboost/come/{rank}", "")
-        _wait_for_all(store, rank, size)
-        named = dist.PrefixStore("default_pg", store)
-        dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=PATIENCE)
-        store.set_timeout(PATIENCE)
-    except ParallelError:
-        raise
-    except RuntimeError as fault:
+        dist.init_process_group(backend, timeout=PATIENCE)
+        return
+    rank, size = _launched()
+    named = dist.PrefixStore("default_pg", _store_of_rank_0())
+    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def _launched() -> tuple[int, int]:
+    found = config.launched()
+    if found is None:
         raise ParallelError(
-            f"rank {rank} of {size} has met the others, and one has ended since; its own output says why "
-            f"({str(fault).splitlines()[0]})"
-        ) from fault
+            "a model is divided over the processes of a launcher, and none has started this one (RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set). Start it with "
+            "`torchrun --nproc-per-node=N`, or call torch.distributed.init_process_group first."
+        )
+    return found
 
 
-def _store_of_rank_0(rank: int, size: int) -> dist.TCPStore:
+@functools.cache
+def _store_of_rank_0() -> dist.TCPStore:
+    rank, size = _launched()
     host, port = config.master()
     where = f" MASTER_ADDR={host}, MASTER_PORT={port} is where it should be."
     if rank != 0 and not _listens(host, port):
-        raise _missing([0], size, where)
+        raise ParallelError(f"rank 0 has not come within {limits.to_come:.0f} s{hint(size)}{where}")
     try:
         # As torch.distributed makes it, but for the waiting, which says who is missing.
         return dist.TCPStore(
-            host, port, size, rank == 0, timeout=TO_COME, wait_for_workers=False, multi_tenant=True
+            host, port, size, rank == 0, timeout=PATIENCE, wait_for_workers=False, multi_tenant=True
         )
     except RuntimeError as fault:
         if rank == 0:
@@ -66,12 +75,12 @@ def _store_of_rank_0(rank: int, size: int) -> dist.TCPStore:
                 f"rank 0 cannot listen on MASTER_ADDR={host}, MASTER_PORT={port}, where the others look for "
                 f"it ({str(fault).splitlines()[0]}). Choose another port for every rank."
             ) from fault
-        raise _missing([0], size, where) from fault
+        raise ParallelError(f"rank 0 does not answer{hint(size)}{where}") from fault
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether somebody does within `TO_COME`; a store that tries by itself takes up to twice as long."""
-    deadline = time.monotonic() + TO_COME.total_seconds()
+    """Whether somebody does in time; a store that tries by itself takes up to twice as long."""
+    deadline = time.monotonic() + limits.to_come
     while True:
         try:
             socket.create_connection((host, port), timeout=1).close()
@@ -83,81 +92,30 @@ def _listens(host: str, port: int) -> bool:
             return True
 
 
-def _wait_for_all(store: dist.TCPStore, rank: int, size: int) -> None:
-    deadline = time.monotonic() + TO_COME.total_seconds()
-    missing = [other for other in range(size) if other != rank]
-    while missing := [other for other in missing if not store.check([f"liteboost/come/{other}"])]:
-        if time.monotonic() > deadline:
-            raise _missing(missing, size)
-        time.sleep(_PERIOD_S)
-
-
-def _missing(ranks: list[int], size: int, where: str = "") -> ParallelError:
-    named = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
-    return ParallelError(
-        f"{named} not come within {TO_COME.total_seconds():.0f} s, of {size} processes that are to share a "
-        f"model (WORLD_SIZE={size}): not started, ended before (its own output says why), or started with "
-        f"another LITEBOOST_LEVEL or LITEBOOST_TP.{where} Start all of them, best with torchrun. Where they "
-        "need longer, call torch.distributed.init_process_group first, which waits as long as it is told to."
+def hint(size: int) -> str:
+    """What it may mean that ranks have not come, and what to do."""
+    return (
+        f", of {size} processes that are to share a model (WORLD_SIZE={size}): not started, ended before "
+        "(its own output says why), at something else, or started with another LITEBOOST_LEVEL or "
+        "LITEBOOST_TP. Start all of them, best with torchrun. Where they need longer, let them wait for each "
+        "other first (torch.distributed.init_process_group and barrier)."
     )
-
-
-@functools.cache
-def _agent_store() -> Any:
-    """The store that torchrun serves, or None where another launcher has started us."""
-    place = config.agent_store()
-    if place is None:
-        return None
-    host, port, attempt = place
-    store = dist.TCPStore(host, port, is_master=False, timeout=PATIENCE)
-    return dist.PrefixStore(f"liteboost/{attempt}", store)
-
-
-#: How often ranks have compared what they start with.
-_starts = itertools.count()
-
-
-def compare_starts(facts: dict[str, str], waits: bool) -> None:
-    """Compare ``facts`` over the ranks that torchrun has started, before they work together.
-
-    Args:
-        waits: Until all ranks have said theirs; else only with those that have.
-
-    Raises:
-        ParallelError: They differ; on those ranks that find it out, at which torchrun ends the others.
-    """
-    store = _agent_store()
-    if store is None:
-        return
-    rank, size = config.launched()
-    start = next(_starts)
-    store.set(f"{start}/{rank}", json.dumps(facts))
-    found = [facts]
-    ranks = [rank]
-    deadline = time.monotonic() + PATIENCE.total_seconds()
-    for other in (each for each in range(size) if each != rank):
-        while not (is_there := store.check([f"{start}/{other}"])) and waits and time.monotonic() < deadline:
-            time.sleep(_PERIOD_S)
-        if is_there:
-            ranks.append(other)
-            found.append(json.loads(store.get(f"{start}/{other}")))
-        elif waits:
-            raise ParallelError(
-                f"rank {other} has not come to load a model within {PATIENCE.total_seconds():.0f} s. All "
-                "processes load one together, each its part; with LITEBOOST_TP=1 each loads one of its own."
-            )
-    compare(ranks, found)
 
 
 def compare(ranks: list[int], found: list[dict[str, Any]]) -> None:
     """Raise `ParallelError` where ``found``, facts of each of ``ranks``, differ."""
+    reason = difference(ranks, found)
+    if reason:
+        raise ParallelError(f"{reason}. Start every rank with the same program, model and settings.")
+
+
+def difference(ranks: list[int], found: list[dict[str, Any]]) -> str:
+    """How ``found``, facts of each of ``ranks``, differ, or an empty string."""
     for name in found[0]:
         values = {
             rank: each.get(name) for rank, each in sorted(zip(ranks, found, strict=True), key=lambda x: x[0])
         }
         if len({str(value) for value in values.values()}) > 1:
             said = "; ".join(f"rank {rank}: {value}" for rank, value in values.items())
-            raise ParallelError(
-                f"the ranks have been started with different {name.replace('_', ' ')} ({said}). Start every "
-                "rank with the same program, model and settings."
-            )
+            return f"the ranks have been started with different {name.replace('_', ' ')} ({said})"
+    return ""

@@ -99,7 +99,7 @@ def _count_collectives(action: Any) -> dict[str, int]:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace == "liteboost_parallel":
-                found[func._schema.name.split("::")[1]] += 1
+                found[func._schema.name.split("::")[1].removesuffix("_of")] += 1  # a sum, too
             return func(*args, **(kwargs or {}))
 
     with Counting():

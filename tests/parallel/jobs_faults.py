@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import time
 from typing import Any
@@ -12,7 +11,7 @@ from parallel import ranks
 from parallel.jobs import _quiet, _raised
 from transformers import AutoModelForCausalLM
 
-from liteboost_adaptor.parallel import starts
+from liteboost_adaptor.parallel import presence
 
 
 def one_ends(folder: str, when: str) -> None:
@@ -41,7 +40,8 @@ def one_ends(folder: str, when: str) -> None:
 def waits_for_missing(folder: str, seconds: float) -> dict[str, Any]:
     """What loading says where ranks are missing, and how long after; they wait ``seconds``, 0: as ever."""
     _quiet()
-    starts.TO_COME = datetime.timedelta(seconds=seconds) if seconds else ranks.usual["wait"]
+    ranks.wait_as_usual()
+    presence.limits.to_come = seconds or presence.limits.to_come
     start = time.monotonic()
     text = _raised(lambda: AutoModelForCausalLM.from_pretrained(folder))
     return {"text": text, "seconds": time.monotonic() - start}

@@ -37,7 +37,14 @@ _IMPORTED = (
 #: Numbers of the groups that were started.
 _groups = itertools.count()
 #: How long ranks wait for missing ones outside of tests; here they wait longer, on machines that are busy.
-usual: dict[str, Any] = {}
+usual: dict[str, float] = {}
+
+
+def wait_as_usual() -> None:
+    """Let this rank wait no longer for others than outside of tests."""
+    from liteboost_adaptor.parallel import presence
+
+    vars(presence.limits).update(usual)
 
 
 @dataclass
@@ -173,10 +180,11 @@ def _run(job: str, arguments: list[Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from liteboost_adaptor.parallel import starts
+    from liteboost_adaptor.parallel import presence
 
     torch.set_num_threads(1)
-    usual["wait"], starts.TO_COME = starts.TO_COME, starts.PATIENCE
+    usual.update(vars(presence.limits))
+    presence.limits.to_come = presence.limits.absent = presence.PATIENCE_S
     module, _, function = job.partition(":")
     report(getattr(importlib.import_module(module), function)(*arguments))
     if dist.is_initialized():

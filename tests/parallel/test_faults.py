@@ -18,14 +18,15 @@ pytestmark = pytest.mark.usefixtures("native_only")
 @pytest.mark.parametrize(
     ("when", "status", "says"),
     [
-        ("prompt", 3, "ParallelError: rank 0 of 2 waited for the others, and one has ended"),
-        ("token", 1, "has ended; rank 0 waited for it in collective"),
+        ("prompt", 3, "has ended; its own output says why"),
+        ("token", 1, "rank 1 has left the call that all ranks are in, by ValueError: planted in rank 1"),
     ],
 )
 def test_a_rank_that_ends(tmp_path: Path, when: str, status: int, says: str) -> None:
     save(tmp_path, ("llama",))
     (first, text), (second, other) = ranks.finish(
-        ranks.start(2, "parallel.jobs_faults:one_ends", str(tmp_path / "llama"), when), timeout=120
+        ranks.start(2, "parallel.jobs_faults:one_ends", str(tmp_path / "llama"), when, LITEBOOST_TP="2"),
+        timeout=120,
     )
     assert (first, second) == (0, status), text + other
     found = ranks.result(text)
@@ -39,12 +40,12 @@ def test_ranks_that_are_not_started_are_named(tmp_path: Path, waited: float) -> 
     save(tmp_path, ("llama",))
     job = ("parallel.jobs_faults:waits_for_missing", str(tmp_path / "llama"), waited)
     started = {
-        "no rank 1": ranks.start(2, *job, left_out=(1,)),
-        "no rank 0": ranks.start(2, *job, left_out=(0,)),
-        "level": ranks.start(2, *job, each=[{}, {"LITEBOOST_LEVEL": "1"}]),
+        "no rank 1": ranks.start(2, *job, left_out=(1,), LITEBOOST_TP="2"),
+        "no rank 0": ranks.start(2, *job, left_out=(0,), LITEBOOST_TP="2"),
+        "level": ranks.start(2, *job, each=[{}, {"LITEBOOST_LEVEL": "1"}], LITEBOOST_TP="2"),
     }
     if not waited:  # ranks that have come take part in time
-        started["no ranks 1 and 3"] = ranks.start(4, *job, left_out=(1, 3))
+        started["no ranks 1 and 3"] = ranks.start(4, *job, left_out=(1, 3), LITEBOOST_TP="4")
     said_of = {"no rank 0": "rank 0 has not come", "no ranks 1 and 3": "ranks 1, 3 have not come"}
     found = {case: ranks.finish(each) for case, each in started.items()}
     for case in started:
@@ -61,7 +62,8 @@ def test_ranks_that_are_not_started_are_named(tmp_path: Path, waited: float) -> 
 
 def test_ranks_of_different_models_are_told_so_at_start(tmp_path: Path) -> None:
     save(tmp_path, ("llama", "qwen3"))
-    done = ranks.finish(ranks.start(2, "parallel.jobs_faults:loads", str(tmp_path), ["llama", "qwen3"]))
+    job = ("parallel.jobs_faults:loads", str(tmp_path), ["llama", "qwen3"])
+    done = ranks.finish(ranks.start(2, *job, LITEBOOST_TP="2"))
     for code, text in done:
         assert code == 0
         assert "different model (rank 0: LlamaForCausalLM; rank 1: Qwen3ForCausalLM)" in ranks.result(text)

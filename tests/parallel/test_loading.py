@@ -106,7 +106,7 @@ def _llamas(folder: Path) -> None:
 
 def test_ways_to_load(tmp_path: Path) -> None:
     _llamas(tmp_path)
-    results = ranks.run(2, "parallel.jobs_load:ways", str(tmp_path))
+    results = ranks.run(2, "parallel.jobs_load:ways", str(tmp_path), LITEBOOST_TP="2")
     for rank, found in enumerate(results):
         assert max(found["near"].values()) <= 1e-5, found["near"]
         assert found["bf16"] < 0.05
@@ -127,7 +127,7 @@ def test_ways_to_load(tmp_path: Path) -> None:
         assert len(whole["accelerator"]) == (1 if rank == 0 else 0)
 
 
-def _with_agent(size: int, job: str, *arguments: object, each: list[dict[str, str]]) -> list[tuple]:
+def with_agent(size: int, job: str, *arguments: object, each: list[dict[str, str]]) -> list[tuple]:
     """Start ranks as ``torchrun`` does: with a store that outlives them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -138,7 +138,7 @@ def _with_agent(size: int, job: str, *arguments: object, each: list[dict[str, st
 
 def test_ranks_of_different_levels_are_told_so_at_start(tmp_path: Path) -> None:
     save(tmp_path, ("llama",))
-    done = _with_agent(
+    done = with_agent(
         2, "parallel.jobs_load:level", str(tmp_path / "llama"), each=[{}, {"LITEBOOST_LEVEL": "1"}]
     )
     # A rank that divides nothing goes on where it came first; the launcher ends it with the other.

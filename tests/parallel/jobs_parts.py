@@ -1,0 +1,140 @@
+"""Ranks that share models, and then go their own ways."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from parallel import ranks
+from parallel.jobs import _quiet, _raised
+from parallel.jobs_kinds import generated
+from parallel.jobs_load import PLAN, class_of
+from support import families, tiny_models
+from torch.nn.parallel import DistributedDataParallel
+
+import liteboost_adaptor
+from liteboost_adaptor.parallel import groups
+
+
+def whole_again(folder: str, names: list[str]) -> dict[str, Any]:
+    """Of each family, loaded in parts: what differs from one that was loaded whole when ranks have parted."""
+    _quiet()
+    rank = int(os.environ["RANK"])
+    seen: list[str] = []
+    models = {name: class_of(f"{folder}/{name}").from_pretrained(f"{folder}/{name}") for name in names}
+    divided = all(hasattr(model, PLAN) for model in models.values())
+    for name, model in models.items():
+        model.register_forward_hook(lambda *_, name=name: seen.append(name))
+        model.users_own = name
+    found: dict[str, Any] = {"divided": divided}
+    for name, model in models.items():
+        whole = tiny_models.build(name)
+        inputs = tiny_models.example_inputs(whole, batch=2, length=9 + rank)  # other ones on each rank
+        right = families.decode(whole, inputs, 4)
+        start = len(seen)
+        text = families.decode(model, inputs, 4)
+        loaded = class_of(f"{folder}/{name}").from_pretrained(f"{folder}/{name}")
+        mine, theirs = model.state_dict(), loaded.state_dict()
+        found[name] = {
+            "tokens": torch.equal(text[0], right[0]) and torch.equal(text[1], right[1]),
+            "state": list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine),
+            "modules": _modules(model) == _modules(loaded),
+            "gradients": [p.requires_grad for p in model.parameters()]
+            == [p.requires_grad for p in loaded.parameters()],
+            "ties": len(list(model.parameters())) == len(list(loaded.parameters())),
+            "kept": len(seen) > start and model.users_own == name and not hasattr(model, PLAN),
+            "trains": _raised(model.train) == "nothing raised",
+        }
+    return found
+
+
+def _modules(model: torch.nn.Module) -> list[tuple[str, str]]:
+    return [(name, f"{type(each).__name__} {each.extra_repr()}") for name, each in model.named_modules()]
+
+
+def later(folder: str) -> dict[str, Any]:
+    """Ranks that make two calls together, and then an uneven last one; with a cache of before."""
+    _quiet()
+    rank = int(os.environ["RANK"])
+    model = class_of(folder).from_pretrained(folder)
+    found: dict[str, Any] = {"together": [generated(model), generated(model)]}
+    ids = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+    found["was divided"] = hasattr(model, PLAN)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found["apart"] = generated(model, rank)
+        found["again"] = generated(model, 1)
+    found["warned"] = [str(each.message) for each in said if "LITEBOOST_TP=1" in str(each.message)]
+    found["cache"] = _raised(lambda: model(ids[:, :1], past_key_values=cache))
+    found["loaded whole"] = not hasattr(class_of(folder).from_pretrained(folder), PLAN)
+    found["noted"] = any("LITEBOOST_TP=1" in note for note in liteboost_adaptor.status().environment)
+    return found
+
+
+def changed(folder: str) -> str:
+    """What parting says where weights were changed in memory; the model goes on divided."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2)
+    text = _raised(lambda: generated(model, int(os.environ["RANK"])))
+    return text if hasattr(model, PLAN) else "whole"
+
+
+def moved(folder: str) -> list[int]:
+    """Tokens of a model that was given another dtype before ranks part."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder).to(torch.float64)
+    return generated(model, int(os.environ["RANK"]))
+
+
+def wrapped(folder: str) -> dict[str, Any]:
+    """A model in a wrapper of data-parallel work, in which ranks have other inputs and gradients."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder)
+    was_divided = hasattr(model, PLAN)
+    parallel = DistributedDataParallel(model)
+    ids = torch.arange(5, 17)[None] + int(os.environ["RANK"])
+    parallel(input_ids=ids, labels=ids).loss.backward()
+    gradient = model.get_input_embeddings().weight.grad
+    return {"was divided": was_divided, "sum": gradient.double().abs().sum().item()}
+
+
+def launched(folder: str) -> dict[str, Any]:
+    """What becomes of a model in processes that a launcher of data-parallel work has started."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder)
+    return {"divided": hasattr(model, PLAN), "met": groups.has_met(), "tokens": generated(model)}
+
+
+def quantized(folder: str) -> dict[str, Any]:
+    """Ranks part that hold parts of integers; the logits of the whole, and of one loaded whole."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder)
+    was_divided = hasattr(model, PLAN)
+    ids = torch.arange(5, 17)[None] + int(os.environ["RANK"])
+    with torch.no_grad():
+        found = model(ids).logits
+        loaded = class_of(folder).from_pretrained(folder)
+        return {
+            "was divided": was_divided,
+            "same": torch.equal(found, loaded(ids).logits),
+            "whole": not hasattr(model, PLAN) and not hasattr(loaded, PLAN),
+        }
+
+
+def memory(folder: str) -> str:
+    """What parting says where there is no room for the whole model."""
+    _quiet()
+    from liteboost_adaptor.parallel import memory as room
+
+    model = class_of(folder).from_pretrained(folder)
+    room.free_memory = lambda: 1000
+    text = _raised(lambda: generated(model, int(os.environ["RANK"])))
+    again = generated(model) if hasattr(model, PLAN) and not groups.ways.reason else []
+    ranks.report({"text": text, "again": again})
+    return text
