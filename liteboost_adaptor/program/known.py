@@ -23,6 +23,23 @@ import torch
 LIBRARIES = frozenset({"transformers", "accelerate", "peft", "safetensors", "einops", "packaging"})
 #: Known whatever their files say: who builds torch from source has no release to compare with.
 OURS = frozenset({"torch", "torch_npu", "liteboost_adaptor"})
+#: Libraries below those: what known code keeps in them is no part of a step.
+_BELOW = frozenset(
+    {
+        *(
+            "huggingface_hub",
+            "hf_xet",
+            "httpx",
+            "httpx2",
+            "httpcore",
+            "requests",
+            "urllib3",
+            "tqdm",
+            "filelock",
+        ),
+        *("yaml", "regex", "tokenizers", "numpy", "sympy", "wrapt", "pydantic", "rich", "jinja2"),
+    }
+)
 #: Modules of the standard library that may be called by code that has to be read: they keep nothing.
 _STANDARD = frozenset(
     {
@@ -64,6 +81,11 @@ def is_fixed(module: str) -> bool:
 
 def is_standard(module: str) -> bool:
     return package(module) in sys.stdlib_module_names
+
+
+def is_below(module: str) -> bool:
+    """Whether ``module`` is none that models are written in or with."""
+    return is_standard(module) or package(module) in _BELOW
 
 
 def is_harmless(module: str) -> bool:

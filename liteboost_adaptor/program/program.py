@@ -61,6 +61,9 @@ class Program:
         self._fixed = _fixed_attributes(cache, recorder)
         self._counts = list(counts.items())
         self._writes = _written_to(recorder)
+        # With what is read, all that holders keep: another attribute makes one more.
+        read = {*self._kept, *(key for key, _ in self._appended)}
+        self._unread = [key for key in recorder.recording.held if key not in read]
 
     def writes(self, cache: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """What was there before a run and is written to by it, beside what it appends."""
@@ -77,9 +80,12 @@ class Program:
             return None
         try:
             owns = [holder.of(layers) for holder in self._holders]
-            for at, keys, names, values in self._fixed:
+            for at, count, names, values in self._fixed:
                 own = owns[at] if at >= 0 else vars(cache)
-                if own.keys() != keys or (names is not None and names(own) != values):
+                if len(own) != count or (names is not None and names(own) != values):
+                    return None
+            for at, name in self._unread:
+                if name not in owns[at]:
                     return None
             symbols = [_value_at(place, owns, kwargs) for place in self._first]
             for index, place in self._others:
@@ -186,8 +192,8 @@ def _value_at(place: Place, owns: list[dict[Any, Any]], kwargs: dict[str, Any]) 
     return own[place.name]
 
 
-def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, frozenset[Any], Any, Any]]:
-    """What a cache keeps beside tensors and what counts: (holder, its keys, getter, values).
+def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, Any, Any]]:
+    """What a cache keeps beside tensors and what counts: (holder, how much it keeps in all, getter, values).
 
     The holder -1 is the cache itself.
     """
@@ -204,7 +210,7 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, frozens
         ]
         values = [_plain(name, before[name]) for name in names]
         getter = operator.itemgetter(*names) if names else None
-        fixed.append((at, frozenset(before), getter, values[0] if len(names) == 1 else tuple(values)))
+        fixed.append((at, len(before), getter, values[0] if len(names) == 1 else tuple(values)))
     return fixed
 
 

@@ -147,7 +147,7 @@ class _Walk:
                 return functools.partial(handler, self)
         if known.is_fixed(kind.__module__) or _is_written_in_c(kind):
             return None
-        if known.is_standard(kind.__module__) and not known.is_harmless(kind.__module__):
+        if known.is_below(kind.__module__) and not known.is_harmless(kind.__module__):
             return None
         return self._visit_object
 
@@ -179,7 +179,7 @@ class _Walk:
     def _visit_dict(self, value: dict[Any, Any], path: str, strict: bool, is_first: bool) -> None:
         if is_first:
             self._add_dict(value, path, None, strict)
-            if type(value) is not dict:
+            if type(value) not in (dict, collections.OrderedDict):
                 self._visit_parts(value, path, is_first)
         else:
             self._waiting += [(each, f"{path}[{key!r}]", True) for key, each in value.items()]
@@ -228,7 +228,7 @@ class _Walk:
         for cls in value.__mro__:
             if cls in self.reached.namespaces or _is_written_in_c(cls) or cls.__module__ == "builtins":
                 continue
-            if known.is_standard(cls.__module__):
+            if known.is_standard(cls.__module__) or (known.is_below(cls.__module__) and not strict):
                 continue
             namespace = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
             self.reached.namespaces[cls] = namespace
@@ -237,14 +237,17 @@ class _Walk:
                 self._bypass(namespace.get("forward"))
             is_ours = known.is_fixed(cls.__module__)
             for name, each in list(namespace.items()):
-                if type(name) is str and (self._is_used(name) or isinstance(each, _CALLABLE)):
+                if type(name) is not str:
+                    continue
+                # A wrapper of somebody's own may hold what ran under another name.
+                if self._is_used(name) or (isinstance(each, _CALLABLE) and not _is_of_library(each)):
                     self._waiting.append(
                         (each, f"{cls.__qualname__}.{name}", not is_ours and self._is_strict(name, cls))
                     )
 
     def _visit_python_module(self, value: types.ModuleType, path: str, strict: bool, is_first: bool) -> None:
         space, is_fixed = vars(value), known.is_fixed(value.__name__)
-        if known.is_standard(value.__name__) and not strict:
+        if known.is_below(value.__name__) and not strict:
             return
         is_first = not any(space is each for each in self._module_spaces)
         if is_first:
@@ -263,15 +266,17 @@ class _Walk:
             return
         if value.__code__ not in self._codes and not self._stands_for_others(value):
             return
-        self.reached.functions.append(value)
-        is_unread = value.__code__ in self._unread
+        is_unread, is_library = value.__code__ in self._unread, _is_of_library(value)
+        if not is_library:
+            self.reached.functions.append(value)
         if value.__dict__ or is_unread:
             self._add_dict(value.__dict__, path, None, is_unread)
         for each in (value.__defaults__, value.__kwdefaults__):
             self._waiting.append((each, f"a default of {path}", is_unread))
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             content = cell_content(cell)
-            self.reached.cells.append((cell, content))
+            if not is_library:
+                self.reached.cells.append((cell, content))
             self._waiting.append((content, f"{name} in {path}", is_unread))
 
     def _stands_for_others(self, value: types.FunctionType) -> bool:
@@ -296,7 +301,7 @@ class _Walk:
         self._used |= added
         for space in self._module_spaces:
             self.reached.named += [(space, name, space[name]) for name in added if name in space]
-        self._add_globals(code, is_bypassed=not known.is_fixed(module))
+        self._add_globals(code, is_bypassed=True)
 
     def _visit_method(self, value: types.MethodType, path: str, strict: bool, is_first: bool) -> None:
         self._waiting += [(value.__func__, path, strict), (value.__self__, f"{path}.__self__", strict)]
@@ -367,10 +372,11 @@ class _Walk:
                 value = builtin.get(name, MISSING)
                 self.reached.named.append((builtin, name, value))
             if value is not MISSING:
-                # What torch keeps for itself is its own; who patches it patches a module.
-                if not is_fixed or isinstance(value, types.ModuleType):
+                # What torch keeps for itself is its own; who patches it patches a module. And what did not run
+                # has read nothing: it is watched for the functions it would call.
+                if not (is_fixed or is_bypassed) or isinstance(value, types.ModuleType):
                     self._waiting.append((value, name, is_unread))
-                if is_bypassed:
+                if is_bypassed and not is_fixed:
                     self._bypass(value)
 
     _HANDLERS = (
@@ -391,6 +397,13 @@ class _Walk:
 def reached_by(ran: Ran, roots: Iterable[tuple[Any, str]]) -> Reached:
     """What ``ran`` could have read, and what is reached from ``roots``, each with a name."""
     return _Walk(ran).go(roots)
+
+
+def _is_of_library(function: Any) -> bool:
+    """Whether a function is known: who exchanges one puts another in its place, and does not change it."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    return known.is_known(function.__code__, function.__globals__)
 
 
 def cell_content(cell: types.CellType) -> Any:

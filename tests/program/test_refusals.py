@@ -1,4 +1,4 @@
-"""What a step does that no program can: it is refused, and the status says which function, which line and why."""
+"""What a step does that no program can is refused, and the status says which function, line and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_values(norm: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def with_a_global(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    global TOTAL
+    global TOTAL  # noqa: PLW0603
     TOTAL = TOTAL + 1
     return x * TOTAL
 

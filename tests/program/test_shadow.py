@@ -1,4 +1,4 @@
-"""Shadow checks: a program that gives anything else than the original is found out, and never seen by the user."""
+"""Shadow checks: a program that gives anything else than the original is found out, and never seen."""
 
 from __future__ import annotations
 
