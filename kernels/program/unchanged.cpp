@@ -3,11 +3,12 @@
 // Called through ctypes with the interpreter's lock held. The few functions of Python's stable ABI it needs are looked
 // up in the process, so that this library needs no Python to be linked or loaded.
 //
-// Between two tokens all weights pass through the caches, so nothing of it is in one: what comes next is fetched while
-// one dict is compared, and memory is not waited for once an object.
+// Between two tokens all weights pass through the caches, so nothing of it is in one. So of a dict whose version is what
+// it was (CPython 3.11 and 3.12) only the first bytes are read, and those of the next are fetched meanwhile.
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <vector>
 
@@ -58,57 +59,109 @@ const Python* python() {
   return is_whole ? &found : nullptr;
 }
 
-// How many objects ahead their first bytes are fetched, and what these point at.
-constexpr std::ptrdiff_t kAhead = 24, kPointedAhead = 10;
+// How many objects ahead their first bytes are fetched.
+constexpr std::ptrdiff_t kAhead = 24;
 
-// The tables of a dict: CPython 3.11 to 3.14 have their addresses in its fifth and sixth word. Wherever they are, an
-// address that is none only fetches in vain.
-void fetch_tables(const Object* dict) {
-  constexpr std::ptrdiff_t kLine = 64, kLines = 7;
-  const char* const* words = static_cast<const char* const*>(dict);
-  for (const char* table : {words[4], words[5]}) {
-    for (std::ptrdiff_t line = 0; line < kLines; ++line) __builtin_prefetch(table + line * kLine);
-  }
+// How a dict begins. CPython 3.11 and 3.12 give it another version at every change (PEP 509), and no two the same.
+struct DictHeader {
+  std::ptrdiff_t references;
+  Object* type;
+  std::ptrdiff_t size;
+  uint64_t version;
+};
+
+bool has_versions() {
+  static const bool found = [] {
+    const unsigned long* version = nullptr;
+    look_up(version, "Py_Version");
+    const unsigned long minor = version == nullptr ? 0 : *version >> 16;
+    return minor == 0x030b || minor == 0x030c;
+  }();
+  return found;
 }
 
-// What dicts held, one behind the other. Whoever made it keeps the objects alive.
+// A version that no dict has.
+constexpr uint64_t kNone = ~uint64_t{0};
+
+uint64_t version_of(const Object* dict) {
+  return has_versions() ? static_cast<const DictHeader*>(dict)->version : kNone;
+}
+
+// What dicts held, one behind the other, and what names were in others. Whoever made it keeps the objects alive.
 class Remembered {
  public:
   Remembered(const Python& p, Object* dicts, Object* saved, Object* cells, Object* contents,
-             Object* functions, Object* insides)
-      : cells_(pairs(p, cells, contents)), functions_(items(p, functions)), insides_(items(p, insides)) {
+             Object* functions, Object* insides, Object* spaces, Object* names, Object* values,
+             Object* missing)
+      : cells_(pairs(p, cells, contents)),
+        functions_(items(p, functions)),
+        insides_(items(p, insides)),
+        missing_(missing) {
     for (std::ptrdiff_t i = 0, size = p.list_size(dicts); i < size; ++i) {
-      dicts_.push_back(p.list_item(dicts, i));
       std::ptrdiff_t at = 0;
       Object *key = nullptr, *value = nullptr;
-      const size_t before = items_.size();
+      dicts_.push_back({p.list_item(dicts, i), kNone, items_.size()});
       while (p.dict_next(p.list_item(saved, i), &at, &key, &value)) items_.push_back({key, value});
-      sizes_.push_back(static_cast<std::ptrdiff_t>(items_.size() - before));
     }
+    dicts_.push_back({nullptr, kNone, items_.size()});
+    // Those of one space follow each other.
+    for (std::ptrdiff_t i = 0, size = p.list_size(spaces); i < size; ++i) {
+      Object* space = p.list_item(spaces, i);
+      if (spaces_.empty() || spaces_.back().dict != space) spaces_.push_back({space, kNone, named_.size()});
+      named_.push_back({p.list_item(names, i), p.list_item(values, i)});
+    }
+    spaces_.push_back({nullptr, kNone, named_.size()});
   }
 
   // The same keys with the same values, in the same order.
-  bool is_still_so(const Python& p) const {
-    const Item* item = items_.data();
-    const auto count = static_cast<std::ptrdiff_t>(dicts_.size());
-    for (std::ptrdiff_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) __builtin_prefetch(dicts_[i + kAhead]);
-      if (i + kPointedAhead < count) fetch_tables(dicts_[i + kPointedAhead]);
-      if (p.dict_size(dicts_[i]) != sizes_[i]) return false;
-      std::ptrdiff_t at = 0;
-      Object *key = nullptr, *value = nullptr;
-      for (std::ptrdiff_t j = 0; j < sizes_[i]; ++j, ++item) {
-        if (!p.dict_next(dicts_[i], &at, &key, &value) || key != item->key || value != item->value)
-          return false;
-      }
-    }
-    return cells_hold_the_same(p) && functions_are_the_same(p);
+  bool is_still_so(const Python& p) {
+    return are_still_so(dicts_, [&](const Dict& one, const Dict& next) { return holds(p, one, next); }) &&
+           are_still_so(spaces_, [&](const Dict& one, const Dict& next) { return names(p, one, next); }) &&
+           cells_hold_the_same(p) && functions_are_the_same(p);
   }
 
  private:
   struct Item {
     Object *key, *value;
   };
+  // A dict, its version when it was last compared, and where what it held begins.
+  struct Dict {
+    Object* dict;
+    uint64_t version;
+    size_t first;
+  };
+
+  template <typename Compare>
+  static bool are_still_so(std::vector<Dict>& all, const Compare& is_same) {
+    const size_t count = all.size() - 1;
+    for (size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) __builtin_prefetch(all[i + kAhead].dict);
+      const uint64_t version = version_of(all[i].dict);
+      if (version != kNone && version == all[i].version) continue;
+      if (!is_same(all[i], all[i + 1])) return false;
+      all[i].version = version;
+    }
+    return true;
+  }
+
+  bool holds(const Python& p, const Dict& one, const Dict& next) const {
+    if (p.dict_size(one.dict) != static_cast<std::ptrdiff_t>(next.first - one.first)) return false;
+    std::ptrdiff_t at = 0;
+    Object *key = nullptr, *value = nullptr;
+    for (size_t i = one.first; i < next.first; ++i) {
+      if (!p.dict_next(one.dict, &at, &key, &value) || key != items_[i].key || value != items_[i].value)
+        return false;
+    }
+    return true;
+  }
+
+  bool names(const Python& p, const Dict& one, const Dict& next) const {
+    for (size_t i = one.first; i < next.first; ++i) {
+      Object* value = p.dict_item(one.dict, named_[i].key);
+      if ((value == nullptr ? missing_ : value) != named_[i].value) return false;
+    }
+    return true;
+  }
 
   static std::vector<Object*> items(const Python& p, Object* list) {
     std::vector<Object*> found;
@@ -147,9 +200,9 @@ class Remembered {
 
   std::vector<Item> cells_;
   std::vector<Object*> functions_, insides_;
-  std::vector<Object*> dicts_;
-  std::vector<std::ptrdiff_t> sizes_;
-  std::vector<Item> items_;
+  std::vector<Dict> dicts_, spaces_;
+  std::vector<Item> items_, named_;
+  Object* missing_;
 };
 
 void fetch(const Python& p, Object* list, std::ptrdiff_t size, std::ptrdiff_t at) {
@@ -169,34 +222,36 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 
 #define LB_CALLED_BY_PYTHON extern "C" __attribute__((visibility("default")))
 
-// What `saved`, copies of `dicts`, hold, that `cells` hold `contents` (an empty cell itself), and that `functions` have
-// `insides`, code, defaults and keyword defaults of one behind those of the other; to be let go of by
-// liteboost_forget; null where this is not to be had. All are lists.
+// What `saved`, copies of `dicts`, hold, that `cells` hold `contents` (an empty cell itself), that `functions` have
+// `insides`, code, defaults and keyword defaults of one behind those of the other, and that `names` are, in the dicts at
+// their places in `spaces`, the objects in `values`, or not there where that is `missing`; to be let go of by
+// liteboost_forget; null where this is not to be had. All but `missing` are lists.
 LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved, Object* cells, Object* contents,
-                                             Object* functions, Object* insides) {
+                                             Object* functions, Object* insides, Object* spaces,
+                                             Object* names, Object* values, Object* missing) {
   const Python* p = python();
   try {
-    return p == nullptr ? nullptr : new Remembered(*p, dicts, saved, cells, contents, functions, insides);
+    return p == nullptr ? nullptr
+                        : new Remembered(*p, dicts, saved, cells, contents, functions, insides, spaces, names,
+                                         values, missing);
   } catch (const std::bad_alloc&) {  // no exception may leave through ctypes
     return nullptr;
   }
 }
 LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast<Remembered*>(remembered); }
 
-// 1 where each dict that is remembered, and each list of `lists`, holds what it did (for lists: what the one at the same
-// place of `saved_lists` does), each dict of `empty` nothing, each of `objects` is of the type in `types`, and each name of
-// `names` is, in the dict at its place in `spaces`, the object in `values`, or not there where that is `missing`; else 0.
-// All but `remembered` and `missing` are lists.
-LB_CALLED_BY_PYTHON int liteboost_unchanged(const void* remembered, Object* lists, Object* saved_lists,
-                                            Object* empty, Object* objects, Object* types, Object* spaces,
-                                            Object* names, Object* values, Object* missing) {
+// 1 where all that is remembered is still so, each list of `lists` holds what the one at the same place of
+// `saved_lists` does, each dict of `empty` nothing, and each of `objects` is of the type in `types`; else 0.
+// All but `remembered` are lists. Called with the interpreter's lock, like all here: it notes versions.
+LB_CALLED_BY_PYTHON int liteboost_unchanged(void* remembered, Object* lists, Object* saved_lists,
+                                            Object* empty, Object* objects, Object* types) {
   const Python* p = python();
   if (p == nullptr || remembered == nullptr) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(empty); i < size; ++i) {
     fetch(*p, empty, size, i + kAhead);
     if (p->dict_size(p->list_item(empty, i)) != 0) return 0;
   }
-  if (!static_cast<const Remembered*>(remembered)->is_still_so(*p)) return 0;
+  if (!static_cast<Remembered*>(remembered)->is_still_so(*p)) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(lists); i < size; ++i) {
     if (!is_same_list(*p, p->list_item(lists, i), p->list_item(saved_lists, i))) return 0;
   }
@@ -205,10 +260,6 @@ LB_CALLED_BY_PYTHON int liteboost_unchanged(const void* remembered, Object* list
     Object* type = p->type_of(p->list_item(objects, i));
     p->let_go(type);
     if (type != p->list_item(types, i)) return 0;
-  }
-  for (std::ptrdiff_t i = 0, size = p->list_size(names); i < size; ++i) {
-    Object* value = p->dict_item(p->list_item(spaces, i), p->list_item(names, i));
-    if ((value == nullptr ? missing : value) != p->list_item(values, i)) return 0;
   }
   return 1;
 }

@@ -57,7 +57,8 @@ class State:
         self._queues = [(each, list(each)) for each in reached.queues]
         self._types = list(map(type, reached.objects))
         named = {(id(space), name): (space, name, value) for space, name, value in reached.named}
-        self._named = [list(each) for each in zip(*named.values(), strict=True)] or [[], [], []]
+        by_space = sorted(named.values(), key=lambda each: id(each[0]))
+        self._named = [list(each) for each in zip(*by_space, strict=True)] or [[], [], []]
         self._functions = reached.functions, [part for each in reached.functions for part in _inside(each)]
         self._cells = (
             [cell for cell, _ in reached.cells],
@@ -66,7 +67,7 @@ class State:
         self._remembered = None
         if (compiled := _compiled()) is not None:
             self._remembered = compiled.liteboost_remember(
-                *self._saved["dicts"], *self._cells, *self._functions
+                *self._saved["dicts"], *self._cells, *self._functions, *self._named, MISSING
             )
             weakref.finalize(self, compiled.liteboost_forget, self._remembered)
 
@@ -99,8 +100,6 @@ class State:
             reached.empty,
             reached.objects,
             self._types,
-            *self._named,
-            MISSING,
         ):
             return True
         return next(self.changes(), None) is None
@@ -251,10 +250,10 @@ def _compiled() -> ctypes.PyDLL | None:
     if status is None or not status.loaded or status.path is None:
         return None
     library = ctypes.PyDLL(str(status.path))
-    library.liteboost_remember.argtypes = [ctypes.py_object] * 6
+    library.liteboost_remember.argtypes = [ctypes.py_object] * 10
     library.liteboost_remember.restype = ctypes.c_void_p
     library.liteboost_forget.argtypes, library.liteboost_forget.restype = [ctypes.c_void_p], None
-    library.liteboost_unchanged.argtypes = [ctypes.c_void_p, *[ctypes.py_object] * 9]
+    library.liteboost_unchanged.argtypes = [ctypes.c_void_p, *[ctypes.py_object] * 5]
     library.liteboost_unchanged.restype = ctypes.c_int
     return library
 
