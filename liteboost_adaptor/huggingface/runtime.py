@@ -85,7 +85,6 @@ class Runtime:
                 return
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
-            self.hooks.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
             self.serve_adapted()
 
     def serve_adapted(self) -> None:
@@ -109,6 +108,7 @@ class Runtime:
             registries.install(active_rules(settings), self.entries)
             if is_first:
                 adapters.hook_injection(self.entries, self.adopt)
+                self.entries.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
 
     def deactivate(self) -> list[str]:
         """Leave later models alone; what is bound stays bound."""

@@ -47,6 +47,7 @@ class Attempt:
         self._state = State(model, cache, ran)
         self.fault = self._state.fault
         self._recorder = Recorder(owns, numbers, Known(self._state.tensors))
+        self._of_cache = dict(vars(cache))
         self._kept, self._generators = Kept(owns), _Generators(given["input_ids"].device)
         self._has_run_more = False
         self._fault_of_run = ""
@@ -78,7 +79,7 @@ class Attempt:
         self._fault_of_run = (
             self._change() or recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
         )
-        self.is_tainted |= recorder.is_tainted
+        self.is_tainted |= recorder.is_tainted or ran.is_tainted
         return result
 
     def _fault_in(self, ran: Ran) -> str:
@@ -92,6 +93,12 @@ class Attempt:
         return watch.faults_in(Ran(more).unread())
 
     def _change(self) -> str:
+        now = vars(self._cache)
+        if now.keys() != self._of_cache.keys() or any(
+            now[name] is not value for name, value in self._of_cache.items()
+        ):
+            self.is_tainted = True
+            return "changes an attribute of the cache"
         if self._state.is_as_it_was():
             return ""
         self.is_tainted = True
@@ -99,6 +106,8 @@ class Attempt:
 
     def give_back(self) -> None:
         """Make everything what it was, after a step that failed half way."""
+        vars(self._cache).clear()
+        vars(self._cache).update(self._of_cache)
         self._kept.give_back()
         with torch.no_grad():
             self._recorder.written.give_back()

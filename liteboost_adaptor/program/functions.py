@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from . import known
+
 if TYPE_CHECKING:
     from .record import Recorder
 
@@ -83,6 +85,15 @@ _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device,
 _PLAIN += (torch.memory_format,)
 
 
+_COMPILED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
 class Functions(TorchFunctionMode):
     """Sees the functions that are called while ``recorder`` records.
 
@@ -98,8 +109,13 @@ class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = _name(func)
-        self.fault = self.fault or _unknown(func, name)
         recorder = self._recorder
+        if not _is_of_torch(func):
+            # A function of torch hands on what stands under its name: who has put another there, which calls
+            # the former, is called twice.
+            recorder.is_tainted = True
+            self.fault = self.fault or f"calls {name} in the place of a function of torch"
+        self.fault = self.fault or _unknown(func, name)
         former = recorder.numbers_allowed
         if name in _OF_NUMBERS:
             recorder.numbers_allowed = _is_plain((args[1:] if name == "new_tensor" else args, kwargs))
@@ -114,6 +130,12 @@ class Functions(TorchFunctionMode):
             result = func(*args, **kwargs)
         recorder.numbers_allowed = former
         return result
+
+
+def _is_of_torch(func: Any) -> bool:
+    if isinstance(func, types.FunctionType):
+        return known.is_fixed(func.__globals__.get("__name__") or "")
+    return isinstance(func, _COMPILED) or type(func).__module__.split(".")[0] == "torch"
 
 
 def _name(func: Any) -> str:

@@ -45,7 +45,7 @@ class Program:
     ) -> None:
         self.state, self.runs = state, 0
         self._number = ops._program_load(writer.text(), writer.constants)
-        weakref.finalize(self, ops._program_unload, self._number)
+        self._finalizer = weakref.finalize(self, ops._program_unload, self._number)
         self._holds = recorder.conditions()
         self._requirements = recorder.requirements
         self._first, self._others = _first_places(recorder.places)
@@ -64,6 +64,10 @@ class Program:
         # With what is read, all that holders keep: another attribute makes one more.
         read = {*self._kept, *(key for key, _ in self._appended)}
         self._unread = [key for key in recorder.recording.held if key not in read]
+
+    def close(self) -> None:
+        """Let go of the tensors it holds; it runs no more."""
+        self._finalizer()
 
     def writes(self, cache: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """What was there before a run and is written to by it, beside what it appends."""
@@ -102,6 +106,8 @@ class Program:
 
         ``None`` if the program stopped.
         """
+        if not self._finalizer.alive:
+            return None
         layers = cache.layers
         inputs = [kwargs[name] for name in self._arguments]
         try:

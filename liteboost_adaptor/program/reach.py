@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..watch import watched_places
 from . import known
 from .reading import names_of
 from .watch import Ran
@@ -104,8 +105,11 @@ class _Walk:
 
     def go(self, roots: Iterable[tuple[Any, str]]) -> Reached:
         self._waiting += [(value, path, False) for value, path in roots]
-        for code in list(self._codes):
+        for code in self._codes:
             self._add_globals(code)
+        # What the originals of our replacements would have called, in all models of the process.
+        for place in watched_places():
+            self.reached.named += [(space, name, space.get(name, MISSING)) for space, name in place.entries()]
         while self._waiting:
             value, path, strict = self._waiting.pop()
             self._visit(value, path, strict)
@@ -233,8 +237,6 @@ class _Walk:
             namespace = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
             self.reached.namespaces[cls] = namespace
             self._count += len(namespace)
-            if issubclass(cls, torch.nn.Module):
-                self._bypass(namespace.get("forward"))
             is_ours = known.is_fixed(cls.__module__)
             for name, each in list(namespace.items()):
                 if type(name) is not str:
@@ -264,7 +266,10 @@ class _Walk:
     def _visit_function(self, value: types.FunctionType, path: str, strict: bool, is_first: bool) -> None:
         if not is_first:
             return
-        if value.__code__ not in self._codes and not self._stands_for_others(value):
+        if known.package(value.__globals__.get("__name__") or "") == "liteboost_adaptor":
+            return
+        # One that did not run may hold one that did: a wrapper.
+        if value.__code__ not in self._codes and not (value.__closure__ and value.__name__ in self._used):
             return
         is_unread, is_library = value.__code__ in self._unread, _is_of_library(value)
         if not is_library:
@@ -278,30 +283,6 @@ class _Walk:
             if not is_library:
                 self.reached.cells.append((cell, content))
             self._waiting.append((content, f"{name} in {path}", is_unread))
-
-    def _stands_for_others(self, value: types.FunctionType) -> bool:
-        """Whether a function that did not run may hold one that did: a wrapper, or one of ours."""
-        module = value.__globals__.get("__name__") or ""
-        if known.package(module) == "liteboost_adaptor":
-            for cell in value.__closure__ or ():
-                self._bypass(cell_content(cell))
-            return False
-        return value.__closure__ is not None and value.__name__ in self._used
-
-    def _bypass(self, value: Any) -> None:
-        """A replacement of ours may stand for ``value``: what this calls is watched as if it had run."""
-        if not isinstance(value, types.FunctionType) or value.__code__ in self._codes:
-            return
-        module = value.__globals__.get("__name__") or ""
-        if known.is_standard(module) or known.package(module) == "liteboost_adaptor":
-            return
-        code = value.__code__
-        self._codes[code] = value.__globals__
-        added = names_of(code).all - self._used
-        self._used |= added
-        for space in self._module_spaces:
-            self.reached.named += [(space, name, space[name]) for name in added if name in space]
-        self._add_globals(code, is_bypassed=True)
 
     def _visit_method(self, value: types.MethodType, path: str, strict: bool, is_first: bool) -> None:
         self._waiting += [(value.__func__, path, strict), (value.__self__, f"{path}.__self__", strict)]
@@ -358,7 +339,7 @@ class _Walk:
                     (each, f"{path}.{name}" if strict is None else f"{path}[{name!r}]", is_strict)
                 )
 
-    def _add_globals(self, code: types.CodeType, is_bypassed: bool = False) -> None:
+    def _add_globals(self, code: types.CodeType) -> None:
         space, names = self._codes[code], names_of(code)
         module = space.get("__name__") or ""
         if known.package(module) == "liteboost_adaptor":
@@ -372,12 +353,9 @@ class _Walk:
                 value = builtin.get(name, MISSING)
                 self.reached.named.append((builtin, name, value))
             if value is not MISSING:
-                # What torch keeps for itself is its own; who patches it patches a module. And what did not run
-                # has read nothing: it is watched for the functions it would call.
-                if not (is_fixed or is_bypassed) or isinstance(value, types.ModuleType):
+                # What torch keeps for itself is its own; who patches it patches a module.
+                if not is_fixed or isinstance(value, types.ModuleType):
                     self._waiting.append((value, name, is_unread))
-                if is_bypassed and not is_fixed:
-                    self._bypass(value)
 
     _HANDLERS = (
         (torch.Tensor, _visit_tensor),

@@ -61,6 +61,8 @@ class Steps:
     def forget(self) -> None:
         """Let go of all programs."""
         with self._lock:
+            for program in [each for programs in self._programs.values() for each in programs]:
+                program.close()
             self._programs.clear()
             self._seen.clear()
 

@@ -19,6 +19,10 @@ from . import known, reading
 #: Methods of tensors that read values without the dispatcher.
 _READS = {"tolist", "numpy", "data_ptr", "__reduce_ex__", "untyped_storage", "const_data_ptr"}
 _READS |= {"_to_dlpack", "_to_dlpack_versioned"}
+#: By these torch computes where no mode sees it, to print a tensor for one.
+_HIDES = {"_pop_torch_dispatch_stack", "_unset_dispatch_mode"}
+#: What makes a text of a length: not the number's, while it is a symbol.
+_TEXTS = {torch.SymInt.__repr__.__code__, torch.SymFloat.__repr__.__code__, torch.SymBool.__repr__.__code__}
 _RANDOM = ("random.", "_random.", "numpy.random.")
 #: What notes and traces a step; what it calls is no part of the step.
 _NOTING = (
@@ -43,11 +47,13 @@ class Ran:
     Attributes:
         codes: What ran -> the globals it ran with.
         fault: A call that does what no program can, or an empty string.
+        is_tainted: Whether symbols may have changed what ran.
         counts: How often each tally counted a call that it served.
     """
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     fault: str = ""
+    is_tainted: bool = False
     counts: Counter[Tally] = field(default_factory=Counter)
 
     def unread(self) -> list[types.CodeType]:
@@ -105,6 +111,9 @@ class _Watch:
         if _is_noting(frame):
             return _OURS
         self.ran.codes[frame.f_code] = names
+        if frame.f_code in _TEXTS:
+            self.ran.is_tainted = True
+            self.ran.fault = self.ran.fault or "makes a text of a length"
         self.ran.fault = self.ran.fault or _called(frame, module)
         if known.package(module) == "liteboost_adaptor":
             return _OURS
@@ -134,6 +143,8 @@ def _called_in_c(called: Any, frame: types.FrameType, kind: int) -> str:
         owner = getattr(called, "__self__", None)
         if isinstance(owner, torch.Tensor) or name.startswith("_to_dlpack"):
             return f"reads values (Tensor.{name})"
+    if name in _HIDES and not _is_noting(frame):
+        return f"computes without being seen ({frame.f_code.co_qualname})"
     if kind == _FIXED:
         return ""
     owner = getattr(called, "__self__", None)
