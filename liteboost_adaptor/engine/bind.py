@@ -7,6 +7,7 @@ touched: no class, no module attribute, no other model.
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 import weakref
@@ -174,6 +175,16 @@ class Binder:
         )
 
 
+def _current_forward(cls: type) -> Callable[..., Any]:
+    """The forward that ``cls`` has when it is called: somebody may put another there after us."""
+
+    @functools.wraps(cls.forward)
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return cls.forward(self, *args, **kwargs)
+
+    return forward
+
+
 class _Planner:
     """Decides the plan for one module."""
 
@@ -236,7 +247,7 @@ class _Planner:
         if not self.is_marked_anyway:
             return
         for fit in self.fits.model(self.cls):
-            wrapper = self._make(fit, self.methods.get("forward", self.cls.forward))
+            wrapper = self._make(fit, self.methods.get("forward") or _current_forward(self.cls))
             if wrapper is not None:
                 self.methods["forward"] = wrapper
                 self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))

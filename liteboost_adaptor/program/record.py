@@ -10,7 +10,6 @@ into Python runs to its end, but makes no recording.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -28,6 +27,7 @@ from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
 from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
 from .tensors import Known, Written, memory
+from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 #: Operators that torch computes no symbolic sizes for, and what does.
@@ -171,7 +171,7 @@ class Recorder(TorchDispatchMode):
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `replacements.cache` does for an append, and a note of it."""
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with unwatched(), torch._C.DisableTorchFunction(), _disable_current_modes():
             mine = vars(layer).setdefault(rooms.ROOMS, {})
             room = mine.get(name)
             real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
@@ -274,13 +274,8 @@ class Recorder(TorchDispatchMode):
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Who watches Python (`watch`) need not see how an operator is noted, which takes most of a step.
-        watching = sys.getprofile()
-        sys.setprofile(None)
-        try:
+        with unwatched():
             return self._noted_call(func, args, kwargs or {})
-        finally:
-            sys.setprofile(watching)
 
     def _noted_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         flat, structure = pytree.tree_flatten((args, kwargs))

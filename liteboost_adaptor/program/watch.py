@@ -81,6 +81,17 @@ def watched() -> Iterator[Ran]:
             gc.enable()
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Who watches need not see how an operator is noted, which takes most of a step."""
+    watching = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(watching)
+
+
 #: Who calls a function: what notes the step, or we; torch; code that is known; code that has to be read.
 _OURS, _FIXED, _KNOWN, _UNREAD = range(4)
 
@@ -96,6 +107,8 @@ class _Watch:
         code = frame.f_code
         kind = self._kinds.get(id(code))
         if kind is None:
+            if _is_noting(frame):
+                return  # what it calls may be called by others, too
             kind = self._kinds[id(code)] = self._kind_of(frame)
             self._alive.append(code)
         if event == "c_call":
@@ -108,8 +121,6 @@ class _Watch:
         """What code is, when it is first seen."""
         names = frame.f_globals
         module = names.get("__name__") or ""
-        if _is_noting(frame):
-            return _OURS
         self.ran.codes[frame.f_code] = names
         if frame.f_code in _TEXTS:
             self.ran.is_tainted = True
