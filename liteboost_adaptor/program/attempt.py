@@ -86,7 +86,7 @@ class Attempt:
         more = {
             code: names
             for code, names in ran.codes.items()
-            if code not in self._ran.codes and not known.is_fixed(names.get("__name__") or "")
+            if code not in self._ran.codes and not _is_below(names.get("__name__") or "")
         }
         self._has_run_more = bool(more)
         self._ran.codes |= ran.codes
@@ -139,6 +139,11 @@ class Attempt:
         self._state.freeze()
         writer = Writer(recorder, self._results, may_move)
         return Program(writer, recorder, self._cache, self._held_by, self._outline, self._state, self._counts)
+
+
+def _is_below(module: str) -> bool:
+    """Whether a function of ``module`` has no state that a step could change."""
+    return known.is_fixed(module) or known.is_standard(module)
 
 
 class _Generators:
