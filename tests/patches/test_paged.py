@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import importlib
 import threading
 import types
 from collections import Counter
@@ -252,6 +254,44 @@ def test_a_cache_that_writes_otherwise_is_handed_back(monkeypatch: pytest.Monkey
     assert {why for rule, why in served.fallbacks if rule == "paged.sdpa"} == {
         "FullAttentionCacheAllocator.update is not known"
     }
+
+
+def _emptied(original: Any) -> Any:
+    """``original``, of whose first result nothing is left but zeros, called as the original is."""
+
+    @functools.wraps(original)
+    def emptied(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        return (result[0] * 0, *result[1:]) if isinstance(result, tuple) else result * 0
+
+    return emptied
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before the first batch", "later"])
+@pytest.mark.parametrize("name", ["index_select", "PagedAttentionCache.update"])
+def test_whoever_replaces_how_a_cache_is_read_is_asked(
+    name: str, is_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = importlib.import_module("transformers.generation.continuous_batching.cache")
+    holder = torch if name == "index_select" else cache.PagedAttentionCache
+    attribute = name.rpartition(".")[2]
+    model = tiny_models.build("llama")
+    requests = prompts(model.config.vocab_size)[:5]
+    ordinary = batched(model, requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, attribute, _emptied(getattr(holder, attribute)))
+        expected = batched(model, requests)
+    assert expected != ordinary
+    liteboost_adaptor.apply(model, level=2)
+    if not is_before:
+        assert batched(model, requests) == ordinary
+    with monkeypatch.context() as patch, calls.served() as served:
+        patch.setattr(holder, attribute, _emptied(getattr(holder, attribute)))
+        assert batched(model, requests) == expected
+    assert any(rule == "paged.sdpa" for rule, _ in served.fallbacks)
+    with calls.served() as served:
+        assert batched(model, requests) == ordinary
+    assert served.rules["paged.sdpa"] and not served.fallbacks
 
 
 # ---- what a batch is described by ----
