@@ -153,7 +153,8 @@ def _describe(allocator: Any, kwargs: dict[str, Any], known: frozenset[str]) -> 
         for sums in (kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type])
     )
     batch = paged.Batch(sums_q, sums_k)
-    reason = _unknown(type(allocator), known) or _replaced(kwargs["cache"], allocator)
+    # In this order: digests are kept, and would be those of what was there for a while.
+    reason = _replaced(kwargs["cache"], allocator) or _unknown(type(allocator), known)
     if reason:
         return _Group(reason, batch)
     window = getattr(allocator, "sliding_window", 0)
@@ -233,6 +234,6 @@ def _replaced(cache: Any, allocator: Any) -> str:
 
 @functools.cache
 def _watch_of_updates(*methods: tuple[type, Callable[..., Any]]) -> Watch:
-    """Over how caches of these classes are updated."""
-    places = [place_in_class(cls, "update") for cls, _ in methods]
-    return watch_over([*places, *(place for cls, call in methods for place in of_function(call, cls))])
+    """Over how caches of these classes are updated: the first's method, and what both call."""
+    first = place_in_class(methods[0][0], "update")
+    return watch_over([first, *(place for cls, call in methods for place in of_function(call, cls))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import importlib
 import threading
 import types
@@ -259,7 +258,6 @@ def test_a_cache_that_writes_otherwise_is_handed_back(monkeypatch: pytest.Monkey
 def _emptied(original: Any) -> Any:
     """``original``, of whose first result nothing is left but zeros, called as the original is."""
 
-    @functools.wraps(original)
     def emptied(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         return (result[0] * 0, *result[1:]) if isinstance(result, tuple) else result * 0
