@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -42,9 +43,21 @@ _ALIASES = {
     "has_torch_function": "_has_torch_function",
     "has_torch_function_unary": "_has_torch_function_unary",
     "has_torch_function_variadic": "_has_torch_function_variadic",
+    "_sym_int": "sym_int",
+    "_jit_unused": "unused",
 }
+#: Modules of torch that show functions of ``torch._C`` whose names begin with the module's.
+_PREFIXED = ("torch.special", "torch.linalg", "torch.fft")
 #: Where torch wraps functions of its own; a wrapper from anywhere else may hold anything.
-_OWN_WRAPPERS = ("torch._tensor", "torch._jit_internal", "torch.nn.functional")
+_OWN_WRAPPERS = (
+    *("torch._tensor", "torch._jit_internal", "torch.nn.functional"),
+    *("torch._decomp.decompositions", "torch._prims_common.wrappers"),
+)
+#: By module: functions that torch makes of others, which all have this name wherever they are put.
+_OWN_CLOSURES = {
+    "torch.nn.modules.utils": "_ntuple.<locals>.parse",
+    "torch._jit_internal": "boolean_dispatch.<locals>.fn",
+}
 #: Dispatch keys under which a kernel of ``aten`` acts on what our ops would compute.
 _KEYS = frozenset(
     key + device for key in ("", "Autograd", "Autocast") for device in ("CPU", "PrivateUse1")
@@ -318,9 +331,18 @@ def _overridden_kernel() -> str:
 
 def _is_own(place: Place, value: Any, first: Any) -> bool:
     """Whether ``value`` is what the author put at ``place``; ``first``: what was there when first seen."""
+    if first is _MISSING and _is_submodule(place, value):
+        return True
     if not place.is_torch or not _can_be_judged(value):
         return value is first and _is_of_author(place, value)
     return _is_of_torch(value, place.name, place.space)
+
+
+def _is_submodule(place: Place, value: Any) -> bool:
+    """Whether ``value`` is a part of the package at ``place``, which has it since somebody imported it."""
+    if not isinstance(value, types.ModuleType) or isinstance(place.space, type):
+        return False
+    return sys.modules.get(f"{place.space.get('__name__')}.{place.name}") is value
 
 
 def _can_be_judged(value: Any) -> bool:
@@ -361,18 +383,28 @@ def _is_of_torch(value: Any, name: str, space: Any) -> bool:
     if type(value) is types.FunctionType:
         return _is_function_of_torch(value, name, space)
     if isinstance(value, type):
-        return value.__module__.split(".")[0] in (*_OWN_PACKAGES, "builtins", "typing")
+        package = value.__module__.split(".")[0]
+        return package in (*_OWN_PACKAGES, "builtins", "typing") or _is_of_python(package, value, name)
     if isinstance(value, _OPERATORS):
         return isinstance(space, dict) and f"torch.ops.{value}" == f"{space.get('__name__')}.{name}"
     owner = getattr(value, "__objclass__", None)
     module = owner.__module__ if isinstance(owner, type) else getattr(value, "__module__", None)
-    own_name = getattr(value, "__name__", "")
-    is_named = own_name in (name, _ALIASES.get(name))
     return (
         type(value) in _COMPILED
-        and is_named
+        and getattr(value, "__name__", "") in _names(name, space)
         and (module or "builtins").split(".")[0] in (*_OWN_PACKAGES, "builtins")
     )
+
+
+def _names(name: str, space: Any) -> tuple[str | None, ...]:
+    """What torch's function under ``name`` may call itself."""
+    module = space.get("__name__") if isinstance(space, dict) else None
+    return name, _ALIASES.get(name), f"{module[6:]}_{name}" if module in _PREFIXED else None
+
+
+def _is_of_python(package: str, value: Any, name: str) -> bool:
+    """Whether a function or class that a module of torch imports is that one of Python's own library."""
+    return package in sys.stdlib_module_names and value.__name__ == name
 
 
 #: Exactly these: a proxy (of wrapt, a mock) has the name and the module of what it stands before.
@@ -391,16 +423,24 @@ def _is_function_of_torch(function: types.FunctionType, name: str, space: Any) -
     if package == "liteboost_adaptor":  # what level 0 puts right on an NPU; it calls what was there
         return wrapped is None or _is_of_torch(wrapped, name, space)
     if package not in _OWN_PACKAGES:
-        return False
+        return wrapped is None and _runs_its_file(function) and _is_of_python(package, function, name)
     if package == "torch_npu" or not _runs_its_file(function):
         return package == "torch_npu"
     if wrapped is not None and (
         function.__globals__["__name__"] not in _OWN_WRAPPERS or not _is_of_torch(wrapped, name, space)
     ):
         return False
+    if function.__code__.co_qualname == _OWN_CLOSURES.get(function.__globals__["__name__"]):
+        return all(map(_is_known_by_its_name, function.__closure__ or ()))
     *classes, own_name = function.__qualname__.split(".")
     if own_name not in (name, _ALIASES.get(name)):
         return False
     if not isinstance(space, type) or not classes or function.__name__ != own_name:
         return True
     return any(base.__qualname__ == ".".join(classes) for base in space.__mro__)
+
+
+def _is_known_by_its_name(cell: types.CellType) -> bool:
+    """Whether what a closure holds, if it can be called, is torch's function of that name."""
+    value = cell.cell_contents
+    return not callable(value) or _is_of_torch(value, getattr(value, "__name__", ""), None)

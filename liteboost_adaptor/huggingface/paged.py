@@ -16,13 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.callees import of_function
 from ..engine.fingerprint import Opaque, fingerprint
+from ..engine.guarded import watch_over
 from ..replacements import paged
 from ..replacements.guards import autocast, unserved
 from ..report import Tally
+from ..watch import Watch, place_in_class
 
 #: Arguments that change what is computed and that the op does not take.
 _UNSERVED_ARGUMENTS = ("block_table", "head_mask", "position_bias", "relative_position_bias", "softcap")
+#: Methods of a cache's part for layers of one kind, by which its pages are written and read.
+_METHODS = ("update", "register_cache_tensor", "get_cache_for_block_table")
 
 
 @dataclass
@@ -148,9 +153,10 @@ def _describe(allocator: Any, kwargs: dict[str, Any], known: frozenset[str]) -> 
         for sums in (kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type])
     )
     batch = paged.Batch(sums_q, sums_k)
-    unknown = _unknown(type(allocator), known)
-    if unknown:
-        return _Group(unknown, batch)
+    # In this order: digests are kept, and would be those of what was there for a while.
+    reason = _replaced(kwargs["cache"], allocator) or _unknown(type(allocator), known)
+    if reason:
+        return _Group(reason, batch)
     window = getattr(allocator, "sliding_window", 0)
     read = kwargs["read_index"][allocator.index].cpu()
     if not read.numel():
@@ -207,7 +213,7 @@ def _full_allocator() -> type:
 
 def _unknown(cls: type, known: frozenset[str]) -> str:
     """Why the pages of an allocator of this class may not be read: its methods are not those we have read."""
-    for method in ("update", "register_cache_tensor", "get_cache_for_block_table"):
+    for method in _METHODS:
         owner = _full_allocator() if method == "get_cache_for_block_table" else cls
         try:
             digest = fingerprint(getattr(owner, method), owner).digest
@@ -216,3 +222,18 @@ def _unknown(cls: type, known: frozenset[str]) -> str:
         if digest not in known:
             return f"{cls.__name__}.{method} is not known"
     return ""
+
+
+def _replaced(cache: Any, allocator: Any) -> str:
+    """Why the cache itself has to write and gather: somebody has replaced how it does, or what that calls."""
+    if "update" in vars(cache) or not vars(allocator).keys().isdisjoint(_METHODS):
+        return "the cache has a method of its own"
+    holders = (type(cache), type(allocator))
+    return _watch_of_updates(*((cls, cls.update) for cls in holders))()
+
+
+@functools.cache
+def _watch_of_updates(*methods: tuple[type, Callable[..., Any]]) -> Watch:
+    """Over how caches of these classes are updated: the first's method, and what both call."""
+    first = place_in_class(methods[0][0], "update")
+    return watch_over([first, *(place for cls, call in methods for place in of_function(call, cls))])

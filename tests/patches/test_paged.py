@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
+import threading
+import types
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +26,7 @@ batching = pytest.importorskip(
 
 from transformers import GenerationConfig  # noqa: E402
 from transformers.generation import ContinuousBatchingConfig  # noqa: E402
-from transformers.integrations import eager_paged, sdpa_attention  # noqa: E402
+from transformers.integrations import eager_paged  # noqa: E402
 
 NEW_TOKENS = 6
 #: Of 20 requests: one token, less than a page, its end, several pages, more than a batch takes at once.
@@ -75,27 +78,26 @@ def one_by_one(model: torch.nn.Module, requests: list[list[int]]) -> list[list[i
 
 @contextlib.contextmanager
 def gathered() -> Iterator[Counter[str]]:
-    """Counts what the op makes needless: keys gathered out of the cache, and transformers' attention."""
+    """Counts what the op makes needless: keys gathered out of the cache, and transformers' attention.
+
+    Nothing is replaced for it: the originals would run. Batches are computed by threads of their own.
+    """
     found: Counter[str] = Counter()
-    with pytest.MonkeyPatch.context() as patch:
-        read, attend = torch.index_select, torch.nn.functional.scaled_dot_product_attention
+    builtins = {"index_select": "index_select", "scaled_dot_product_attention": "sdpa"}
+    repeat_kv = calls.code_of(eager_paged.repeat_kv)
 
-        def index_select(*args: Any, **kwargs: Any) -> torch.Tensor:
-            found["index_select"] += 1
-            return read(*args, **kwargs)
-
-        def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-            found["sdpa"] += 1
-            return attend(*args, **kwargs)
-
-        def repeat_kv(*args: Any) -> torch.Tensor:
+    def observe(frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and (name := getattr(argument, "__name__", "")) in builtins:
+            found[builtins[name]] += 1
+        elif event == "call" and frame.f_code is repeat_kv:
             found["eager"] += 1
-            return sdpa_attention.repeat_kv(*args)
 
-        patch.setattr(torch, "index_select", index_select)
-        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention)
-        patch.setattr(eager_paged, "repeat_kv", repeat_kv)
+    before = threading.getprofile()
+    threading.setprofile(observe)
+    try:
         yield found
+    finally:
+        threading.setprofile(before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +109,6 @@ def test_twenty_requests_get_the_tokens_of_generate(family: str) -> None:
         assert batched(model, requests) == expected
     assert before["index_select"] and before["sdpa"] + before["eager"]
     liteboost_adaptor.apply(model, level=2)
-    batched(model, requests[:1])  # a function that is watched is another one, so the cache's are read before
     with calls.served() as served, gathered() as after:
         assert batched(model, requests) == expected
     layers = model.config.get_text_config().num_hidden_layers
@@ -125,7 +126,6 @@ def test_windows_are_read_in_place_while_all_requests_decode() -> None:
     requests = prompts(model.config.vocab_size)[:4]
     expected = one_by_one(model, requests)
     liteboost_adaptor.apply(model, level=2)
-    batched(model, requests[:1])
     for page_size in (5, 16):
         with calls.served() as served, gathered() as found:
             # All prompts in one batch, without a cache to read; then one token of each at a time.
@@ -253,6 +253,43 @@ def test_a_cache_that_writes_otherwise_is_handed_back(monkeypatch: pytest.Monkey
     assert {why for rule, why in served.fallbacks if rule == "paged.sdpa"} == {
         "FullAttentionCacheAllocator.update is not known"
     }
+
+
+def _emptied(original: Any) -> Any:
+    """``original``, of whose first result nothing is left but zeros, called as the original is."""
+
+    def emptied(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        return (result[0] * 0, *result[1:]) if isinstance(result, tuple) else result * 0
+
+    return emptied
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before the first batch", "later"])
+@pytest.mark.parametrize("name", ["index_select", "PagedAttentionCache.update"])
+def test_whoever_replaces_how_a_cache_is_read_is_asked(
+    name: str, is_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = importlib.import_module("transformers.generation.continuous_batching.cache")
+    holder = torch if name == "index_select" else cache.PagedAttentionCache
+    attribute = name.rpartition(".")[2]
+    model = tiny_models.build("llama")
+    requests = prompts(model.config.vocab_size)[:5]
+    ordinary = batched(model, requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, attribute, _emptied(getattr(holder, attribute)))
+        expected = batched(model, requests)
+    assert expected != ordinary
+    liteboost_adaptor.apply(model, level=2)
+    if not is_before:
+        assert batched(model, requests) == ordinary
+    with monkeypatch.context() as patch, calls.served() as served:
+        patch.setattr(holder, attribute, _emptied(getattr(holder, attribute)))
+        assert batched(model, requests) == expected
+    assert any(rule == "paged.sdpa" for rule, _ in served.fallbacks)
+    with calls.served() as served:
+        assert batched(model, requests) == ordinary
+    assert served.rules["paged.sdpa"] and not served.fallbacks
 
 
 # ---- what a batch is described by ----
