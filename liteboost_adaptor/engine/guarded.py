@@ -3,7 +3,7 @@
 A replacement knows when its op can serve a call; that nobody has replaced or intercepts what the original
 would have called is asked here, for rules of every kind. What takes the replacement's place is what it
 stands for: a method or function, or the expression that was rerouted. So does what its op refuses: the
-original then raises what it always raised, or does what it always did.
+original then raises what it always raised, or does what it always did, but for an index that is out of range.
 """
 
 from __future__ import annotations
@@ -227,8 +227,15 @@ def _is_refusal(fault: Exception) -> bool:
 def _refused(
     fault: Exception, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """What the original gives for arguments that an op refuses; where it raises, an error of both types."""
+    """What the original gives for arguments that an op refuses; where it raises, an error of both types.
+
+    An index that points to nothing stays an error: an original that does not look at it computes with
+    memory that is not the caller's, or was never written.
+    """
     try:
-        return plain(*args, **(kwargs or {}))
+        result = plain(*args, **(kwargs or {}))
     except Exception as theirs:
         raise of_both_types(fault, theirs) from theirs
+    if isinstance(fault, IndexError):
+        raise fault
+    return result

@@ -79,7 +79,6 @@ def tree_of(text: str) -> ast.Module:
         return ast.parse(text)
 
 
-@functools.lru_cache(maxsize=4096)
 def parse(function: types.FunctionType) -> Source:
     """Parse a plain function and prove that the text is what it runs.
 
@@ -89,8 +88,32 @@ def parse(function: types.FunctionType) -> Source:
     Raises:
         SourceUnavailable: No source, not a simple ``def``, or text and bytecode differ.
     """
+    return Source(function, _definition(_ById(function.__code__)))
+
+
+class _ById:
+    """A code object as a key: its own comparison ignores the file, and is by value."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.code is other.code
+
+
+# Of code, not of functions: closures that are made anew each time a model is bound share theirs, and are not
+# kept alive by it; a function that was given other code is not taken for what it was.
+@functools.lru_cache(maxsize=4096)
+def _definition(key: _ById) -> ast.FunctionDef:
+    """The definition that the code was compiled from; raises as `parse`."""
+    code = key.code
     try:
-        lines, first = inspect.getsourcelines(function.__code__)
+        lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError) as fault:
         raise SourceUnavailable("has no source text") from fault
     # An indented definition is parsed under an `if`: taking its indentation away would change docstrings.
@@ -104,19 +127,19 @@ def parse(function: types.FunctionType) -> Source:
     if not isinstance(node, ast.FunctionDef):
         raise SourceUnavailable("is not defined by a plain def statement")
     ast.increment_lineno(tree, first - (2 if is_indented else 1))
-    if not _is_what_runs(node, function):
+    if not _is_what_runs(node, code):
         raise SourceUnavailable("runs code that differs from its source text")
-    return Source(function, node)
+    return node
 
 
-def _is_what_runs(node: ast.FunctionDef, function: types.FunctionType) -> bool:
+def _is_what_runs(node: ast.FunctionDef, code: types.CodeType) -> bool:
     bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": []})
     ast.copy_location(bare, node)
     try:
-        rebuilt = compile_in_factory(bare, function, ())
+        rebuilt = compile_in_factory(bare, code, ())
     except (SyntaxError, ValueError, SourceUnavailable):
         return False
-    return _same_code(rebuilt, function.__code__)
+    return _same_code(rebuilt, code)
 
 
 def _same_code(left: types.CodeType, right: types.CodeType) -> bool:
@@ -144,9 +167,9 @@ FACTORY = "__liteboost_factory__"
 
 
 def compile_in_factory(
-    node: ast.FunctionDef, function: types.FunctionType, names: tuple[str, ...]
+    node: ast.FunctionDef, original: types.CodeType, names: tuple[str, ...]
 ) -> types.CodeType:
-    """Compile ``node`` as it would be compiled in its class, with ``names`` as additional free variables.
+    """Compile ``node``, the definition of ``original``, with ``names`` as additional free variables.
 
     The definition is nested in a factory whose parameters are the function's own free variables
     (``__class__``, for ``super()``) and ``names``. Annotations and defaults are left out: they are
@@ -154,23 +177,23 @@ def compile_in_factory(
     """
     if any(isinstance(child, (ast.Yield, ast.YieldFrom, ast.Await)) for child in ast.walk(node)):
         raise SourceUnavailable("is a generator or a coroutine")
-    factory = _factory_tree(node, (*function.__code__.co_freevars, *names))
-    imports = [ast.Import(names=[ast.alias(name=name)]) for name in _imported_names(function)]
+    factory = _factory_tree(node, (*original.co_freevars, *names))
+    imports = [ast.Import(names=[ast.alias(name=name)]) for name in _imported_names(original)]
     module = ast.fix_missing_locations(ast.Module(body=[*imports, factory], type_ignores=[]))
-    flags = function.__code__.co_flags & _future_flags()
-    code = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    flags = original.co_flags & _future_flags()
+    code = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
     outer = next(const for const in code.co_consts if isinstance(const, types.CodeType))
     return next(const for const in outer.co_consts if isinstance(const, types.CodeType))
 
 
-def _imported_names(function: types.FunctionType) -> list[str]:
-    """Global names of ``function`` that its file imports.
+def _imported_names(code: types.CodeType) -> list[str]:
+    """Global names of ``code`` that its file imports.
 
     CPython compiles ``name.attribute()`` differently when ``name`` is imported in the same compilation
     unit, so the unit built here has to import (it is compiled, never executed) the same names.
     """
-    imported = _imports_of_file(function.__code__.co_filename)
-    used = {name for code in _nested_codes(function.__code__) for name in code.co_names}
+    imported = _imports_of_file(code.co_filename)
+    used = {name for code in _nested_codes(code) for name in code.co_names}
     return sorted(used & imported)
 
 

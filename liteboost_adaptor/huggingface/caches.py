@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 
 from ..engine.appends import reroute_appends
 from ..engine.source import SourceUnavailable
-from ..engine.swap import MARKER
 from ..replacements import cache as rooms
 from ..replacements import cache_layers, int8_cache
 from ..report import FAILED, REFUSED, Outcome, Tally, report
@@ -28,6 +28,9 @@ _MISSING = object()
 _known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 #: (class, attribute, ours, what it had) of what we have set.
 _set: list[tuple[type, str, Any, Any]] = []
+#: What each of ours was put in the place of, while anybody holds it: whoever patched a class after us may put
+#: ours back there when we have long taken it away.
+_formers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
@@ -149,13 +152,16 @@ def _prepare(cls: type) -> bool:
         report.add(Outcome(_RULE, FAILED, target, f"{type(fault).__name__}: {fault}"))
         return False
     for owner, method, (function, appended) in found:
-        if getattr(vars(owner)[method], MARKER, False):
+        if _is_set(owner, method):
             continue  # of a class derived from it, before
-        _put(owner, method, cache_layers.routed(vars(owner)[method], function))
+        _put(owner, method, cache_layers.routed(_theirs(owner, method), function))
         for name in appended:
-            if not isinstance(vars(owner).get(name), property):
+            if not _is_set(owner, name):
                 _put(owner, name, cache_layers.attribute(name))
-        _put(owner, "__getstate__", cache_layers.state(owner.__getstate__))
+        if not _is_set(owner, "__getstate__"):
+            own = _theirs(owner, "__getstate__")
+            inherited = super(owner, owner).__getstate__
+            _put(owner, "__getstate__", cache_layers.state(inherited if own is _MISSING else own))
     cache_layers.read_by_methods(cls)
     return bool(found)
 
@@ -167,7 +173,7 @@ def _appending(cls: type) -> list[tuple[type, str, Any]]:
         if not name.startswith("update"):
             continue
         owner = next(base for base in cls.__mro__ if name in vars(base))
-        method = vars(owner)[name]
+        method = _theirs(owner, name)
         if not inspect.isfunction(method):
             continue
         made = _rerouted(method)
@@ -184,10 +190,25 @@ def _rerouted(method: Callable[..., Any]) -> Any:
 def _is_free(cls: type, name: str) -> bool:
     """Whether ``name`` is an attribute of instances of ``cls``, and the class has none but ours."""
     found = inspect.getattr_static(cls, name, None)
-    return found is None or any(ours is found for _, _, ours, _ in _set)
+    return found is None or type(found) is cache_layers.Attribute
+
+
+def _is_set(owner: type, name: str) -> bool:
+    """Whether ``owner`` has, under ``name``, what was set since the last `restore_all`."""
+    found = vars(owner).get(name, _MISSING)
+    return any(cls is owner and ours is found for cls, _, ours, _ in _set)
+
+
+def _theirs(owner: type, name: str) -> Any:
+    """What ``owner`` itself has under ``name`` without us."""
+    value = vars(owner).get(name, _MISSING)
+    # Types are compared because values of others may have no hash.
+    while type(value) in (types.FunctionType, cache_layers.Attribute) and value in _formers:
+        value = _formers[value]
+    return value
 
 
 def _put(owner: type, name: str, value: Any) -> None:
-    former = vars(owner).get(name, _MISSING)
+    former = _formers[value] = _theirs(owner, name)
     _set.append((owner, name, value, former))
     setattr(owner, name, value)

@@ -112,7 +112,11 @@ def _read_by(function: Any) -> None:
         function = getattr(function, "__wrapped__", None)
 
 
-def attribute(name: str) -> property:
+class Attribute(property):
+    """What `attribute` makes, told from properties of others."""
+
+
+def attribute(name: str) -> Attribute:
     """The attribute ``name`` of a class of layers that append to it."""
 
     def get(self: Any) -> Any:
@@ -146,7 +150,7 @@ def attribute(name: str) -> property:
         put(self, None)
         del own[name]
 
-    return property(get, put, delete)
+    return Attribute(get, put, delete)
 
 
 def _hand_out(own: dict[str, Any], name: str) -> Any:

@@ -466,3 +466,26 @@ def test_a_patch_that_comes_later_acts(monkeypatch: pytest.MonkeyPatch):
     layer.update(*states(5, 0))
     monkeypatch.setattr(DynamicLayer, "update", lambda self, keys, values: "theirs")
     assert layer.update(*states(1, 1)) == "theirs"
+
+
+@pytest.mark.parametrize("name", ["update", "keys", "__getstate__"])
+def test_what_of_ours_somebody_puts_back_after_an_undo_is_known(name: str):
+    """Who patched a class after us found ours there, and puts that back, whenever they are done."""
+    served(DynamicLayer())
+    caches.restore_all()
+    before = dict(vars(DynamicLayer))
+    served(DynamicLayer())
+    found = vars(DynamicLayer)[name]
+    setattr(DynamicLayer, name, lambda self, *states: states)
+    assert len(caches.restore_all()) == 1
+    setattr(DynamicLayer, name, found)
+    ours, theirs = DynamicLayer(), DynamicSlidingWindowLayer(1000)
+    served(ours)
+    for step, count in enumerate([5, 1, 1]):
+        ours.update(*states(count, step))
+        theirs.update(*states(count, step))
+    assert cache_layers.served(ours) is not None
+    assert ours.__dict__[replacement.ROOMS] and vars(DynamicLayer)["update"] is not before["update"]
+    assert torch.equal(ours.keys, theirs.keys) and ours.keys.is_contiguous()
+    assert caches.restore_all() == []
+    assert dict(vars(DynamicLayer)) == before
