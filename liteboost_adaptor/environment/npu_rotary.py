@@ -125,6 +125,8 @@ def _looking_up(of_module: Callable[[], torch.nn.Module], of_class: Callable[...
             position_ids, functools.partial(table.is_right, module)
         ):
             return original(x, position_ids, *layer_type, **named)
+        if recorder is not None:
+            recorder.hold(table.cos, table.sin)
         tally.served()
         look_up = torch.nn.functional.embedding
         return look_up(position_ids, table.cos), look_up(position_ids, table.sin)

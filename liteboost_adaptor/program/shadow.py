@@ -1,4 +1,7 @@
-"""Shadow checks: now and then the original runs beside a program; what both give is compared to the bit."""
+"""Shadow checks: now and then the original runs beside a program; what both give is compared to the bit.
+
+On a CPU: an NPU's programs merge operators into others, which round otherwise.
+"""
 
 from __future__ import annotations
 

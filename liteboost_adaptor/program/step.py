@@ -85,7 +85,7 @@ class Steps:
                     self._programs.pop(key, None)
                     self._seen[key] = 0
                 break
-            if shadow.is_due(program.runs) and not captured and watch.is_possible():
+            if shadow.is_due(program.runs) and given["input_ids"].is_cpu and watch.is_possible():
                 checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
                 if checked is not None:
                     return self._checked(key, program, *checked)

@@ -12,9 +12,17 @@ class Known:
     """Tensors that existed before a step: what nothing in it has made may be one of these."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._tensors = {id(tensor): tensor for tensor in tensors}
+        self._tensors: dict[int, torch.Tensor] = {}
         # By `.data` and `.detach()` torch makes another object for the same memory without a word.
-        self._memory = {memory(tensor): tensor for tensor in self._tensors.values() if has_memory(tensor)}
+        self._memory: dict[Any, torch.Tensor] = {}
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """``tensors`` were there, too."""
+        for tensor in tensors:
+            self._tensors[id(tensor)] = tensor
+            if has_memory(tensor):
+                self._memory[memory(tensor)] = tensor
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The one that ``tensor`` is, or shows the same memory as in the same way."""
