@@ -48,6 +48,7 @@ class State:
         }
         self._process = _process()
         self._registered: object = None
+        self._has_read = bool(ran.unread())
         self._bases = [
             (cls, cls.__mro__)
             for cls in reached.namespaces
@@ -84,8 +85,11 @@ class State:
             return False
 
     def freeze(self) -> None:
-        """From here on no class may be registered with an abstract one: what is first imported does so."""
-        self._registered = abc.get_cache_token()
+        """From here on no class may be registered with an abstract one, where code had to be read that may ask.
+
+        Not before: what is first imported while a step is recorded does so. And not for libraries: any import may.
+        """
+        self._registered = abc.get_cache_token() if self._has_read else None
 
     def _has_settings(self) -> bool:
         is_registered = self._registered is not None and abc.get_cache_token() != self._registered
