@@ -16,6 +16,7 @@ from torch.nn.modules import module as nn_module
 from .. import native
 from . import known
 from .reach import MISSING, PLAIN, Reached, cell_content, reached_by, slot_content
+from .reading import names_of
 from .watch import Ran
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -48,7 +49,9 @@ class State:
         }
         self._process = _process()
         self._registered: object = None
-        self._has_read = bool(ran.unread())
+        self._asks_for_classes = any(
+            not names_of(code).globals.isdisjoint(("isinstance", "issubclass")) for code in ran.unread()
+        )
         self._bases = [
             (cls, cls.__mro__)
             for cls in reached.namespaces
@@ -85,11 +88,11 @@ class State:
             return False
 
     def freeze(self) -> None:
-        """From here on no class may be registered with an abstract one, where code had to be read that may ask.
+        """From here on no class may be registered with an abstract one, where code was read that may ask.
 
         Not before: what is first imported while a step is recorded does so. And not for libraries: any import may.
         """
-        self._registered = abc.get_cache_token() if self._has_read else None
+        self._registered = abc.get_cache_token() if self._asks_for_classes else None
 
     def _has_settings(self) -> bool:
         is_registered = self._registered is not None and abc.get_cache_token() != self._registered
