@@ -90,7 +90,7 @@ class State:
     def freeze(self) -> None:
         """From here on no class may be registered with an abstract one, where code was read that may ask.
 
-        Not before: what is first imported while a step is recorded does so. And not for libraries: any import may.
+        Not before: what a step that is recorded imports does so. And not for libraries: any import may.
         """
         self._registered = abc.get_cache_token() if self._asks_for_classes else None
 
