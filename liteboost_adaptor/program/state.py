@@ -49,6 +49,11 @@ class State:
         }
         self._process = _process()
         self._registered: object = None
+        # Operators ask for it in every run; a comparison on an NPU sets it for a while.
+        self._determinism = _determinism()
+        self._reads_determinism = any(
+            "determinis" in name for code in ran.unread() for name in names_of(code).all
+        )
         self._asks_for_classes = any(
             not names_of(code).globals.isdisjoint(("isinstance", "issubclass")) for code in ran.unread()
         )
@@ -96,6 +101,8 @@ class State:
 
     def _has_settings(self) -> bool:
         is_registered = self._registered is not None and abc.get_cache_token() != self._registered
+        if self._reads_determinism and _determinism() != self._determinism:
+            return False
         return not is_registered and _process() == self._process
 
     def _holds_the_same(self) -> bool:
@@ -192,12 +199,17 @@ class State:
         return first + list(map(id, self._reached.namespaces.values())).index(id(namespace))
 
 
+def _determinism() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
 def _process() -> tuple[Any, ...]:
     """Settings of the process that operators and Python may ask for."""
     return (
         torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
         torch._C._get_mkldnn_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_flash_sdp_enabled(),
