@@ -14,7 +14,7 @@ from ..replacements import cache as rooms
 from ..report import Tally
 from .holders import Holder
 from .lower import CannotLower, Writer
-from .recording import Length, Place, Slot
+from .recording import Call, Length, Place, Slot
 from .result import Outline
 from .state import State
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .record import Recorder
 
 ops = torch.ops.liteboost
+#: Namespaces of the operators by which ranks exchange tensors.
+_COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
 
 
 class Program:
@@ -31,6 +33,7 @@ class Program:
         state: What it was recorded in.
         runs: Steps it has served.
         outline: Of its result.
+        is_exchanging: Whether ranks exchange something in it.
     """
 
     def __init__(
@@ -61,6 +64,10 @@ class Program:
         self._fixed = _fixed_attributes(cache, recorder)
         self._counts = list(counts.items())
         self._writes = _written_to(recorder)
+        self.is_exchanging = any(
+            isinstance(call, Call) and call.function.namespace in _COLLECTIVES
+            for call in recorder.recording.calls
+        )
         # With what is read, all that holders keep: another attribute makes one more.
         read = {*self._kept, *(key for key, _ in self._appended)}
         self._unread = [key for key in recorder.recording.held if key not in read]

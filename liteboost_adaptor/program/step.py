@@ -85,7 +85,7 @@ class Steps:
                     self._programs.pop(key, None)
                     self._seen[key] = 0
                 break
-            if shadow.is_due(program.runs) and given["input_ids"].is_cpu and watch.is_possible():
+            if _is_checked(program, given):
                 checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
                 if checked is not None:
                     return self._checked(key, program, *checked)
@@ -214,6 +214,20 @@ def forget_all() -> None:
     """Let go of the programs of all models: they hold their parameters."""
     for steps in list(_all):
         steps.forget()
+
+
+def _is_checked(program: Program, given: dict[str, Any]) -> bool:
+    """Whether the original runs beside the program this time.
+
+    Not where ranks exchange: each exchange would come twice, and ranks that have left a call at different
+    places count different runs.
+    """
+    return (
+        shadow.is_due(program.runs)
+        and not program.is_exchanging
+        and given["input_ids"].is_cpu
+        and watch.is_possible()
+    )
 
 
 def _is_captured(ids: torch.Tensor) -> bool:
