@@ -105,17 +105,18 @@ class _Watch:
 
     def note(self, frame: types.FrameType, event: str, called: Any) -> None:
         code = frame.f_code
+        if code is _SERVED:
+            if event == "call":
+                self.ran.counts[frame.f_locals["self"]] += 1
+            return
         kind = self._kinds.get(id(code))
         if kind is None:
             if _is_noting(frame):
                 return  # what it calls may be called by others, too
             kind = self._kinds[id(code)] = self._kind_of(frame)
             self._alive.append(code)
-        if event == "c_call":
-            if kind and not self.ran.fault:
-                self.ran.fault = _called_in_c(called, frame, kind)
-        elif code is _SERVED and event == "call":
-            self.ran.counts[frame.f_locals["self"]] += 1
+        if event == "c_call" and kind and not self.ran.fault:
+            self.ran.fault = _called_in_c(called, frame, kind)
 
     def _kind_of(self, frame: types.FrameType) -> int:
         """What code is, when it is first seen."""
