@@ -87,7 +87,7 @@ def restore_all() -> list[str]:
     Returns:
         A sentence where someone else has changed a class since.
     """
-    with _lock:
+    with _lock, cache_layers.paused():
         cache_layers.release_all()
         left = []
         for owner, name, ours, former in reversed(_set):

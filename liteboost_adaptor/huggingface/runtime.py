@@ -217,6 +217,9 @@ class Runtime:
         """Give every module of ``model``, which may be a part of a bound model, its own class back."""
         with self.lock:
             left = []
+            is_bound = any(
+                part in self._bindings or swap.mark_of(part) is not None for part in model.modules()
+            )
             weights.give_back(model)
             sparse_attention.forget(model)
             int8_caches.forget(model)
@@ -226,7 +229,9 @@ class Runtime:
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []
             left += [sentence for part in model.modules() for sentence in restore(part)]
-            left += caches.restore_all()  # of other bound models, too: they are served when they are used
+            if is_bound:
+                # Of other bound models, too: they are served again when they are used.
+                left += caches.restore_all()
             return list(dict.fromkeys(left))
 
     def unbind_all(self) -> list[str]:

@@ -72,6 +72,11 @@ class Program:
         read = {*self._kept, *(key for key, _ in self._appended)}
         self._unread = [key for key in recorder.recording.held if key not in read]
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it runs no more."""
+        return not self._finalizer.alive
+
     def close(self) -> None:
         """Let go of the tensors it holds; it runs no more."""
         self._finalizer()
@@ -113,7 +118,7 @@ class Program:
 
         ``None`` if the program stopped.
         """
-        if not self._finalizer.alive:
+        if self.is_closed:
             return None
         layers = cache.layers
         inputs = [kwargs[name] for name in self._arguments]

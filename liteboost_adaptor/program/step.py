@@ -12,6 +12,7 @@ import torch
 
 from ..errors import StrictError
 from ..replacements import cache as rooms
+from ..replacements.cache_layers import using
 from ..report import Tally
 from . import arguments, shadow, watch
 from .arguments import cache_name
@@ -29,6 +30,8 @@ MOST = 8
 REFUSALS = 2
 #: How often a step may be tried again because it ran functions that it did not run before.
 ATTEMPTS = 4
+#: Stands for the result of a program that stopped.
+_STOPPED = object()
 #: Kinds of arguments that are counted: who hands on another number at each step makes ever more of them.
 KINDS = 256
 
@@ -86,13 +89,13 @@ class Steps:
                     self._seen[key] = 0
                 break
             if _is_checked(program, given):
-                checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
+                with using():
+                    checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
                 if checked is not None:
                     return self._checked(key, program, *checked)
-            elif (run := program.run(cache, given, symbols)) is not None:
+            elif (result := _served(program, cache, given, symbols)) is not _STOPPED:
                 self._tally.served()
-                program.runs += 1
-                return program.commit(run, cache)
+                return result
         if len(self._seen) > KINDS:
             self._seen.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
@@ -103,7 +106,10 @@ class Steps:
             return call(**kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
-        return call(**kwargs) if seen < RECORDED_AT else self._record(model, call, kwargs, given, key)
+        if seen < RECORDED_AT:
+            return call(**kwargs)
+        with using():
+            return self._record(model, call, kwargs, given, key)
 
     def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
         """The original's ``result``; a program that gave another is never run again."""
@@ -228,6 +234,15 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
         and given["input_ids"].is_cpu
         and watch.is_possible()
     )
+
+
+def _served(program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Any:
+    with using():  # what the cache keeps stays where it is until the result is kept there
+        run = program.run(cache, given, symbols)
+        if run is None:
+            return _STOPPED
+        program.runs += 1
+        return program.commit(run, cache)
 
 
 def _is_captured(ids: torch.Tensor) -> bool:

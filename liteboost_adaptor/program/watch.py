@@ -76,7 +76,11 @@ def watched() -> Iterator[Ran]:
     try:
         yield watch.ran
     finally:
-        sys.setprofile(None)
+        if watch.is_watching():
+            sys.setprofile(None)
+        else:  # not all of the step was seen
+            watch.ran.fault = watch.ran.fault or "watches what Python does"
+            watch.ran.is_tainted = True
         if collects:
             gc.enable()
 
@@ -103,6 +107,10 @@ class _Watch:
         self._kinds: dict[int, int] = {}
         self._alive: list[types.CodeType] = []
 
+    def is_watching(self) -> bool:
+        """Whether nobody else has begun to, and nobody has asked."""
+        return sys.getprofile() == self.note
+
     def note(self, frame: types.FrameType, event: str, called: Any) -> None:
         code = frame.f_code
         if code is _SERVED:
@@ -115,7 +123,12 @@ class _Watch:
                 return  # what it calls may be called by others, too
             kind = self._kinds[id(code)] = self._kind_of(frame)
             self._alive.append(code)
-        if event == "c_call" and kind and not self.ran.fault:
+        if event != "c_call" or not kind:
+            return
+        if called is sys.getprofile:
+            sys.setprofile(None)  # it is told what it would be told without us
+            self.ran.fault = self.ran.fault or f"{_place(frame)} asks who watches"
+        elif not self.ran.fault:
             self.ran.fault = _called_in_c(called, frame, kind)
 
     def _kind_of(self, frame: types.FrameType) -> int:

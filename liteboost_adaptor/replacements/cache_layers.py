@@ -7,17 +7,21 @@ from then on: it may be kept, saved, viewed and written to, and the next token b
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
+import threading
+import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from . import cache, int8_cache
-from .int8_rows import Int8Rows
+from .int8_rows import Int8Rows, multiplied_out
 
 #: What an instance keeps for us begins so, and is left out of copies and pickles.
 _PRIVATE = "_liteboost_"
@@ -45,6 +49,43 @@ class Served(NamedTuple):
 _served: dict[int, Served] = {}
 #: Functions that may be given what a layer keeps as it lies in its memory; by identity: hashing takes long.
 _reading: dict[int, types.CodeType] = {}
+
+#: How long, in seconds, `paused` waits for other threads. It ends only where one of them waits for this one:
+#: code of the user's that takes the package off in the middle of an append.
+MOST_WAIT = 1.0
+#: Of each thread that has ever appended: held while it does.
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_own = threading.local()
+
+
+def using() -> Any:
+    """What a thread holds while it reads and writes what layers keep: nobody releases them meanwhile."""
+    try:
+        return _own.lock
+    except AttributeError:
+        _own.lock = threading.RLock()
+        _locks.add(_own.lock)
+        return _own.lock
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """No other thread is amid an append."""
+    until = time.monotonic() + MOST_WAIT
+    with contextlib.ExitStack() as held:
+        for lock in list(_locks):
+            if lock.acquire(timeout=max(0.0, until - time.monotonic())):
+                held.callback(lock.release)
+        yield
+
+
+def _after_fork() -> None:
+    """The other threads are gone, with what they held."""
+    _locks.clear()
+    vars(_own).clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def serve(layer: Any, append: Callable[..., torch.Tensor], has_integers: bool) -> None:
@@ -79,7 +120,10 @@ def _forget(key: int, _: weakref.ref[Any]) -> None:
 
 def append(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``."""
-    return _served[id(layer)].append(held, layer, name, new, dim)
+    entry = _served.get(id(layer))
+    if entry is None:  # `paused` gave up waiting for this thread
+        return torch.cat([multiplied_out(held), new], dim=dim)
+    return entry.append(held, layer, name, new, dim)
 
 
 def routed(original: Callable[..., Any], appending: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +133,8 @@ def routed(original: Callable[..., Any], appending: Callable[..., Any]) -> Calla
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or id(self) not in _served:
             return original(self, *args, **kwargs)
-        return appending(self, *args, **kwargs)
+        with using():
+            return (appending if id(self) in _served else original)(self, *args, **kwargs)
 
     _read_by(appending)
     setattr(call, MARKER, True)
