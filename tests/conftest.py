@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import random
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,16 @@ def _steps_are_recorded_early(monkeypatch: pytest.MonkeyPatch) -> None:
     from liteboost_adaptor.program import step
 
     monkeypatch.setattr(step, "RECORDED_AT", 4)
+
+
+@pytest.fixture(scope="session")
+def modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where transformers keeps copies of remote code: one place a run, for it is imported as a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", folder)
+        patch.setattr(sys, "path", [*sys.path])
+        yield
 
 
 @functools.cache

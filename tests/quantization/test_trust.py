@@ -59,6 +59,7 @@ def folder_of(path: Path, kind: str, marker: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("modules_cache")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_code_of_a_folder_runs_only_when_it_is_trusted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
