@@ -1,4 +1,4 @@
-"""Fast inference for Hugging Face models on Ascend NPUs and CPUs, by one line.
+"""Fast inference for Hugging Face models on Ascend NPUs and CPUs, with one line.
 
 ``import liteboost_adaptor`` reads the settings and registers import hooks; models are then served
 as they are loaded or first used. It imports neither torch nor transformers by itself.
