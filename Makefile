@@ -28,13 +28,24 @@ NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 WITH_CXX_TESTS := $(addprefix --config-settings=cmake.define.LITEBOOST_,CXX_TESTS=ON WERROR=ON)
 # The first tier: a process a core; those done with their share take from the others'.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
+# A cross-section of the first tier: something of every part that shows a mistake soon. At most 3 minutes on 2 cores.
+FAST_TESTS := tests/install/test_project_files.py \
+	tests/unit/test_{appends,catalogue,docs,engine_parts,expressions,fingerprint,imports,rewrite,settings,source}.py \
+	tests/ops/test_{schemas,isa,norm,rope,linear,attention,cache}.py \
+	tests/patches/test_{norm_rules,mlp_rules,attention_rules,near_misses,served,cache,undo}.py \
+	tests/program/test_{text,step}.py tests/models/test_families.py \
+	tests/quantization/test_{layers,rounding}.py tests/parallel/test_plan.py
+# The documentation needs neither torch nor the kernels, and has an environment of its own.
+DOCS_PYTHON := .venv-docs/bin/python
+DOCS_READY := .venv-docs/ready
 
 CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup demo test test-full asan tsan lint format clean
+.PHONY: help setup demo test test-fast test-full asan tsan lint format docs clean
 
 help:
 	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
+	@echo "make test-fast  a cross-section of the first tier, at most 3 minutes on 2 cores"
 	@echo "make test       first tier of the tests, on the CPU and then on a simulated NPU, at most 30 minutes on 2 cores"
 	@echo "make test-npu   its second half: torch_npu in an environment of its own, CANN simulated (tests/cann_sim)"
 	@echo "make test-full  the second tier: what the first leaves out"
@@ -44,6 +55,7 @@ help:
 	@echo "make asan       fuzzed ops under the address and undefined behaviour sanitizers (GCC; 15 minutes)"
 	@echo "make tsan       programs, paged attention, collectives and ops in 4 threads under the thread sanitizer (GCC)"
 	@echo "make lint       ruff and clang-format; make format applies them"
+	@echo "make docs       the documentation site, in build/docs/html; a warning is an error"
 	@echo "make clean      remove .venv and everything built"
 
 setup: $(READY)
@@ -67,6 +79,9 @@ demo: $(READY)
 test: $(READY)
 	@status=0; $(VENV_PYTHON) -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS) || status=$$?; \
 		$(MAKE) --no-print-directory test-npu || status=$$?; exit $$status
+
+test-fast: $(READY)
+	@$(VENV_PYTHON) -m pytest $(SIDE_BY_SIDE) $(FAST_TESTS) $(PYTEST_ARGS)
 
 .PHONY: setup-npu test-npu test-npu-full
 setup-npu: $(NPU_READY)
@@ -127,5 +142,15 @@ format: $(READY)
 	@$(VENV_PYTHON) -m ruff format .
 	@.venv/bin/clang-format -i $(CPP_FILES)
 
+docs: $(DOCS_READY)
+	@$(DOCS_PYTHON) -m sphinx --quiet --fail-on-warning -c docs -d build/docs/doctrees -b html . build/docs/html
+	@echo "build/docs/html/index.html"
+
+$(DOCS_READY): constraints.txt
+	@echo "Setting up .venv-docs (once)"
+	@"$(PYTHON)" -m venv --clear .venv-docs
+	@$(subst $(VENV_PYTHON),$(DOCS_PYTHON),$(PIP_INSTALL)) sphinx docutils furo myst-parser sphinx-autoapi
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-npu build dist liteboost_adaptor/_native
+	rm -rf .venv .venv-npu .venv-docs build dist liteboost_adaptor/_native

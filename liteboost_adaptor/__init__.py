@@ -1,4 +1,4 @@
-"""Fast inference for Hugging Face models on Ascend NPUs and CPUs, by one line.
+"""Fast inference for Hugging Face models on Ascend NPUs and CPUs, with one line.
 
 ``import liteboost_adaptor`` reads the settings and registers import hooks; models are then served
 as they are loaded or first used. It imports neither torch nor transformers by itself.
@@ -6,10 +6,13 @@ as they are loaded or first used. It imports neither torch nor transformers by i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import config, environment
 from .engine.hooks import after_import
+
+if TYPE_CHECKING:
+    from .api import apply, patched, shard, status, undo
 
 __version__ = "0.1.0"
 __all__ = ["apply", "patched", "shard", "status", "undo"]

@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "CMakeLists.txt",
+    "LICENSE",
     "README.md",
     "pyproject.toml",
     "build_support",
@@ -47,6 +48,7 @@ print(json.dumps({
     "value": round(value, 4),
     "rules": sorted(p.name for p in (package / "patches").iterdir()),
     "kernels": (package / "kernels" / "CMakeLists.txt").is_file(),
+    "typed": (package / "py.typed").is_file(),
 }))
 """
 

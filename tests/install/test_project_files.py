@@ -34,6 +34,12 @@ def test_one_version() -> None:
     assert PROJECT["project"]["version"] == liteboost_adaptor.__version__
 
 
+def test_licence_is_named_and_there() -> None:
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    (file,) = PROJECT["project"]["license-files"]
+    assert "Apache License" in (ROOT / file).read_text()
+
+
 def test_torch_npu_is_an_extra_and_torch_no_build_requirement() -> None:
     assert not {"torch_npu", "torch-npu"} & dependencies().keys()
     assert PROJECT["project"]["optional-dependencies"]["npu"] == [

@@ -20,7 +20,7 @@ def assert_reference(look: dict[str, object]) -> None:
     assert not look["loaded"] and look["backend"] == "reference" and look["value"] == 3.0
     (sentence,) = look["warnings"]
     assert BUILD_COMMAND in sentence and "no kernels compiled for torch" in sentence
-    assert look["kernels"] and any(name.endswith(".toml") for name in look["rules"])
+    assert look["kernels"] and look["typed"] and any(name.endswith(".toml") for name in look["rules"])
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
