@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 
 class LiteBoostError(Exception):
     """Base of every error this package raises on purpose."""
@@ -61,14 +59,20 @@ class StateError(QuantizationError, RuntimeError):
     """A ``state_dict`` does not hold the integers of the layers that it is loaded into."""
 
 
-@functools.cache
+#: (an error's type, another's) -> one that is both.
+_both: dict[tuple[type[Exception], type[Exception]], type[Exception]] = {}
+
+
 def _of_both(ours: type[Exception], theirs: type[Exception]) -> type[Exception]:
-    bases = [LiteBoostError]
+    if (ours, theirs) in _both:
+        return _both[ours, theirs]
+    bases: list[type[Exception]] = [LiteBoostError]
     for kind in (ours, theirs):
         if not any(issubclass(base, kind) for base in bases):
             bases = [base for base in bases if not issubclass(kind, base)]
             bases.append(kind)
-    return type("ArgumentError", tuple(bases), {"__module__": __name__, "__doc__": _of_both.__doc__})
+    _both[ours, theirs] = type("ArgumentError", tuple(bases), {"__module__": __name__})
+    return _both[ours, theirs]
 
 
 #: Types whose instances hold nothing but their arguments, and so can be put together.

@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,12 @@ class Rule:
         return any(fnmatch.fnmatchcase(target, glob) for glob in self.targets)
 
     def load_replacement(self) -> Callable[..., Any]:
-        return resolve(self.replacement, self)
+        replacement: Callable[..., Any] = resolve(self.replacement, self)
+        return replacement
 
     def load_applies(self) -> Callable[[Any], bool]:
-        return resolve(self.applies, self)
+        applies: Callable[[Any], bool] = resolve(self.applies, self)
+        return applies
 
     def load_probe(self) -> Callable[..., Any] | None:
         return resolve(self.probe, self) if self.probe else None
@@ -257,7 +260,9 @@ def _rule(entry: Any, source: str) -> Rule:
             raise CatalogueError(
                 f"{where}: requires {requirement!r} is no requirement ({fault}). Use PEP 508."
             ) from fault
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
     return Rule(**values, source=source)
 
 
@@ -296,7 +301,7 @@ def user_files(paths: Iterable[str]) -> list[tuple[str, Callable[[], str]]]:
     return [(str(file), functools.partial(_read, file)) for file in files]
 
 
-def _read(file: Path) -> str:
+def _read(file: Traversable) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:

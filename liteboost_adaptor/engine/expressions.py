@@ -6,7 +6,7 @@ import ast
 import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def child_called(node: ast.AST, self_name: str) -> str:
@@ -17,12 +17,17 @@ def child_called(node: ast.AST, self_name: str) -> str:
     return node.func.attr if isinstance(owner, ast.Name) and owner.id == self_name else ""
 
 
+def is_call_of(node: ast.AST | None, children: Collection[str], self_name: str) -> TypeGuard[ast.Call]:
+    """Whether ``node`` is ``self.name(one positional argument)`` with a name in ``children``."""
+    return node is not None and child_called(node, self_name) in children
+
+
 def child_handed_extras(node: ast.AST, function: ast.FunctionDef, self_name: str) -> tuple[str, list[str]]:
     """``("child", ["args", "kwargs"])``, if ``node`` is ``self.child(x, *args, **kwargs)``; else both empty.
 
     ``x`` is a plain name, the others are what ``function`` was called with, and one of them may be missing.
     """
-    nothing = "", []
+    nothing: tuple[str, list[str]] = "", []
     if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Name):
         return nothing
     starred = [part.value for part in node.args[1:] if isinstance(part, ast.Starred)]
@@ -42,7 +47,7 @@ def callee(node: ast.AST, local_names: Collection[str]) -> str:
     """``F.silu``, if ``node`` is ``F.silu(one positional argument)`` and ``F`` a global name; else empty."""
     if not _takes_one(node):
         return ""
-    root = node.func
+    root: ast.expr = node.func
     while isinstance(root, ast.Attribute):
         root = root.value
     if not isinstance(root, ast.Name) or root.id in local_names:
@@ -67,9 +72,10 @@ def resolve(text: str, names: Mapping[str, Any]) -> Any:
     return value
 
 
-def _takes_one(node: ast.AST) -> bool:
-    plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
-    return plain and not isinstance(node.args[0], ast.Starred)
+def _takes_one(node: ast.AST) -> TypeGuard[ast.Call]:
+    if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+        return False
+    return not isinstance(node.args[0], ast.Starred)
 
 
 def writes_in_place(node: ast.AST) -> bool:
@@ -88,7 +94,7 @@ def _ends_in_one_underscore(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def position(node: ast.AST) -> tuple[int, int, int | None, int | None]:
+def position(node: ast.expr | ast.stmt) -> tuple[int, int, int | None, int | None]:
     """Where a node stands in the text, which a copy of the tree keeps."""
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
@@ -121,10 +127,10 @@ def delayed_calls(
     found = Delayed()
     for block in _blocks(function):
         for index, statement in enumerate(block):
-            name = _target(statement)
-            if not name or name == self_name or child_called(statement.value, self_name) not in children:
+            if not assigns_to_name(statement) or not is_call_of(statement.value, children, self_name):
                 continue
-            use = _only_use(function, block, index, name, self_name, pure)
+            name = assigned_name(statement)
+            use = _only_use(function, block, index, name, self_name, pure) if name != self_name else None
             if use is not None:
                 found.statements.add(position(statement))
                 found.factors[position(use)] = statement.value
@@ -162,7 +168,7 @@ def _only_use(
         if factor is None or loads != [factor]:
             return None
         # Whoever reads the name afterwards must read another value of it.
-        is_overwritten = _target(statement) == name
+        is_overwritten = assigned_name(statement) == name
         return factor if is_overwritten or _occurs(function, name) == (1, 1) else None
     return None
 
@@ -178,7 +184,9 @@ def _factor(statement: ast.stmt, name: str) -> ast.Name | None:
 
 def _is_harmless(statement: ast.stmt, self_name: str, pure: Collection[str]) -> bool:
     """Whether it is an assignment to a name or a return that calls nothing but ``pure`` children."""
-    if not _target(statement) and not (isinstance(statement, ast.Return) and statement.value is not None):
+    if not assigned_name(statement) and not (
+        isinstance(statement, ast.Return) and statement.value is not None
+    ):
         return False
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
     return all(child_called(call, self_name) in pure for call in calls) and not any(
@@ -195,7 +203,13 @@ def _occurs(function: ast.FunctionDef, name: str) -> tuple[int, int]:
     return stored, len(names) + len(arguments) - stored
 
 
-def _target(statement: ast.stmt) -> str:
+def assigned_name(statement: ast.stmt | None) -> str:
     """The name a plain assignment stores to, else an empty string."""
-    simple = isinstance(statement, ast.Assign) and len(statement.targets) == 1
-    return statement.targets[0].id if simple and isinstance(statement.targets[0], ast.Name) else ""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return ""
+    return statement.targets[0].id if isinstance(statement.targets[0], ast.Name) else ""
+
+
+def assigns_to_name(statement: ast.stmt | None) -> TypeGuard[ast.Assign]:
+    """Whether it is a plain assignment to one name."""
+    return bool(assigned_name(statement))

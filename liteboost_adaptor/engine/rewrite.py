@@ -25,14 +25,17 @@ import copy
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from . import source
 from .expressions import (
+    assigned_name,
+    assigns_to_name,
     callee,
     child_called,
     child_handed_extras,
     delayed_calls,
+    is_call_of,
     position,
     writes_in_place,
 )
@@ -112,7 +115,7 @@ def forwarding(
     ]
     names = {"__liteboost_ours__": replacement, **yield_to_successor(node, method, owner, attribute)}
     function = build(node, parsed, names)
-    function.__liteboost_original__ = method
+    vars(function)["__liteboost_original__"] = method
     return function
 
 
@@ -162,14 +165,15 @@ def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
         return inner
     if type(method) is not types.FunctionType:
         raise SourceUnavailable(f"is wrapped by a {type(method).__name__}")
-    wrapped = rewrap(method.__wrapped__, inner)
+    within = vars(method)["__wrapped__"]
+    wrapped = rewrap(within, inner)
     cells = list(method.__closure__ or ())
     held = [contents(cell) for cell in cells]
-    if not any(value is method.__wrapped__ for value in held):
+    if not any(value is within for value in held):
         raise SourceUnavailable("is wrapped in a way that cannot be repeated")
     own = types.CellType()
     exchanged = tuple(
-        types.CellType(wrapped) if value is method.__wrapped__ else own if value is method else cell
+        types.CellType(wrapped) if value is within else own if value is method else cell
         for cell, value in zip(cells, held, strict=True)
     )
     copied = types.FunctionType(
@@ -259,23 +263,24 @@ class _Editor(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if position(node) in self.delayed.statements:  # the call is made where its result is used
-            node.value = node.value.args[0]
+            node.value = cast(ast.Call, node.value).args[0]
         return self.generic_visit(node)
 
     def _product(self, node: ast.BinOp, called: ast.expr, other: ast.expr) -> ast.AST | None:
         call = self.delayed.factors.get(position(called))
         if call is not None:
             arguments = [copy.deepcopy(call.func), called, self.visit(other)]
-            name = call.func.attr
+            name = child_called(call, self.self_name)
             return self._replace(node, "product", name, self.routes.product[name], arguments)
-        name = self._child(called, self.routes.product)
-        if name:
+        if self._calls_child(called, self.routes.product):
+            name = child_called(called, self.self_name)
             joined = self._product_of_calls(node, called, other)
             if joined is not None:
                 return joined
             return self._in_order(node, called, other, "product", name, self.routes.product[name])
         text = callee(called, self.local_names)
         if text in self.routes.factor:
+            called = cast(ast.Call, called)
             return self._in_order(node, called, other, "factor", text, self.routes.factor[text])
         return None
 
@@ -292,11 +297,13 @@ class _Editor(ast.NodeTransformer):
 
     def _product_of_calls(self, node: ast.BinOp, called: ast.Call, other: ast.expr) -> ast.AST | None:
         """``self.child(self.left(x)) * self.right(x)`` of a local ``x``, if ours can be joined."""
-        inner, name = called.args[0], called.func.attr
-        left, right = self._child(inner, self.routes.call), self._child(other, self.routes.call)
-        if not left or not right or not isinstance(inner.args[0], ast.Name):
+        inner, name = called.args[0], child_called(called, self.self_name)
+        if not self._calls_child(inner, self.routes.call) or not self._calls_child(other, self.routes.call):
             return None
+        left, right = child_called(inner, self.self_name), child_called(other, self.self_name)
         x = inner.args[0]
+        if not isinstance(x, ast.Name):
+            return None
         if x.id not in self.local_names or not _names(other.args[0], x.id):
             return None
         join = getattr(self.routes.product[name], "of_calls", None)
@@ -308,21 +315,20 @@ class _Editor(ast.NodeTransformer):
         return self._replace(node, "product", name, target, [called.func, inner.func, other.func, x], label)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        name = self._child(node, self.routes.call)
-        if name:
+        if self._calls_child(node, self.routes.call):
+            name = child_called(node, self.self_name)
             arguments = [node.func, self.visit(node.args[0])]
             return self._replace(node, "call", name, self.routes.call[name], arguments)
         name, extras = child_handed_extras(node, self.definition, self.self_name)
         if name in self.routes.call:
             return self._call_without_extras(node, name, extras)
         self.generic_visit(node)
-        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if method in self.routes.receiver and self._is_local(node.func.value):
-            if len(node.args) >= _RECEIVER_ARGUMENTS:
-                target = self.routes.receiver[method]
-                node.func.value = self._replace(
-                    node.func.value, "receiver", method, target, [node.func.value, _load(self.self_name)]
-                )
+        method = node.func
+        if not isinstance(method, ast.Attribute) or method.attr not in self.routes.receiver:
+            return node
+        if self._is_local(method.value) and len(node.args) >= _RECEIVER_ARGUMENTS:
+            target, arguments = self.routes.receiver[method.attr], [method.value, _load(self.self_name)]
+            method.value = self._replace(method.value, "receiver", method.attr, target, arguments)
         return node
 
     def _is_local(self, node: ast.expr) -> bool:
@@ -332,14 +338,13 @@ class _Editor(ast.NodeTransformer):
         """``self.child(x, *args, **kwargs) if args or kwargs else r(self.child, x)``."""
         arguments = [node.func, self.visit(node.args[0])]
         ours = self._replace(node, "call", name, self.routes.call[name], arguments)
-        given = [_load(extra) for extra in extras]
+        given: list[ast.expr] = [_load(extra) for extra in extras]
         test = ast.BoolOp(op=ast.Or(), values=given) if len(given) > 1 else given[0]
         return ast.copy_location(ast.IfExp(test=test, body=node, orelse=ours), node)
 
-    def _child(self, node: ast.AST, table: Mapping[str, Any]) -> str:
-        """The name, if ``node`` is ``self.name(one positional argument)`` and ``table`` has it."""
-        name = child_called(node, self.self_name)
-        return name if name in table else ""
+    def _calls_child(self, node: ast.AST | None, table: Mapping[str, Any]) -> TypeGuard[ast.Call]:
+        """Whether ``node`` is ``self.name(one positional argument)`` with a name in ``table``."""
+        return is_call_of(node, table, self.self_name)
 
     def _function(self, name: ast.Name) -> ast.AST:
         original, replacement = self.routes.function[name.id]
@@ -354,13 +359,13 @@ class _Editor(ast.NodeTransformer):
 
     def _replace(
         self,
-        node: ast.expr,
+        node: ast.AST,
         pattern: str,
         name: str,
         target: Any,
         arguments: list[ast.expr],
         label: str = "",
-    ) -> ast.AST:
+    ) -> ast.Call:
         self.met[pattern].add(name)
         function = _load(self._bind(f"{pattern}_{label or name}", target))
         call = ast.Call(func=function, args=arguments, keywords=[])
@@ -382,21 +387,23 @@ class _Editor(ast.NodeTransformer):
 
     def _residual(self, body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
         """``s = a + b; [r = s;] n = self.norm(s)`` as ``n, s = fused(self.norm, a, b); [r = s]``."""
-        total = _assigned_name(body[0]) if body else ""
-        if not (total and isinstance(body[0].value, ast.BinOp) and isinstance(body[0].value.op, ast.Add)):
+        first = body[0] if body else None
+        if not assigns_to_name(first) or not isinstance(first.value, ast.BinOp):
             return [], 0
-        kept = _assigned_name(body[1]) if len(body) > 1 and _copies(body[1], total) else ""
+        total = assigned_name(first)
+        kept = assigned_name(body[1]) if len(body) > 1 and _copies(body[1], total) else ""
         last = body[2 if kept else 1] if len(body) > (2 if kept else 1) else None
-        normed = _assigned_name(last) if last is not None else ""
-        name = self._child(last.value, self.routes.residual) if normed else ""
+        if not assigns_to_name(last) or not self._calls_child(last.value, self.routes.residual):
+            return [], 0
+        normed, name = assigned_name(last), child_called(last.value, self.self_name)
         if (
-            not name
+            not isinstance(first.value.op, ast.Add)
             or not _names(last.value.args[0], total)
             or self.self_name in (total, normed)
             or kept in (total, normed, self.self_name)
         ):
             return [], 0
-        terms = [self.visit(body[0].value.left), self.visit(body[0].value.right)]
+        terms = [self.visit(first.value.left), self.visit(first.value.right)]
         call = self._replace(last, "residual", name, self.routes.residual[name], [last.value.func, *terms])
         # Where the norm overwrites the sum, only the second name keeps it.
         holder = total if normed != total else kept or "__liteboost_sum__"
@@ -415,11 +422,6 @@ def _factor_first(target: Callable[..., Any]) -> Callable[..., Any]:
         return target(function, argument, factor)
 
     return exchanged
-
-
-def _assigned_name(statement: ast.stmt | None) -> str:
-    simple = isinstance(statement, ast.Assign) and len(statement.targets) == 1
-    return statement.targets[0].id if simple and isinstance(statement.targets[0], ast.Name) else ""
 
 
 def _names(node: ast.AST, name: str) -> bool:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import os
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -60,12 +61,12 @@ def wrapper_chain(function: Any) -> list[types.FunctionType]:
     Raises:
         SourceUnavailable: One of them is not a plain function.
     """
-    chain = []
+    chain: list[types.FunctionType] = []
     while hasattr(function, "__wrapped__"):
         if type(function) is not types.FunctionType:
             raise SourceUnavailable(f"is wrapped by a {type(function).__name__}")
         chain.append(function)
-        function = function.__wrapped__
+        function = vars(function)["__wrapped__"]
     return chain
 
 
@@ -122,7 +123,8 @@ def _definition(key: _ById) -> ast.FunctionDef:
         tree = tree_of(("if True:\n" if is_indented else "") + "".join(lines))
     except SyntaxError as fault:
         raise SourceUnavailable("has source text that does not parse by itself") from fault
-    body = tree.body[0].body if is_indented else tree.body
+    outer = tree.body[0]
+    body = outer.body if is_indented and isinstance(outer, ast.If) else tree.body
     node = body[0] if len(body) == 1 else None
     if not isinstance(node, ast.FunctionDef):
         raise SourceUnavailable("is not defined by a plain def statement")
@@ -238,16 +240,16 @@ def _factory_tree(node: ast.FunctionDef, parameters: tuple[str, ...]) -> ast.Fun
     arguments = node.args
     nothing = ast.Constant(value=None)
 
-    def bare(argument: ast.arg | None) -> ast.arg | None:
-        return ast.copy_location(ast.arg(arg=argument.arg), argument) if argument else None
+    def bare(argument: ast.arg) -> ast.arg:
+        return ast.copy_location(ast.arg(arg=argument.arg), argument)
 
     inner_arguments = ast.arguments(
         posonlyargs=[bare(a) for a in arguments.posonlyargs],
         args=[bare(a) for a in arguments.args],
-        vararg=bare(arguments.vararg),
+        vararg=bare(arguments.vararg) if arguments.vararg else None,
         kwonlyargs=[bare(a) for a in arguments.kwonlyargs],
         kw_defaults=[None if d is None else nothing for d in arguments.kw_defaults],
-        kwarg=bare(arguments.kwarg),
+        kwarg=bare(arguments.kwarg) if arguments.kwarg else None,
         defaults=[nothing for _ in arguments.defaults],
     )
     inner = ast.FunctionDef(
@@ -269,6 +271,6 @@ def _factory_tree(node: ast.FunctionDef, parameters: tuple[str, ...]) -> ast.Fun
         decorator_list=[],
         returns=None,
     )
-    if hasattr(inner, "type_params"):  # Python 3.12 and later
+    if sys.version_info >= (3, 12):
         inner.type_params, factory.type_params = [], []
     return ast.copy_location(factory, node)

@@ -66,7 +66,8 @@ _GLOBAL_SHIFT = 1
 def _strings(value: object) -> tuple[str, ...]:
     if type(value) is str:
         return (value,)
-    if type(value) in (tuple, frozenset):
+    # Of no subclass: those may give other things than they hold.
+    if isinstance(value, tuple | frozenset) and type(value) in (tuple, frozenset):
         return tuple(text for each in value for text in _strings(each))
     return ()
 
