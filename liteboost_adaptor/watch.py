@@ -151,6 +151,10 @@ def place_in_class(cls: type, name: str) -> Place:
     return Place(cls, name, f"{cls.__module__}.{cls.__qualname__}")
 
 
+#: Code that the engine has made of what files say: it names the same file, and stands for what is there.
+rewritten: set[types.CodeType] = set()
+
+
 class Watch:
     """Asks whether anything in ``places`` was replaced, or a mode intercepts what is called there.
 

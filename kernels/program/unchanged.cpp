@@ -28,6 +28,7 @@ struct Python {
   Object* (*code_of)(Object*);
   Object* (*defaults_of)(Object*);
   Object* (*keyword_defaults_of)(Object*);
+  Object** (*attributes_of)(Object*);
   Object* none;
 };
 
@@ -50,12 +51,13 @@ const Python* python() {
     look_up(p.code_of, "PyFunction_GetCode");
     look_up(p.defaults_of, "PyFunction_GetDefaults");
     look_up(p.keyword_defaults_of, "PyFunction_GetKwDefaults");
+    look_up(p.attributes_of, "_PyObject_GetDictPtr");
     look_up(p.none, "_Py_NoneStruct");
     return p;
   }();
   const bool is_whole = found.dict_next && found.dict_size && found.list_size && found.list_item &&
                         found.dict_item && found.type_of && found.let_go && found.cell_get && found.code_of &&
-                        found.defaults_of && found.keyword_defaults_of && found.none;
+                        found.defaults_of && found.keyword_defaults_of && found.attributes_of && found.none;
   return is_whole ? &found : nullptr;
 }
 
@@ -92,7 +94,7 @@ class Remembered {
  public:
   Remembered(const Python& p, Object* dicts, Object* saved, Object* cells, Object* contents,
              Object* functions, Object* insides, Object* spaces, Object* names, Object* values,
-             Object* missing)
+             Object* missing, Object* objects, Object* types)
       : cells_(pairs(p, cells, contents)),
         functions_(items(p, functions)),
         insides_(items(p, insides)),
@@ -111,18 +113,26 @@ class Remembered {
       named_.push_back({p.list_item(names, i), p.list_item(values, i)});
     }
     spaces_.push_back({nullptr, kNone, named_.size()});
+    for (std::ptrdiff_t i = 0, size = p.list_size(objects); i < size; ++i) {
+      Object* object = p.list_item(objects, i);
+      objects_.push_back({object, p.list_item(types, i), attributes_of(p, object)});
+    }
   }
 
   // The same keys with the same values, in the same order.
   bool is_still_so(const Python& p) {
     return are_still_so(dicts_, [&](const Dict& one, const Dict& next) { return holds(p, one, next); }) &&
            are_still_so(spaces_, [&](const Dict& one, const Dict& next) { return names(p, one, next); }) &&
-           cells_hold_the_same(p) && functions_are_the_same(p);
+           cells_hold_the_same(p) && functions_are_the_same(p) && objects_are_the_same(p);
   }
 
  private:
   struct Item {
     Object *key, *value;
+  };
+  // An object, its class, and the dict that its attributes are in, if it has one.
+  struct Thing {
+    Object *object, *type, *attributes;
   };
   // A dict, its version when it was last compared, and where what it held begins.
   struct Dict {
@@ -189,7 +199,9 @@ class Remembered {
   // Code, defaults and keyword defaults of each function, in this order.
   bool functions_are_the_same(const Python& p) const {
     const Object* const* inside = insides_.data();
-    for (Object* function : functions_) {
+    for (size_t i = 0; i < functions_.size(); ++i) {
+      if (i + kAhead < functions_.size()) __builtin_prefetch(functions_[i + kAhead]);
+      Object* const function = functions_[i];
       for (Object* (*part)(Object*) : {p.code_of, p.defaults_of, p.keyword_defaults_of}) {
         Object* const now = part(function);
         if ((now == nullptr ? p.none : now) != *inside++) return false;
@@ -198,7 +210,25 @@ class Remembered {
     return true;
   }
 
+  // The same class, and its attributes in the same dict: another one may be put in its place.
+  bool objects_are_the_same(const Python& p) const {
+    for (size_t i = 0; i < objects_.size(); ++i) {
+      if (i + kAhead < objects_.size()) __builtin_prefetch(objects_[i + kAhead].object);
+      const Thing& thing = objects_[i];
+      Object* type = p.type_of(thing.object);
+      p.let_go(type);
+      if (type != thing.type || attributes_of(p, thing.object) != thing.attributes) return false;
+    }
+    return true;
+  }
+
+  static Object* attributes_of(const Python& p, Object* object) {
+    Object* const* const place = p.attributes_of(object);
+    return place == nullptr ? nullptr : *place;
+  }
+
   std::vector<Item> cells_;
+  std::vector<Thing> objects_;
   std::vector<Object*> functions_, insides_;
   std::vector<Dict> dicts_, spaces_;
   std::vector<Item> items_, named_;
@@ -223,17 +253,19 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 #define LB_CALLED_BY_PYTHON extern "C" __attribute__((visibility("default")))
 
 // What `saved`, copies of `dicts`, hold, that `cells` hold `contents` (an empty cell itself), that `functions` have
-// `insides`, code, defaults and keyword defaults of one behind those of the other, and that `names` are, in the dicts at
-// their places in `spaces`, the objects in `values`, or not there where that is `missing`; to be let go of by
-// liteboost_forget; null where this is not to be had. All but `missing` are lists.
-LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved, Object* cells, Object* contents,
+// `insides`, code, defaults and keyword defaults of one behind those of the other, that `names` are, in the dicts at
+// their places in `spaces`, the objects in `values`, or not there where that is `missing`, and that `objects` are of
+// `types`, with the attributes' dicts they have now; to be let go of by liteboost_forget; null where this is not to be
+// had. All but `missing` are lists.
+LB_CALLED_BY_PYTHON void* liteboost_note(Object* dicts, Object* saved, Object* cells, Object* contents,
                                              Object* functions, Object* insides, Object* spaces,
-                                             Object* names, Object* values, Object* missing) {
+                                             Object* names, Object* values, Object* missing, Object* objects,
+                                             Object* types) {
   const Python* p = python();
   try {
     return p == nullptr ? nullptr
                         : new Remembered(*p, dicts, saved, cells, contents, functions, insides, spaces, names,
-                                         values, missing);
+                                         values, missing, objects, types);
   } catch (const std::bad_alloc&) {  // no exception may leave through ctypes
     return nullptr;
   }
@@ -241,10 +273,10 @@ LB_CALLED_BY_PYTHON void* liteboost_remember(Object* dicts, Object* saved, Objec
 LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast<Remembered*>(remembered); }
 
 // 1 where all that is remembered is still so, each list of `lists` holds what the one at the same place of
-// `saved_lists` does, each dict of `empty` nothing, and each of `objects` is of the type in `types`; else 0.
-// All but `remembered` are lists. Called with the interpreter's lock, like all here: it notes versions.
-LB_CALLED_BY_PYTHON int liteboost_unchanged(void* remembered, Object* lists, Object* saved_lists,
-                                            Object* empty, Object* objects, Object* types) {
+// `saved_lists` does, and each dict of `empty` nothing; else 0. All but `remembered` are lists. Called with the
+// interpreter's lock, like all here: it notes versions.
+LB_CALLED_BY_PYTHON int liteboost_is_as_noted(void* remembered, Object* lists, Object* saved_lists,
+                                            Object* empty) {
   const Python* p = python();
   if (p == nullptr || remembered == nullptr) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(empty); i < size; ++i) {
@@ -254,12 +286,6 @@ LB_CALLED_BY_PYTHON int liteboost_unchanged(void* remembered, Object* lists, Obj
   if (!static_cast<Remembered*>(remembered)->is_still_so(*p)) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(lists); i < size; ++i) {
     if (!is_same_list(*p, p->list_item(lists, i), p->list_item(saved_lists, i))) return 0;
-  }
-  for (std::ptrdiff_t i = 0, size = p->list_size(objects); i < size; ++i) {
-    fetch(*p, objects, size, i + kAhead);
-    Object* type = p->type_of(p->list_item(objects, i));
-    p->let_go(type);
-    if (type != p->list_item(types, i)) return 0;
   }
   return 1;
 }

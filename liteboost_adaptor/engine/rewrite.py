@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
+from .. import watch
 from . import source
 from .expressions import (
     assigned_name,
@@ -201,6 +202,7 @@ def contents(cell: types.CellType) -> Any:
 def build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]) -> types.FunctionType:
     original = parsed.function
     code = source.compile_in_factory(node, original.__code__, tuple(names))
+    watch.rewritten.update(source.nested_codes(code))
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     closure = tuple(
         cells[name] if name in cells else types.CellType(names[name]) for name in code.co_freevars

@@ -195,15 +195,16 @@ def _imported_names(code: types.CodeType) -> list[str]:
     unit, so the unit built here has to import (it is compiled, never executed) the same names.
     """
     imported = _imports_of_file(code.co_filename)
-    used = {name for code in _nested_codes(code) for name in code.co_names}
+    used = {name for code in nested_codes(code) for name in code.co_names}
     return sorted(used & imported)
 
 
-def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """``code`` and all that is defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _nested_codes(constant)
+            yield from nested_codes(constant)
 
 
 @functools.lru_cache(maxsize=512)

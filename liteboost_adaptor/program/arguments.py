@@ -30,12 +30,15 @@ def kinds(kwargs: dict[str, Any]) -> Any:
         or ids.device.type not in DEVICES
     ):
         return None
-    found: list[Any] = []
+    # What is made in inference mode is another kind of tensor, and a forward may ask.
+    found: list[Any] = [torch.is_inference_mode_enabled()]
     names: dict[int, str] = {}
     for name, value in kwargs.items():
         if value is None or value is True or value is False:
             found += (name, value)
         elif type(value) is torch.Tensor:
+            if value.__dict__:
+                return None  # what somebody has written on it is for the forward to read
             shape = value.shape
             if name in GROWING:
                 if len(shape) != 2:

@@ -15,8 +15,8 @@ from .arguments import GROWING, cache_name
 from .functions import Functions
 from .holders import Kept, holders
 from .lower import CannotLower, Writer
-from .program import Program
-from .record import Recorder
+from .program import Program, written_to
+from .record import Recorder, is_untouched
 from .result import Outline
 from .state import State
 from .tensors import Known
@@ -30,6 +30,7 @@ class Attempt:
         given: The arguments.
         ran: What Python ran in a former step. More that runs in this one is added.
         numbers: Attributes of cache layers that count.
+        is_copied: Whether arguments are contiguous copies of those of the caller.
 
     Attributes:
         fault: Why the step is not even tried, or an empty string.
@@ -38,9 +39,14 @@ class Attempt:
     """
 
     def __init__(
-        self, model: torch.nn.Module, given: dict[str, Any], ran: Ran, numbers: Collection[str]
+        self,
+        model: torch.nn.Module,
+        given: dict[str, Any],
+        ran: Ran,
+        numbers: Collection[str],
+        is_copied: bool = False,
     ) -> None:
-        self._given, self._ran = given, ran
+        self._given, self._ran, self._is_copied = given, ran, is_copied
         self._cache = cache = given[cache_name(given)]
         self._held_by = holders(cache.layers)
         owns = [holder.of(cache.layers) for holder in self._held_by]
@@ -75,10 +81,10 @@ class Attempt:
             self._fault_of_run, self.is_tainted = str(fault), True
             return result
         self._results = self._outline.tensors
+        fault = self._fault_in_results()
         result = self._outline.built(self._cache, [recorder.real(tensor) for tensor in self._results])
-        self._fault_of_run = (
-            self._change() or recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
-        )
+        seen = recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
+        self._fault_of_run = self._change() or fault or seen
         self.is_tainted |= recorder.is_tainted or ran.is_tainted
         return result
 
@@ -91,6 +97,27 @@ class Attempt:
         self._has_run_more = bool(more)
         self._ran.codes |= ran.codes
         return watch.faults_in(Ran(more).unread())
+
+    def _fault_in_results(self) -> str:
+        """What a caller would find otherwise where a run had made the results."""
+        recorder = self._recorder
+        if self._is_copied and written_to(recorder)[2]:
+            self.is_tainted = True
+            return "writes to an argument of which only a copy is contiguous"
+        was_there = {id(tensor) for tensor in (*self._state.tensors, *self._given.values())}
+        for tensor in self._results:
+            real = recorder.real(tensor)
+            if id(real) in was_there:
+                if self._is_copied and id(real) in {id(each) for each in self._given.values()}:
+                    self.is_tainted = True
+                    return "returns an argument of which only a copy is contiguous"
+                continue
+            if real is not tensor and not is_untouched(tensor):
+                self.is_tainted = True
+                return "returns a tensor that it has written attributes on"
+            if real.__dict__ or real.requires_grad or type(real) is not torch.Tensor:
+                return "returns a tensor that is more than its values"
+        return ""
 
     def _change(self) -> str:
         now = vars(self._cache)
@@ -136,7 +163,7 @@ class Attempt:
             CannotLower: A program has no instruction for something.
         """
         recorder = self._recorder
-        self._state.freeze()
+        self._state.freeze(recorder.told)
         writer = Writer(recorder, self._results, may_move)
         return Program(writer, recorder, self._cache, self._held_by, self._outline, self._state, self._counts)
 

@@ -60,6 +60,13 @@ _ABOUT = frozenset(
         *("dim_order", "_version", "output_nr", "retains_grad", "name", "_is_view", "_backward_hooks"),
     }
 )
+#: Of these, what others may change between two steps.
+_CHANGING = frozenset(
+    {
+        *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "_backward_hooks", "_version"),
+        *("is_inference", "is_shared", "is_pinned", "name", "output_nr", "_base", "_is_view"),
+    }
+)
 #: Operators that are made of others, and read values in C++ before the dispatcher is asked.
 _READING = frozenset(
     {
@@ -116,7 +123,8 @@ class Functions(TorchFunctionMode):
             # the former, is called twice.
             recorder.is_tainted = True
             self.fault = self.fault or f"calls {name} in the place of a function of torch"
-        caller = sys._getframe(1).f_globals.get("__name__") or ""
+        frame = sys._getframe(1)
+        caller = frame.f_globals.get("__name__") or ""
         if known.package(caller) != "liteboost_adaptor":  # what we read decides nothing
             self.fault = self.fault or _unknown(func, name)
         former = recorder.numbers_allowed
@@ -132,6 +140,9 @@ class Functions(TorchFunctionMode):
             )
             result = func(*args, **kwargs)
         recorder.numbers_allowed = former
+        if name in _CHANGING and not known.is_known(frame.f_code, frame.f_globals):
+            is_seen = bool(args) and recorder.tell(args[0], name, result)
+            self.fault = self.fault or ("" if is_seen else f"asks for {name} of a tensor")
         return result
 
 

@@ -13,11 +13,15 @@ import hashlib
 import sys
 import types
 from base64 import urlsafe_b64encode
+from collections.abc import Iterator
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..watch import rewritten
 
 #: Libraries that models are written with: known where their files are as released.
 LIBRARIES = frozenset({"transformers", "accelerate", "peft", "safetensors", "einops", "packaging"})
@@ -49,6 +53,14 @@ _STANDARD = frozenset(
         *("importlib", "_frozen_importlib", "_frozen_importlib_external", "zipimport", "keyword"),
     }
 )
+#: Modules of torch that tell of the process, or change it.
+_STATEFUL = (
+    *("torch.random.", "torch.backends.", "torch.distributed.", "torch.multiprocessing.", "torch.hub."),
+    *("torch.utils.data.", "torch.utils.tensorboard.", "torch.serialization.", "torch.monitor."),
+    *("torch.profiler.", "torch.package.", "torch.cuda.memory.", "torch.cuda.random."),
+)
+#: Of these, functions whose answer stays or is compared (`state`), and what sets back what it has set.
+_OF_THE_BUILD = frozenset({"is_available", "is_built", "is_initialized", "sdp_kernel"})
 _BUILTINS = frozenset(
     {
         *("abs", "all", "any", "bin", "callable", "chr", "divmod", "format", "getattr", "hasattr", "hex"),
@@ -68,6 +80,10 @@ _METHODS_OF = (
     *(torch.Tensor, torch.Size, torch.dtype, torch.device, BaseException, types.MappingProxyType),
     *(type({}.keys()), type({}.values()), type({}.items()), type(None), types.GeneratorType),
 )
+
+
+#: What `dataclasses` defines: the methods that all have.
+_OF_DATACLASSES = "__create_fn__.<locals>.__"
 
 
 def package(module: str) -> str:
@@ -93,6 +109,13 @@ def is_harmless(module: str) -> bool:
     return package(module) in _STANDARD
 
 
+def is_stateful(module: str, function: str) -> bool:
+    """Whether what a function of Python's library, or of torch's, gives may be another the next time."""
+    if is_standard(module):
+        return not is_harmless(module)
+    return f"{module}.".startswith(_STATEFUL) and function not in _OF_THE_BUILD
+
+
 def is_known(code: types.CodeType, names: dict[str, Any]) -> bool:
     """Whether ``code``, whose globals are ``names``, need not be read."""
     module = names.get("__name__") or ""
@@ -100,10 +123,31 @@ def is_known(code: types.CodeType, names: dict[str, Any]) -> bool:
         return False
     if is_fixed(module) or is_standard(module):
         return True  # who may call the standard library is decided where it is called (`watch`)
-    # Text that a library has compiled itself (`dataclasses`, `namedtuple`) is made from its own files.
-    return package(module) in LIBRARIES and (
-        code.co_filename.startswith("<") or _is_as_released(package(module), code.co_filename)
-    )
+    if package(module) not in LIBRARIES:
+        return False
+    if code.co_filename == "<string>" and code.co_qualname.startswith(_OF_DATACLASSES):
+        return True
+    if not _is_as_released(package(module), code.co_filename):
+        return False
+    # Who compiles a text of his own may name any file, and run it among any names.
+    return code in rewritten or code in _codes_in(code.co_filename)
+
+
+@functools.lru_cache(maxsize=512)
+def _codes_in(filename: str) -> frozenset[types.CodeType]:
+    """What a file that is as released defines, as Python compiles it, or has kept it compiled."""
+    try:
+        code = SourceFileLoader("released", filename).get_code("released")
+    except (OSError, SyntaxError, ImportError, ValueError):
+        return frozenset()
+    return frozenset(_with_nested(code)) if code is not None else frozenset()
+
+
+def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _with_nested(constant)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from .holders import Holder
 from .lower import CannotLower, Writer
 from .recording import Call, Length, Place, Slot
 from .result import Outline
-from .state import State
+from .state import State, is_same
 
 if TYPE_CHECKING:
     from .record import Recorder
@@ -62,8 +62,10 @@ class Program:
         self._types = list(map(type, cache.layers))
         self._holders = held_by
         self._fixed = _fixed_attributes(cache, recorder)
+        # Only code that has to be read could tell 1 from True.
+        self._is_same = is_same if state.has_read else operator.eq
         self._counts = list(counts.items())
-        self._writes = _written_to(recorder)
+        self._writes = written_to(recorder)
         self.is_exchanging = any(
             isinstance(call, Call) and call.function.namespace in _COLLECTIVES
             for call in recorder.recording.calls
@@ -76,6 +78,11 @@ class Program:
     def is_closed(self) -> bool:
         """Whether it runs no more."""
         return not self._finalizer.alive
+
+    @property
+    def writes_to_arguments(self) -> bool:
+        """Whether a run writes to an argument: it has to be given the caller's own."""
+        return bool(self._writes[2])
 
     def close(self) -> None:
         """Let go of the tensors it holds; it runs no more."""
@@ -98,7 +105,7 @@ class Program:
             owns = [holder.of(layers) for holder in self._holders]
             for at, count, names, values in self._fixed:
                 own = owns[at] if at >= 0 else vars(cache)
-                if len(own) != count or (names is not None and names(own) != values):
+                if len(own) != count or (names is not None and not self._is_same(names(own), values)):
                     return None
             for at, name in self._unread:
                 if name not in owns[at]:
@@ -169,7 +176,7 @@ class Run:
     appended: list[tuple[tuple[int, str], rooms.Room, int]]
 
 
-def _written_to(recorder: Recorder) -> tuple[list[torch.Tensor], list[tuple[int, Any]], list[str]]:
+def written_to(recorder: Recorder) -> tuple[list[torch.Tensor], list[tuple[int, Any]], list[str]]:
     """Constants, what holders keep and arguments that show memory which the step has written to."""
     written = {tensor.untyped_storage()._cdata for tensor in recorder.written.tensors}
     recording = recorder.recording

@@ -19,10 +19,20 @@ import torch
 
 from ..watch import watched_places
 from . import known
+from .objects import (
+    MISSING,
+    NAMESPACES,
+    attributes_of,
+    cell_content,
+    is_special,
+    is_written_in_c,
+    keeps_to_itself,
+    namespace_of,
+    slot_content,
+)
 from .reading import names_of
 from .watch import Ran
 
-MISSING = object()
 #: More than this is not compared between two tokens.
 MOST = 60_000
 #: Of a module's attributes, those its forward under ``no_grad`` asks nothing of.
@@ -49,8 +59,10 @@ PLAIN = (
     *(types.CodeType, torch.finfo, torch.iinfo),
 )
 _DESCRIPTIONS = (property, staticmethod, classmethod, functools.cached_property, functools.partialmethod)
-#: In a class, what says that it was written in C.
-_IN_C = (type(object.__init__), type(str.join), types.ClassMethodDescriptorType)
+#: Of functions and classes.
+_NOTED = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
+#: Modules of torch's operators, which are called by the dispatcher in any case.
+_OPERATORS = ("torch._ops", "torch._library", "torch.library")
 
 
 @dataclass
@@ -64,6 +76,7 @@ class Reached:
         cells: Of closures, with what they hold.
         slots: (object, name, value or `MISSING`) of attributes in slots.
         functions: With their code, defaults, keyword defaults and closure.
+        described: (object, name, value): a name or annotations of a function or class, parts of a partial.
         objects: Modules, also those that are not in the model, and whatever else has a class of its own.
         tensors: All that existed.
         fault: Something that code which had to be read may use, and whose state nobody can see.
@@ -79,6 +92,7 @@ class Reached:
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     slots: list[tuple[Any, str, Any]] = field(default_factory=list)
     functions: list[types.FunctionType] = field(default_factory=list)
+    described: list[tuple[Any, str, Any]] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     fault: str = ""
@@ -95,6 +109,7 @@ class _Walk:
         self._used = {name for code in self._codes for name in names_of(code).all}
         read = [names_of(code) for code in unread]
         self._strictly_used = {name for names in read for name in names.all}
+        self._handed_on = {name for names in read for name in names.handed_on}
         #: Whether any attribute may be read, by a name that is computed.
         self._is_open = any(names.is_open for names in read)
         self._seen: set[tuple[int, bool]] = set()
@@ -110,6 +125,10 @@ class _Walk:
         # What the originals of our replacements would have called, in all models of the process.
         for place in watched_places():
             self.reached.named += [(space, name, space.get(name, MISSING)) for space, name in place.entries()]
+            if isinstance(found := place.value(), types.FunctionType):
+                self.reached.functions.append(found)
+        # Whatever is done to a tensor is looked up there.
+        self.reached.namespaces[torch.Tensor] = namespace_of(torch.Tensor)
         while self._waiting:
             value, path, strict = self._waiting.pop()
             self._visit(value, path, strict)
@@ -125,8 +144,13 @@ class _Walk:
         """Whether code that had to be read may ask for ``name``, of an object of class ``owner``."""
         if name in self._strictly_used:
             return True
+        if owner is None:
+            return self._is_open
+        if known.is_fixed(owner.__module__) and not issubclass(owner, torch.nn.Module):
+            return name in self._used  # by its own methods, which are not read
         # Names that it computes are not those of what libraries keep to themselves.
-        return self._is_open and (owner is None or known.package(owner.__module__) not in known.LIBRARIES)
+        is_of_library = known.package(owner.__module__) in known.LIBRARIES or keeps_to_itself(owner)
+        return self._is_open and not is_of_library
 
     def _is_used(self, name: Any) -> bool:
         return self._is_open or type(name) is not str or name in self._used
@@ -149,27 +173,40 @@ class _Walk:
         for cls, handler in self._HANDLERS:
             if isinstance(value, cls):
                 return functools.partial(handler, self)
-        if known.is_fixed(kind.__module__) or _is_written_in_c(kind):
+        if is_written_in_c(kind):
             return None
-        if known.is_below(kind.__module__) and not known.is_harmless(kind.__module__):
-            return None
-        return self._visit_object
+        if known.is_harmless(kind.__module__):
+            return self._visit_object
+        if known.is_standard(kind.__module__) or (known.is_fixed(kind.__module__) and not _is_state(value)):
+            return self._visit_object_of_library
+        return None if known.is_below(kind.__module__) else self._visit_object
 
     def _check_opaque(self, value: Any, kind: type, path: str) -> None:
         if isinstance(
             value, types.BuiltinFunctionType | types.MethodDescriptorType | types.ClassMethodDescriptorType
         ):
-            # What is called from Python is seen as it is called (`watch`), and may never be.
-            if known.is_from_elsewhere(value):
+            # What is called from Python is seen as it is called (`watch`), and may never be. Not so what is
+            # handed on, or kept where functions in C find it.
+            name = path.rpartition(".")[2]
+            is_only_called = name.isidentifier() and name not in self._handed_on
+            if known.is_from_elsewhere(value) or not (is_only_called or known.is_plain_function(value)):
                 self._refuse(f"may call {path}, which is in C and not known")
+            self._visit_owner(value, path)
+        elif isinstance(value, types.MethodWrapperType):
+            self._visit_owner(value, path)
         elif isinstance(value, _TRANSPARENT) or (known.is_fixed(kind.__module__) and not _is_state(value)):
             return
-        elif known.is_standard(kind.__module__) and not _is_written_in_c(kind):
+        elif known.is_standard(kind.__module__) and not is_written_in_c(kind):
             return  # its methods are seen as they are called
         else:
             self._refuse(
                 f"may use {path}, whose state cannot be seen ({kind.__module__}.{kind.__qualname__})"
             )
+
+    def _visit_owner(self, method: Any, path: str) -> None:
+        owner = getattr(method, "__self__", None)
+        if not isinstance(owner, types.ModuleType):
+            self._waiting.append((owner, f"{path} (__self__)", True))
 
     # What is reached from what.
 
@@ -222,22 +259,24 @@ class _Walk:
         self._waiting.append((type(value), type(value).__qualname__, False))
 
     def _visit_class(self, value: type, path: str, strict: bool, is_first: bool) -> None:
-        if strict and _is_written_in_c(value) and not known.is_plain_class(value):
+        if strict and is_written_in_c(value) and not known.is_plain_class(value):
             self._refuse(f"may call {path}, a class that is in C and not known")
         if not is_first:
             return
         meta = type(value)
+        if known.package(value.__module__) not in known.OURS | known.LIBRARIES:
+            self._describe(value, path)
         if not known.is_fixed(meta.__module__) and not known.is_standard(meta.__module__):
             self._waiting.append((meta, f"type({path})", False))
         for cls in value.__mro__:
-            if cls in self.reached.namespaces or _is_written_in_c(cls) or cls.__module__ == "builtins":
+            if cls in self.reached.namespaces or is_written_in_c(cls) or cls.__module__ == "builtins":
                 continue
             if known.is_standard(cls.__module__) or (known.is_below(cls.__module__) and not strict):
                 continue
-            namespace = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
-            self.reached.namespaces[cls] = namespace
+            self.reached.namespaces[cls] = namespace = namespace_of(cls)
             self._count += len(namespace)
             is_ours = known.is_fixed(cls.__module__)
+            self._check_special(cls, namespace)
             for name, each in list(namespace.items()):
                 if type(name) is not str:
                     continue
@@ -246,6 +285,15 @@ class _Walk:
                     self._waiting.append(
                         (each, f"{cls.__qualname__}.{name}", not is_ours and self._is_strict(name, cls))
                     )
+
+    def _check_special(self, cls: type, namespace: dict[str, Any]) -> None:
+        """What Python itself calls by `__call__` and the like, is not seen where it is in C."""
+        if known.package(cls.__module__) in known.OURS | known.LIBRARIES:
+            return
+        for name, each in namespace.items():
+            is_called = isinstance(each, types.BuiltinFunctionType) and is_special(name)
+            if is_called and not known.is_plain_function(each):
+                self._refuse(f"may call {cls.__qualname__}.{name}, which is in C and not known")
 
     def _visit_python_module(self, value: types.ModuleType, path: str, strict: bool, is_first: bool) -> None:
         space, is_fixed = vars(value), known.is_fixed(value.__name__)
@@ -264,16 +312,19 @@ class _Walk:
                 self._waiting.append((each, f"{path}.{name}", is_strict))
 
     def _visit_function(self, value: types.FunctionType, path: str, strict: bool, is_first: bool) -> None:
-        if not is_first:
-            return
         if known.package(value.__globals__.get("__name__") or "") == "liteboost_adaptor":
+            return
+        is_library = _is_of_library(value)
+        if strict and not is_library:
+            self._describe(value, path)
+            self._add_dict(value.__dict__, path, None, True)
+        if not is_first:
             return
         # One that did not run may hold one that did: a wrapper.
         if value.__code__ not in self._codes and not (value.__closure__ and value.__name__ in self._used):
             return
-        is_unread, is_library = value.__code__ in self._unread, _is_of_library(value)
-        if not is_library:
-            self.reached.functions.append(value)
+        is_unread = value.__code__ in self._unread
+        self.reached.functions.append(value)
         if value.__dict__ or is_unread:
             self._add_dict(value.__dict__, path, None, is_unread)
         for each in (value.__defaults__, value.__kwdefaults__):
@@ -284,15 +335,32 @@ class _Walk:
                 self.reached.cells.append((cell, content))
             self._waiting.append((content, f"{name} in {path}", is_unread))
 
+    def _describe(self, value: Any, path: str) -> None:
+        """What Python notes about a function or class of the user's, and its code may ask for."""
+        for name in _NOTED & self._strictly_used:
+            found = getattr(value, name, None)
+            self.reached.described.append((value, name, found))
+            self._waiting.append((found, f"{path}.{name}", False))
+
     def _visit_method(self, value: types.MethodType, path: str, strict: bool, is_first: bool) -> None:
         self._waiting += [(value.__func__, path, strict), (value.__self__, f"{path}.__self__", strict)]
 
     def _visit_description(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
         names = ("fget", "fset", "__func__", "func", "args", "keywords", "__wrapped__")
-        self._waiting += [(getattr(value, name, None), path, strict) for name in names]
+        if isinstance(value, functools.partial):
+            parts = [(value, name, getattr(value, name)) for name in ("func", "args", "keywords")]
+            self.reached.described += parts
+            if strict and value.func in (getattr, vars):
+                self._refuse(f"may use {path}, which reads attributes by any name")
+        self._waiting += [(getattr(value, name, None), f"{path} ({name})", strict) for name in names]
 
     def _visit_object(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
         self._visit_parts(value, path, is_first)
+
+    def _visit_object_of_library(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
+        """One of torch's or of Python's library: what it keeps, code that had to be read may ask for."""
+        if strict and not type(value).__module__.startswith(_OPERATORS):
+            self._visit_parts(value, path, True)
 
     def _visit_parts(self, value: Any, path: str, is_first: bool) -> None:
         """The attributes of an object, and its class."""
@@ -301,14 +369,16 @@ class _Walk:
         kind = type(value)
         self.reached.objects.append(value)
         self._waiting.append((kind, kind.__qualname__, False))
-        own = getattr(value, "__dict__", None)
-        if type(own) is dict:
+        own = attributes_of(value)
+        if own is not None:
             # What a configuration is asked for is often computed.
             is_used = None if known.package(kind.__module__) in known.LIBRARIES else self._is_used
+            if keeps_to_itself(kind):
+                is_used = self._used.__contains__
             self._add_dict(own, path, is_used, owner=kind)
         for cls in kind.__mro__:
             for name, slot in vars(cls).items():
-                if isinstance(slot, types.MemberDescriptorType) and not _is_written_in_c(cls):
+                if isinstance(slot, types.MemberDescriptorType) and not is_written_in_c(cls):
                     each = slot_content(slot, value)
                     self.reached.slots.append((value, name, each))
                     self._waiting.append((each, f"{path}.{name}", self._is_strict(name, cls)))
@@ -367,7 +437,7 @@ class _Walk:
         (dict, _visit_dict),
         ((list, tuple, set, frozenset, collections.deque), _visit_items),
         (types.MappingProxyType, _visit_proxy),
-        (types.SimpleNamespace, _visit_object),
+        (NAMESPACES, _visit_object),
         ((*_DESCRIPTIONS, functools.partial), _visit_description),
     )
 
@@ -384,42 +454,11 @@ def _is_of_library(function: Any) -> bool:
     return known.is_known(function.__code__, function.__globals__)
 
 
-def cell_content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing was assigned yet
-        return MISSING
-
-
-def slot_content(slot: Any, value: Any) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:
-        return MISSING
-
-
 _CALLABLE = (types.FunctionType, *_DESCRIPTIONS)
 _TRANSPARENT = (
-    *(types.WrapperDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
+    *(types.WrapperDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, enum.Enum, BaseException),
 )
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_written_in_c(cls: type) -> bool:
-    """Whether ``cls`` itself was made in C: instances may hold what Python does not see."""
-    if cls in (object, dict, list, tuple, set, frozenset, int, float, str, bytes, collections.OrderedDict):
-        return False
-    if not cls.__flags__ & (1 << 9):  # Py_TPFLAGS_HEAPTYPE
-        return True
-    if type(cls).__name__ in ("pybind11_type", "nb_type_0", "nb_type"):
-        return True
-    own = vars(cls).values()
-    if any(isinstance(each, _IN_C) and getattr(each, "__objclass__", None) is cls for each in own):
-        return True
-    return any(
-        _is_written_in_c(base) for base in cls.__bases__ if base.__module__ not in ("builtins", "typing")
-    )
 
 
 def _is_state(value: Any) -> bool:
@@ -432,4 +471,4 @@ def _builtins(space: dict[str, Any]) -> dict[str, Any]:
     return vars(found) if isinstance(found, types.ModuleType) else found
 
 
-__all__ = ["MISSING", "PLAIN", "Reached", "cell_content", "reached_by", "slot_content"]
+__all__ = ["PLAIN", "Reached", "reached_by"]

@@ -24,7 +24,10 @@ _KNOWN = re.compile(
 )
 #: By these a function gets at attributes under names that are not among its own.
 _BY_ANY_NAME = frozenset(
-    {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "methodcaller", "dir"}
+    {
+        *("getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "methodcaller", "dir"),
+        *("asdict", "astuple"),
+    }
 )
 
 
@@ -35,11 +38,13 @@ class Names:
     Attributes:
         globals: Names it looks up in its module, or among builtins.
         all: These and the names of attributes, and every string it holds.
+        handed_on: Those of `all` that it does not only call, there and then.
         is_open: Whether it may use others, which it computes.
     """
 
     globals: frozenset[str]
     all: frozenset[str]
+    handed_on: frozenset[str]
     is_open: bool
 
 
@@ -47,16 +52,33 @@ class Names:
 def names_of(code: types.CodeType) -> Names:
     """The names that ``code`` itself uses; not those of functions it defines, which run as their own."""
     names = code.co_names
-    found, extended = set(), 0
+    found, handed_on, extended = set(), set(), 0
+    is_open = not _BY_ANY_NAME.isdisjoint(names)
     for at in range(0, len(code.co_code), 2):
         operation, argument = code.co_code[at], code.co_code[at + 1] | extended
         extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
         if operation in _GLOBAL:
-            found.add(names[argument >> _GLOBAL_SHIFT if operation == _LOAD_GLOBAL else argument])
+            is_loaded = operation == _LOAD_GLOBAL
+            name = names[argument >> _GLOBAL_SHIFT if is_loaded else argument]
+            found.add(name)
+            if not (is_loaded and argument & 1):
+                handed_on.add(name)
+        elif operation == _LOAD_ATTR and not (_SHARES_METHODS and argument & 1):
+            handed_on.add(names[argument >> _ATTRIBUTE_SHIFT])
+        elif operation == _MATCH_CLASS and argument:
+            is_open = True  # by position: the class says what they are called
     strings = {text for value in code.co_consts for text in _strings(value)}
-    return Names(frozenset(found), frozenset(names) | strings, not _BY_ANY_NAME.isdisjoint(names))
+    fields = {name for text in strings if "{" in text for name in _NAME.findall(text)}
+    everything = frozenset(names) | strings | fields
+    return Names(frozenset(found), everything, frozenset(handed_on) | strings | fields, is_open)
 
 
+_NAME = re.compile(r"[^\W\d]\w*")
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
+_LOAD_ATTR = dis.opmap["LOAD_ATTR"]
+#: Since 3.12 one instruction loads attributes and methods, and its lowest bit says which.
+_SHARES_METHODS = "LOAD_METHOD" not in dis.opmap
+_ATTRIBUTE_SHIFT = 1 if _SHARES_METHODS else 0
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _GLOBAL = {dis.opmap[name] for name in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")}
 #: Since 3.11 its lowest bit says whether a call follows.

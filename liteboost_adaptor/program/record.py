@@ -26,7 +26,7 @@ from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
 from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
-from .tensors import Known, Written, memory
+from .tensors import Known, Written, attribute, memory
 from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
@@ -75,6 +75,7 @@ class Recorder(TorchDispatchMode):
         places: What each symbol, by its position in `conditions`, is the value of; one may have several.
         requirements: What must be so of an argument, by name, before every run.
         written: What the step has written to tensors that were there before.
+        told: (tensor that was there before, attribute that others may change, what Python was told).
         numbers_allowed: Whether the function that runs is known to make tensors of Python's numbers alone:
             then one that no operator has made is no result of anything. `SCALARS`: only those without
             dimensions.
@@ -106,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self._symbols: dict[int, torch.SymInt] = {}
         self._static: dict[int, torch.Tensor] = {}
         self.before: list[dict[str, Any]] = []
+        self.told: list[tuple[torch.Tensor, str, Any]] = []
         self.requirements: list[tuple[str, Callable[[torch.Tensor], bool]]] = []
         self._numbers = numbers
 
@@ -132,6 +134,18 @@ class Recorder(TorchDispatchMode):
                 self.requirements.append((name, holds))
                 return True
         return False
+
+    def tell(self, tensor: torch.Tensor, name: str, value: Any) -> bool:
+        """Python was told ``value`` for the attribute ``name``: whether a run can see that it still is so."""
+        real = _real(tensor)
+        if self.written.is_own(real):
+            return type(tensor) is not Tracked  # what the step has made is made anew
+        if self.require(tensor, lambda given: attribute(given, name) == value):
+            return not isinstance(value, torch.Tensor)
+        if self._known.find(real) is None:
+            return False
+        self.told.append((real, name, value))
+        return True
 
     def hold(self, *tensors: torch.Tensor) -> None:
         """``tensors`` of ours are constants of the step: whoever made them knows when they are right."""
@@ -397,6 +411,11 @@ class Recorder(TorchDispatchMode):
     def _function(self, text: str) -> Callable[..., Any]:
         parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
         return eval(f"lambda {parameters}: {text}", {"math": math, "Min": min, "Max": max})
+
+
+def is_untouched(tensor: Tracked) -> bool:
+    """Whether nobody has written an attribute on what stands for a tensor."""
+    return vars(tensor).keys() <= {"actual", "shaped"}
 
 
 def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:

@@ -8,6 +8,7 @@ import functools
 import itertools
 import types
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch.nn.modules import module as nn_module
 
 from .. import native
 from . import known
-from .reach import MISSING, PLAIN, Reached, cell_content, reached_by, slot_content
+from .objects import MISSING, attributes_of, cell_content, slot_content
+from .reach import PLAIN, Reached, reached_by
 from .reading import names_of
+from .tensors import attribute
 from .watch import Ran
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -33,6 +36,7 @@ class State:
 
     Attributes:
         fault: Something they may read whose state nobody can see, or an empty string.
+        has_read: Whether any of them had to be read.
     """
 
     def __init__(self, model: torch.nn.Module, cache: Any, ran: Ran) -> None:
@@ -47,10 +51,17 @@ class State:
             "dicts": (dicts, [dict(dict.items(each)) for each in dicts]),
             "lists": (reached.lists, [list(each) for each in reached.lists]),
         }
+        self.has_read = bool(ran.unread())
         self._process = _process()
         self._registered: object = None
+        #: How many kernels were registered from Python.
+        self._kernels = -1
+        #: What Python was told of tensors: see `Recorder.tell`.
+        self._told: list[tuple[torch.Tensor, str, Any]] = []
         # Operators ask for it in every run; a comparison on an NPU sets it for a while.
         self._determinism = _determinism()
+        self._asks_for_ranks = any("is_initialized" in names_of(code).all for code in ran.unread())
+        self._ranks = self._asks_for_ranks and _has_ranks()
         self._reads_determinism = any(
             "determinis" in name for code in ran.unread() for name in names_of(code).all
         )
@@ -63,20 +74,34 @@ class State:
             if known.package(cls.__module__) not in known.OURS | known.LIBRARIES
         ]
         self._sets = [(each, set(each)) for each in reached.sets]
+        # What was moved to an end is where it was in the dict below.
+        self._orders = [
+            (each, list(OrderedDict.__iter__(each)))
+            for each in reached.dicts
+            if isinstance(each, OrderedDict) and len(each) > 1
+        ]
         self._queues = [(each, list(each)) for each in reached.queues]
         self._types = list(map(type, reached.objects))
+        self._attributes = list(map(attributes_of, reached.objects))
         named = {(id(space), name): (space, name, value) for space, name, value in reached.named}
         by_space = sorted(named.values(), key=lambda each: id(each[0]))
         self._named = [list(each) for each in zip(*by_space, strict=True)] or [[], [], []]
-        self._functions = reached.functions, [part for each in reached.functions for part in _inside(each)]
+        functions = list({id(each): each for each in reached.functions}.values())
+        self._functions = functions, [part for each in functions for part in _inside(each)]
         self._cells = (
             [cell for cell, _ in reached.cells],
             [cell if content is MISSING else content for cell, content in reached.cells],
         )
         self._remembered = None
         if (compiled := _compiled()) is not None:
-            self._remembered = compiled.liteboost_remember(
-                *self._saved["dicts"], *self._cells, *self._functions, *self._named, MISSING
+            self._remembered = compiled.liteboost_note(
+                *self._saved["dicts"],
+                *self._cells,
+                *self._functions,
+                *self._named,
+                MISSING,
+                reached.objects,
+                self._types,
             )
             weakref.finalize(self, compiled.liteboost_forget, self._remembered)
 
@@ -92,28 +117,30 @@ class State:
         except Exception:  # noqa: BLE001 - what cannot be compared was exchanged
             return False
 
-    def freeze(self) -> None:
-        """From here on no class may be registered with an abstract one, where code was read that may ask.
+    def freeze(self, told: list[tuple[torch.Tensor, str, Any]]) -> None:
+        """From here on tensors have to be what Python was ``told`` of them, and no kernel may be registered.
 
-        Not before: what a step that is recorded imports does so. And not for libraries: any import may.
+        Nor a class with an abstract one, where code was read that may ask: libraries do so in any import.
+        Not before: what a step that is recorded imports does both.
         """
+        self._told, self._kernels = told, len(torch.library._impls)
         self._registered = abc.get_cache_token() if self._asks_for_classes else None
 
     def _has_settings(self) -> bool:
         is_registered = self._registered is not None and abc.get_cache_token() != self._registered
         if self._reads_determinism and _determinism() != self._determinism:
             return False
+        if self._asks_for_ranks and _has_ranks() != self._ranks:
+            return False
+        if self._kernels not in (-1, len(torch.library._impls)):
+            return False
         return not is_registered and _process() == self._process
 
     def _holds_the_same(self) -> bool:
         """Dicts, lists, types and names: all at once, by identity, and by value where that fails."""
         reached = self._reached
-        if (compiled := _compiled()) is not None and compiled.liteboost_unchanged(
-            self._remembered,
-            *self._saved["lists"],
-            reached.empty,
-            reached.objects,
-            self._types,
+        if (compiled := _compiled()) is not None and compiled.liteboost_is_as_noted(
+            self._remembered, *self._saved["lists"], reached.empty
         ):
             return True
         return next(self.changes(), None) is None
@@ -123,7 +150,12 @@ class State:
         yield from (cls.__mro__ is not bases for cls, bases in self._bases)
         yield from (not _is_same_set(each, saved) for each, saved in self._sets)
         yield from (not _are_same(list(each), saved) for each, saved in self._queues)
-        yield from (not _is_same(_slot_of(each, name), value) for each, name, value in self._reached.slots)
+        yield from (not is_same(_slot_of(each, name), value) for each, name, value in self._reached.slots)
+        yield from (not is_same(attribute(each, name), value) for each, name, value in self._told)
+        yield from (
+            not is_same(getattr(each, name, None), value) for each, name, value in self._reached.described
+        )
+        yield from (list(OrderedDict.__iter__(each)) != order for each, order in self._orders)
 
     def changes(self) -> Any:
         """What was exchanged, each in words."""
@@ -134,20 +166,21 @@ class State:
             if len(now) != len(saved) or not all(map(_same_key, now, saved)):
                 yield f"the attributes or keys {sorted(map(str, now.keys() ^ saved.keys()))[:4]}"
             else:
-                yield from (f"{name}" for name, value in saved.items() if not _is_same(now[name], value))
+                yield from (f"{name}" for name, value in saved.items() if not is_same(now[name], value))
         for live, saved in zip(*self._saved["lists"], strict=True):
             if not _are_same(live, saved):
                 yield "a list"
         if any(self._reached.empty):
             yield f"what was empty: {[str(each)[:40] for each in self._reached.empty if each][:2]}"
-        for each, kind in zip(self._reached.objects, self._types, strict=True):
-            if type(each) is not kind:
-                yield f"the class of a {kind.__name__}"
+        things = zip(self._reached.objects, self._types, self._attributes, strict=True)
+        for each, kind, own in things:
+            if type(each) is not kind or attributes_of(each) is not own:
+                yield f"the class or the dict of a {kind.__name__}"
         for space, name, value in zip(*self._named, strict=True):
-            if not _is_same(space.get(name, MISSING), value):
+            if not is_same(space.get(name, MISSING), value):
                 yield f"the global {name}"
         for cell, content in self._reached.cells:
-            if not _is_same(cell_content(cell), content):
+            if not is_same(cell_content(cell), content):
                 yield "what a closure holds"
         parts = [part for each in self._functions[0] for part in _inside(each)]
         if any(now is not then for now, then in zip(parts, self._functions[1], strict=True)):
@@ -206,6 +239,10 @@ def _determinism() -> tuple[bool, bool]:
     )
 
 
+def _has_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _process() -> tuple[Any, ...]:
     """Settings of the process that operators and Python may ask for."""
     return (
@@ -235,7 +272,7 @@ def _same_key(one: Any, other: Any) -> bool:
     return one is other or one == other
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     """Whether they are one object, or plain values that nothing tells apart."""
     if one is other:
         return True
@@ -245,7 +282,7 @@ def _is_same(one: Any, other: Any) -> bool:
     if kind is float:
         return one.hex() == other.hex()
     if kind is complex:
-        return _is_same((one.real, one.imag), (other.real, other.imag))
+        return is_same((one.real, one.imag), (other.real, other.imag))
     if kind in (tuple, torch.Size):
         return _are_same(one, other)
     if isinstance(one, types.MethodType):
@@ -254,7 +291,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _are_same(some: Any, others: Any) -> bool:
-    return len(some) == len(others) and all(map(_is_same, some, others))
+    return len(some) == len(others) and all(map(is_same, some, others))
 
 
 def _is_same_set(one: set[Any], other: set[Any]) -> bool:
@@ -269,11 +306,13 @@ def _compiled() -> ctypes.PyDLL | None:
     if status is None or not status.loaded or status.path is None:
         return None
     library = ctypes.PyDLL(str(status.path))
-    library.liteboost_remember.argtypes = [ctypes.py_object] * 10
-    library.liteboost_remember.restype = ctypes.c_void_p
+    if not hasattr(library, "liteboost_note"):  # compiled before there was one
+        return None
+    library.liteboost_note.argtypes = [ctypes.py_object] * 12
+    library.liteboost_note.restype = ctypes.c_void_p
     library.liteboost_forget.argtypes, library.liteboost_forget.restype = [ctypes.c_void_p], None
-    library.liteboost_unchanged.argtypes = [ctypes.c_void_p, *[ctypes.py_object] * 5]
-    library.liteboost_unchanged.restype = ctypes.c_int
+    library.liteboost_is_as_noted.argtypes = [ctypes.c_void_p, *[ctypes.py_object] * 3]
+    library.liteboost_is_as_noted.restype = ctypes.c_int
     return library
 
 
@@ -294,4 +333,4 @@ def _has_forward_of_others(module: torch.nn.Module) -> bool:
     return "forward" in own and not getattr(own["forward"], RECORDABLE, False)
 
 
-__all__ = ["RECORDABLE", "Reached", "State", "hooked"]
+__all__ = ["RECORDABLE", "Reached", "State", "hooked", "is_same"]

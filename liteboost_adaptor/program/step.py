@@ -81,7 +81,7 @@ class Steps:
         given = arguments.dense(kwargs)
         for program in programs:
             symbols = program.symbols(cache, given)
-            if symbols is None:
+            if symbols is None or (given is not kwargs and program.writes_to_arguments):
                 continue
             if not program.state.is_as_it_was():
                 with self._lock:
@@ -151,7 +151,7 @@ class Steps:
         from .attempt import Attempt  # brings sympy and torch's tracing along
 
         ran = self._ran[key]
-        attempt = Attempt(model, given, ran, self._numbers)
+        attempt = Attempt(model, given, ran, self._numbers, given is not kwargs)
         if attempt.fault:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:

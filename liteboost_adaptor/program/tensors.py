@@ -85,3 +85,9 @@ def memory(tensor: torch.Tensor) -> Any:
         return id(tensor)
     place = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return *place, tensor.dtype, tensor.shape, tensor.stride()
+
+
+def attribute(tensor: torch.Tensor, name: str) -> Any:
+    """What Python is told for ``tensor.name``, or by that method."""
+    found = getattr(tensor, name)
+    return found() if callable(found) else found

@@ -23,6 +23,8 @@ _READS |= {"_to_dlpack", "_to_dlpack_versioned"}
 _HIDES = {"_pop_torch_dispatch_stack", "_unset_dispatch_mode"}
 #: What makes a text of a length: not the number's, while it is a symbol.
 _TEXTS = {torch.SymInt.__repr__.__code__, torch.SymFloat.__repr__.__code__, torch.SymBool.__repr__.__code__}
+#: Modules of torch's whose forward is one operator where no mode is on.
+_FASTER = "torch.nn.modules."
 _RANDOM = ("random.", "_random.", "numpy.random.")
 #: What notes and traces a step; what it calls is no part of the step.
 _NOTING = (
@@ -96,8 +98,9 @@ def unwatched() -> Iterator[None]:
         sys.setprofile(watching)
 
 
-#: Who calls a function: what notes the step, or we; torch; code that is known; code that has to be read.
-_OURS, _FIXED, _KNOWN, _UNREAD = range(4)
+#: Who calls a function: what notes the step, or we; torch; code that is known; code that has to be read; and
+#: what such code may not call.
+_OURS, _FIXED, _KNOWN, _UNREAD, _STATEFUL = range(5)
 
 
 class _Watch:
@@ -123,6 +126,8 @@ class _Watch:
                 return  # what it calls may be called by others, too
             kind = self._kinds[id(code)] = self._kind_of(frame)
             self._alive.append(code)
+        elif kind == _STATEFUL and event == "call":
+            self.ran.fault = self.ran.fault or _called(frame, frame.f_globals["__name__"])
         if event != "c_call" or not kind:
             return
         if called is sys.getprofile:
@@ -142,6 +147,8 @@ class _Watch:
         self.ran.fault = self.ran.fault or _called(frame, module)
         if known.package(module) == "liteboost_adaptor":
             return _OURS
+        if known.is_stateful(module, frame.f_code.co_name):
+            return _STATEFUL
         if known.is_fixed(module) or known.is_standard(module):
             return _FIXED
         return _KNOWN if known.is_known(frame.f_code, names) else _UNREAD
@@ -151,7 +158,7 @@ def _called(frame: types.FrameType, module: str) -> str:
     """Why a function in Python is none that a program can stand for, as far as its module says."""
     if f"{module}.".startswith(_RANDOM):
         return f"draws random numbers ({module}.{frame.f_code.co_qualname})"
-    if not known.is_standard(module) or known.is_harmless(module):
+    if not known.is_stateful(module, frame.f_code.co_name):
         return ""
     caller = frame.f_back
     while caller is not None and known.is_standard(caller.f_globals.get("__name__") or ""):
@@ -170,7 +177,9 @@ def _called_in_c(called: Any, frame: types.FrameType, kind: int) -> str:
             return f"reads values (Tensor.{name})"
     if name in _HIDES and not _is_noting(frame):
         return f"computes without being seen ({frame.f_code.co_qualname})"
-    if kind == _FIXED:
+    if name == "_has_torch_function" and (frame.f_globals.get("__name__") or "").startswith(_FASTER):
+        return f"{_place(frame)} takes another way while a mode is on"
+    if kind in (_FIXED, _STATEFUL):
         return ""
     owner = getattr(called, "__self__", None)
     if f"{type(owner).__module__}.".startswith(_RANDOM):

@@ -1,0 +1,75 @@
+"""Where Python keeps what belongs to an object, and who made its class."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import gc
+import types
+from typing import Any
+
+import torch
+
+from . import known
+
+MISSING = object()
+#: Objects that are nothing but attributes.
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+#: In a class, what says that it was written in C.
+_IN_C = (type(object.__init__), type(str.join), types.ClassMethodDescriptorType)
+
+
+def namespace_of(cls: type) -> dict[str, Any]:
+    """The dict behind what a class shows as its ``__dict__``."""
+    return next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The dict that the attributes of an object are in."""
+    own = getattr(value, "__dict__", None)
+    return own if type(own) is dict and own is value.__dict__ else None
+
+
+def cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was assigned yet
+        return MISSING
+
+
+def slot_content(slot: Any, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return MISSING
+
+
+@functools.lru_cache(maxsize=4096)
+def is_written_in_c(cls: type) -> bool:
+    """Whether ``cls`` itself was made in C: instances may hold what Python does not see."""
+    if cls in (object, dict, list, tuple, set, frozenset, int, float, str, bytes, collections.OrderedDict):
+        return False
+    if not cls.__flags__ & (1 << 9):  # Py_TPFLAGS_HEAPTYPE
+        return True
+    if type(cls).__name__ in ("pybind11_type", "nb_type_0", "nb_type"):
+        return True
+    own = vars(cls).values()
+    if any(isinstance(each, _IN_C) and getattr(each, "__objclass__", None) is cls for each in own):
+        return True
+    return any(
+        is_written_in_c(base) for base in cls.__bases__ if base.__module__ not in ("builtins", "typing")
+    )
+
+
+def is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def keeps_to_itself(cls: type) -> bool:
+    """Whether ``cls`` is torch's or of Python's library, and no user puts data into its attributes."""
+    if cls in NAMESPACES or issubclass(cls, torch.nn.Module):
+        return False
+    return known.is_fixed(cls.__module__) or (
+        known.is_standard(cls.__module__) and not known.is_harmless(cls.__module__)
+    )
