@@ -261,8 +261,10 @@ class _Body:
             if type(value) is types.FunctionType:
                 self.reader.read(value, self.owner, self.instance, self.depth + 1)
             return
-        if hasattr(self.owner, "__getattr__"):  # parameters and children are found by it
-            self.reader.note(place_in_class(self.owner, "__getattr__"))
+        # An attribute of the instance, until the class gets one that is found before it (a property).
+        for each in (name, "__getattribute__", "__getattr__"):
+            if each == name or hasattr(self.owner, each):
+                self.reader.note(place_in_class(self.owner, each))
         child = vars(self.instance).get("_modules", {}).get(name) if self.instance is not None else None
         held = vars(self.instance).get(name) if self.instance is not None else None
         if isinstance(child, torch.nn.Module):

@@ -23,8 +23,11 @@ from .catalogue import Rule
 #: Attribute of a replacement that is told why its original has to run (keyword ``liteboost_refusal``) and
 #: counts that by itself: where it has more to do than to call the original.
 TAKES_REFUSAL = "takes_refusal"
-#: How the checks of ops raise; other errors are not caught.
-_REFUSALS = (ValueError, TypeError, IndexError)
+#: How the checks of ops raise, and the dispatcher's of their schemas; other errors are not caught.
+_OF_CHECKS = (ValueError, TypeError, IndexError)
+_REFUSALS = (*_OF_CHECKS, RuntimeError)
+#: In the dispatcher's error, a RuntimeError, where an argument is of another type than the op's schema says.
+_NOT_OF_SCHEMA = "Expected a value of type"
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
@@ -45,8 +48,8 @@ def guard(
     if rule.kind == "function":
         return _guarded_function(made, original, watch, tally)
     if rule.kind == "module":
-        methods = {place.name for place in watch.places if place.space is owner} - {rule.attribute}
-        return _guarded_method(made, original, watch, tally, frozenset(methods))
+        methods = {place.name for place in watch.places if place.space is owner and callable(place.value())}
+        return _guarded_method(made, original, watch, tally, frozenset(methods - {rule.attribute}))
     guarded = _guarded(made, _EXPRESSIONS[rule.pattern], watch, tally)
     if hasattr(made, "tally"):
         guarded.tally = made.tally
@@ -220,8 +223,12 @@ def _joining(made: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[
 
 
 def _is_refusal(fault: Exception) -> bool:
-    """Whether the checks of an op have raised ``fault``."""
-    return isinstance(fault, LiteBoostError) or str(fault).startswith("liteboost")
+    """Whether the checks of an op, or of its schema, have raised ``fault``."""
+    is_of_checks = isinstance(fault, _OF_CHECKS)
+    if is_of_checks and isinstance(fault, LiteBoostError):
+        return True
+    text = str(fault)
+    return text.startswith("liteboost") and (is_of_checks or _NOT_OF_SCHEMA in text)
 
 
 def _refused(

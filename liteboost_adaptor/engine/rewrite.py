@@ -41,6 +41,7 @@ from .expressions import (
     writes_in_place,
 )
 from .source import SourceUnavailable
+from .successor import call_with, load, yield_to_successor
 
 PATTERNS = ("call", "product", "factor", "residual", "receiver", "function")
 #: A dictionary's method of the same name takes fewer.
@@ -111,45 +112,11 @@ def forwarding(
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
         raise SourceUnavailable("takes *args, **kwargs or keyword-only arguments")
     node = copy.copy(parsed.node)
-    node.body = [
-        ast.copy_location(ast.Return(value=_call_with(arguments, "__liteboost_ours__")), parsed.node)
-    ]
+    node.body = [ast.copy_location(ast.Return(value=call_with(arguments, "__liteboost_ours__")), parsed.node)]
     names = {"__liteboost_ours__": replacement, **yield_to_successor(node, method, owner, attribute)}
     function = build(node, parsed, names)
     vars(function)["__liteboost_original__"] = method
     return function
-
-
-def yield_to_successor(
-    node: ast.FunctionDef, method: Any, owner: type | None, attribute: str
-) -> dict[str, Any]:
-    """Begin ``node`` with a check that ``owner`` still has ``method``; returns the names the check uses.
-
-    ``attribute`` is what ``owner`` calls the method, where that is not the name in its definition.
-
-    A patch that someone puts on the class after us must act, though our subclass overrides the method.
-    """
-    if owner is None:
-        return {}
-    current = ast.Attribute(value=_load("__liteboost_class__"), attr=attribute or node.name, ctx=ast.Load())
-    changed = ast.Compare(left=current, ops=[ast.IsNot()], comparators=[_load("__liteboost_original__")])
-    successor = _call_with(node.args, "__liteboost_class__")
-    successor.func = copy.copy(current)
-    check = ast.If(test=changed, body=[ast.Return(value=successor)], orelse=[])
-    has_docstring = ast.get_docstring(node, clean=False) is not None
-    node.body = [*node.body[:has_docstring], ast.copy_location(check, node), *node.body[has_docstring:]]
-    return {"__liteboost_class__": owner, "__liteboost_original__": method}
-
-
-def _call_with(arguments: ast.arguments, function: str) -> ast.Call:
-    """A call of ``function`` with the parameters of a definition as they came."""
-    args: list[ast.expr] = [_load(a.arg) for a in (*arguments.posonlyargs, *arguments.args)]
-    keywords = [ast.keyword(arg=a.arg, value=_load(a.arg)) for a in arguments.kwonlyargs]
-    if arguments.vararg:
-        args.append(ast.Starred(value=_load(arguments.vararg.arg), ctx=ast.Load()))
-    if arguments.kwarg:
-        keywords.append(ast.keyword(arg=None, value=_load(arguments.kwarg.arg)))
-    return ast.Call(func=_load(function), args=args, keywords=keywords)
 
 
 def rewrap(method: Any, inner: types.FunctionType) -> types.FunctionType:
@@ -220,10 +187,6 @@ def build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]
 def _is_private(node: ast.AST) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name.startswith("__") and not name.endswith("__")
-
-
-def _load(name: str) -> ast.Name:
-    return ast.Name(id=name, ctx=ast.Load())
 
 
 class _Editor(ast.NodeTransformer):
@@ -329,7 +292,7 @@ class _Editor(ast.NodeTransformer):
         if not isinstance(method, ast.Attribute) or method.attr not in self.routes.receiver:
             return node
         if self._is_local(method.value) and len(node.args) >= _RECEIVER_ARGUMENTS:
-            target, arguments = self.routes.receiver[method.attr], [method.value, _load(self.self_name)]
+            target, arguments = self.routes.receiver[method.attr], [method.value, load(self.self_name)]
             method.value = self._replace(method.value, "receiver", method.attr, target, arguments)
         return node
 
@@ -340,7 +303,7 @@ class _Editor(ast.NodeTransformer):
         """``self.child(x, *args, **kwargs) if args or kwargs else r(self.child, x)``."""
         arguments = [node.func, self.visit(node.args[0])]
         ours = self._replace(node, "call", name, self.routes.call[name], arguments)
-        given: list[ast.expr] = [_load(extra) for extra in extras]
+        given: list[ast.expr] = [load(extra) for extra in extras]
         test = ast.BoolOp(op=ast.Or(), values=given) if len(given) > 1 else given[0]
         return ast.copy_location(ast.IfExp(test=test, body=node, orelse=ours), node)
 
@@ -352,10 +315,10 @@ class _Editor(ast.NodeTransformer):
         original, replacement = self.routes.function[name.id]
         self.met["function"].add(name.id)
         same = ast.Compare(
-            left=_load(name.id), ops=[ast.Is()], comparators=[_load(self._bind(name.id, original))]
+            left=load(name.id), ops=[ast.Is()], comparators=[load(self._bind(name.id, original))]
         )
         choice = ast.IfExp(
-            test=same, body=_load(self._bind(f"{name.id}_ours", replacement)), orelse=_load(name.id)
+            test=same, body=load(self._bind(f"{name.id}_ours", replacement)), orelse=load(name.id)
         )
         return ast.copy_location(choice, name)
 
@@ -369,7 +332,7 @@ class _Editor(ast.NodeTransformer):
         label: str = "",
     ) -> ast.Call:
         self.met[pattern].add(name)
-        function = _load(self._bind(f"{pattern}_{label or name}", target))
+        function = load(self._bind(f"{pattern}_{label or name}", target))
         call = ast.Call(func=function, args=arguments, keywords=[])
         return ast.copy_location(call, node)
 
@@ -412,7 +375,7 @@ class _Editor(ast.NodeTransformer):
         targets = ast.Tuple(elts=[ast.Name(id=n, ctx=ast.Store()) for n in (normed, holder)], ctx=ast.Store())
         statements: list[ast.stmt] = [ast.copy_location(ast.Assign(targets=[targets], value=call), last)]
         if kept and holder != kept:
-            copied = ast.Assign(targets=[ast.Name(id=kept, ctx=ast.Store())], value=_load(holder))
+            copied = ast.Assign(targets=[ast.Name(id=kept, ctx=ast.Store())], value=load(holder))
             statements.append(ast.copy_location(copied, body[1]))
         return statements, 3 if kept else 2
 

@@ -14,6 +14,7 @@ import ctypes
 import fnmatch
 import functools
 import mmap
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,10 +215,24 @@ def _is_alone(weight: torch.Tensor, least: int = 0) -> bool:
         return False
     if not weight.is_contiguous() or weight.is_inference() or weight.is_shared() or weight.is_pinned():
         return False
-    storage = weight.untyped_storage()
-    # The weight and the object asked about it.
-    is_whole = storage.nbytes() == weight.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
-    return is_whole and (weight.data_ptr() in _held or _is_torchs_own(weight))
+    is_whole = weight.untyped_storage().nbytes() == weight.nbytes
+    is_unshared = _holders(weight) == _least_holders()
+    return is_whole and is_unshared and (weight.data_ptr() in _held or _is_torchs_own(weight))
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many tensors hold the storage of ``tensor``, and how many references there are to its object.
+
+    Whoever asks for a storage is given the same object: it counts once, however many have it.
+    """
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+@functools.cache
+def _least_holders() -> tuple[int, int]:
+    """`_holders` of a tensor that nobody else knows."""
+    return _holders(torch.empty(8, dtype=torch.uint8, device="cpu"))
 
 
 def _is_torchs_own(weight: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
             return child(x)
         tally.served()
         parameters = child._parameters
-        return ops.linear(x, parameters["weight"], parameters.get("bias"))
+        return ops.linear(x, parameters["weight"], parameters["bias"])
 
     call.tally = tally  # for those who make several such calls in one
     return call
@@ -35,9 +35,12 @@ def layer_unserved(layer: torch.nn.Module, x: torch.Tensor) -> str:
         return f"the layer is a {type(layer).__module__}.{type(layer).__qualname__}"
     if torch.nn.Linear.forward is not _FORWARD:
         return "nn.Linear.forward was patched by someone else"
-    # Straight from the dictionary: attribute access on a module goes through __getattr__.
-    parameters = layer._parameters
-    weight, bias = parameters.get("weight"), parameters.get("bias")
+    # Straight from the dictionary: attribute access on a module goes through __getattr__. It finds there what
+    # neither the class (which is watched) nor the instance has.
+    parameters, own = layer._parameters, layer.__dict__
+    if "weight" in own or "bias" in own or "bias" not in parameters:
+        return "the weight or bias is no parameter"
+    weight, bias = parameters.get("weight"), parameters["bias"]
     if weight is None:
         return "the weight is no parameter"
     reason = unserved(x, weight, bias) or observed(layer) or autocast(x)

@@ -57,7 +57,7 @@ def gated_activation(
             gate_call.tally.served()
             up_call.tally.served()
             first, second = gate._parameters, up._parameters
-            weights = first["weight"], first.get("bias"), second["weight"], second.get("bias")
+            weights = first["weight"], first["bias"], second["weight"], second["bias"]
             return ops.gated_linear(x, *weights, activation, alpha)
 
         return gated_linear

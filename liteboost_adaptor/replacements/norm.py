@@ -19,6 +19,7 @@ from .layout import elementwise
 ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
 _SHAPE_ERROR = "a weight of another shape than a row"
+_NO_WEIGHT = "no weight where the original multiplies by one"
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -70,15 +71,20 @@ class RmsForm:
 
     def scale(self, module: torch.nn.Module) -> torch.Tensor | None:
         """The module's weight, or None where it has none."""
-        if not self.weight or (self.weighted_if and not getattr(module, self.weighted_if)):
-            return None
-        return getattr(module, self.weight)
+        return getattr(module, self.weight) if self._is_weighted(module) else None
 
-    def unserved(self, x: torch.Tensor, scale: torch.Tensor | None, *others: torch.Tensor) -> str:
+    def _is_weighted(self, module: torch.nn.Module) -> bool:
+        return bool(self.weight) and (not self.weighted_if or bool(getattr(module, self.weighted_if)))
+
+    def unserved(
+        self, module: torch.nn.Module, x: torch.Tensor, scale: torch.Tensor | None, *others: torch.Tensor
+    ) -> str:
         """Why the ops do not serve rows ``x`` (and ``others`` beside them), or an empty string."""
         reason = unserved(x, scale, *others)
-        if reason or scale is None:
+        if reason:
             return reason
+        if scale is None:
+            return _NO_WEIGHT if self._is_weighted(module) else ""
         shape = scale.shape
         if shape != x.shape[-1:] and (len(shape) != 2 or shape != x.shape[-2:]):
             return _SHAPE_ERROR
@@ -109,7 +115,7 @@ def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callabl
 
     def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         scale = form.scale(self)
-        reason = form.unserved(hidden_states, scale)
+        reason = form.unserved(self, hidden_states, scale)
         if reason:
             tally.fell_back(reason)
             return original(self, hidden_states)
@@ -142,7 +148,7 @@ def add_rms_norm(
             reason = "terms of different shape, dtype or device"
         else:
             scale = form.scale(norm)
-            reason = form.unserved(a, scale, b) or observed(norm)
+            reason = form.unserved(norm, a, scale, b) or observed(norm)
         if reason:
             tally.fell_back(reason)
             total = a + b
@@ -190,6 +196,8 @@ def layer_norm(
             or weight_unserved(hidden_states, scale)
             or weight_unserved(hidden_states, shift)
         )
+        if not reason and scale is None and weight and (offset or is_elementwise):
+            reason = _NO_WEIGHT
         if not reason and offset and torch.is_autocast_enabled():
             reason = "autocast"  # Nemotron casts its arguments where CUDA's is on, whatever their device
         if reason:
@@ -252,10 +260,10 @@ def gated_rms_norm(
     return forward
 
 
-def gate_unserved(x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor) -> str:
+def gate_unserved(x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor | None) -> str:
     """Why a gated norm of ours does not serve a call, or an empty string."""
-    if gate is None:
-        return "no gate"
+    if gate is None or weight is None:
+        return "no gate" if gate is None else _NO_WEIGHT
     reason = unserved(x, gate, weight)
     if reason:
         return reason

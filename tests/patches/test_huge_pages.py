@@ -120,6 +120,22 @@ def test_what_somebody_else_holds_stays(folder: Path) -> None:
     assert not model.model.layers[0].mlp.up_proj.weight.any()
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.parametrize("kind", ["untyped", "typed"])
+def test_a_weight_whose_storage_somebody_holds_stays(kind: str, folder: Path) -> None:
+    with liteboost_adaptor.patched(level=1):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    held = weight.untyped_storage() if kind == "untyped" else weight.data.storage()
+    liteboost_adaptor.apply(model, level=2)
+    assert _moved(model) == {name for name in MOVED if "up_proj" not in name}
+    held.fill_(0)
+    assert not weight.any()
+    del held
+    liteboost_adaptor.apply(model, level=2)
+    assert _moved(model) == MOVED
+
+
 def test_a_write_to_mapped_memory_is_not_lost(folder: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     with liteboost_adaptor.patched(level=1):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -204,3 +206,95 @@ def test_global_module_hooks_see_every_module() -> None:
         assert sorted(seen) == expected
     finally:
         handle.remove()
+
+
+def _attention(self, hidden_states, attention_mask=None, **kwargs):
+    assert attention_mask is None or attention_mask.ndim == 4
+    return hidden_states * kwargs["position_embeddings"][0].mean(), None
+
+
+def _mlp(self, x):
+    return self.down_proj(self.act_fn(self.gate_proj(x)))
+
+
+def _layer(self, hidden_states, **kwargs):
+    return hidden_states + self.mlp(self.input_layernorm(hidden_states))
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        (modeling_llama.LlamaAttention, _attention),
+        (modeling_llama.LlamaMLP, _mlp),
+        (modeling_llama.LlamaDecoderLayer, _layer),
+    ],
+)
+def test_code_put_into_a_method_counts(kind: type, other: Callable[..., Any]) -> None:
+    served, plain = _served_and_plain()
+    function = inspect.unwrap(kind.forward)
+    former = function.__code__, function.__defaults__, function.__kwdefaults__
+    before = _logits(served)
+    try:
+        function.__code__, function.__defaults__ = other.__code__, other.__defaults__
+        expected, found = _logits(plain), _logits(served)
+    finally:
+        function.__code__, function.__defaults__, function.__kwdefaults__ = former
+    assert numbers.relative(expected, before) > 1e-2
+    assert numbers.relative(found, expected) <= 2e-5
+    assert numbers.relative(_logits(served), before) <= 2e-5
+
+
+def _served_and_plain() -> tuple[nn.Module, nn.Module]:
+    plain = tiny_models.build("llama")
+    served = copy.deepcopy(plain)
+    liteboost_adaptor.apply(served)
+    liteboost_adaptor.undo(plain)
+    return served, plain
+
+
+def _logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(40, 49)[None], use_cache=False).logits
+
+
+def _by_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        cos, sin = kwargs["position_embeddings"]
+        kwargs["position_embeddings"] = (cos * 0.5, sin * 0.5)
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _keyword_only(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(
+        self: nn.Module, hidden_states: torch.Tensor, *, position_embeddings: Any, **rest: Any
+    ) -> Any:
+        return original(self, hidden_states * 0.5, position_embeddings, **rest)
+
+    return forward
+
+
+def _in_another_order(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(
+        self: nn.Module,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        position_embeddings: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        position_ids: Any = None,
+    ) -> Any:
+        return original(self, hidden_states * 0.5, position_embeddings, attention_mask, past_key_values)
+
+    return forward
+
+
+@pytest.mark.parametrize("kind", [_by_name, _keyword_only, _in_another_order])
+def test_a_method_put_on_the_class_later_is_given_what_it_is_given_without_us(kind: Any) -> None:
+    served, plain = _served_and_plain()
+    before, original = _logits(served), modeling_llama.LlamaAttention.forward
+    with attribute(modeling_llama.LlamaAttention, "forward", kind(original)):
+        expected, found = _logits(plain), _logits(served)
+    assert numbers.relative(expected, before) > 1e-2
+    assert numbers.relative(found, expected) <= 2e-5
