@@ -39,7 +39,7 @@ void softmax_block(const AttentionArgs& a, const Task& t, int64_t key, int64_t n
   }
 }
 
-// How a few rows meet keys and values of type T.
+// Attention of a few query rows over a block of keys and values of type T.
 template <typename Words, typename T>
 struct Direct {
   template <typename Q>
@@ -89,15 +89,15 @@ struct Direct<WordsBf16, int8_t> {
     dot_rows_as_they_are(a, t, keys, values, key, n);
     read_scales(a, t, keys, values, key, n);
     softmax_block<Words32, int8_t>(a, t, key, n, cover);
-    bool has_digits = true;
-    for (int64_t row = 0; row < t.rows && has_digits; ++row) {
-      has_digits = split_weights(t.logits + row * kBlockKeys, round_up(n, kLanes), t.digits[row]);
+    bool has_limbs = true;
+    for (int64_t row = 0; row < t.rows && has_limbs; ++row) {
+      has_limbs = split_weights(t.logits + row * kBlockKeys, round_up(n, kLanes), t.limbs[row]);
     }
-    if (!has_digits) return weigh_block<Words32>(a, t, keys, values, key, n);
+    if (!has_limbs) return weigh_block<Words32>(a, t, keys, values, key, n);
     each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const int8_t*, const int8_t* v) {
       for (int64_t row = 0; first > 0 && row < t.rows; ++row) t.decay[row] = 1.0f;
-      weigh_int8(t.digits, first, t.rows, v, a.value_strides[2], rows, a.value_dim, t.outputs,
-                 t.output_stride, t.decay);
+      weigh_int8(t.limbs, first, t.rows, v, a.value_strides[2], rows, a.value_dim, t.outputs, t.output_stride,
+                 t.decay);
     });
   }
 };

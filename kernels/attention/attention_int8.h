@@ -49,9 +49,9 @@ float pack_query_int16(const T* row, int64_t n, float* out) {
   return largest / most;
 }
 
-// Splits `width` weights (a multiple of kLanes) into digits. False where one is negative, which scales of
+// Splits `width` weights (a multiple of kLanes) into limbs. False where one is negative, which scales of
 // int8_rows are not.
-inline bool split_weights(const float* weights, int64_t width, WeightDigits& out) {
+inline bool split_weights(const float* weights, int64_t width, WeightLimbs& out) {
   // 2^24 but for what the product may be rounded up.
   constexpr float kMost = 16776960.0f;
   const float largest = largest_of(weights, width);
@@ -62,10 +62,10 @@ inline bool split_weights(const float* weights, int64_t width, WeightDigits& out
     const VF w = load(weights + j);
     any_below = any_below || _mm512_cmp_ps_mask(w, VF{}, _CMP_LT_OQ) != 0;
     const __m512i integers = is_finite ? _mm512_cvtps_epi32(w * factor) : __m512i{};
-    const __m128i digits[3] = {_mm512_cvtepi32_epi8(_mm512_srli_epi32(integers, 16)),
-                               _mm512_cvtepi32_epi8(_mm512_srli_epi32(integers, 8)),
-                               _mm512_cvtepi32_epi8(integers)};
-    for (int d = 0; d < 3; ++d) memcpy(out.digits[d] + j, &digits[d], sizeof(digits[d]));
+    const __m128i limbs[3] = {_mm512_cvtepi32_epi8(_mm512_srli_epi32(integers, 16)),
+                              _mm512_cvtepi32_epi8(_mm512_srli_epi32(integers, 8)),
+                              _mm512_cvtepi32_epi8(integers)};
+    for (int d = 0; d < 3; ++d) memcpy(out.limbs[d] + j, &limbs[d], sizeof(limbs[d]));
   }
   out.unit = largest / kMost;
   return !any_below;
@@ -98,7 +98,7 @@ LB_INLINE void in_order(VF (&v)[4]) {
 // output[row][c] = decay[row] * output + sum_j weight[row][at + j] * values[j][c] for up to 64 channels from `c` on.
 // `at` is a multiple of 4; weights behind the n-th are zero up to such a multiple.
 template <int rows>
-void weigh_int8_channels(const WeightDigits* weights, int64_t at, const int8_t* values, int64_t value_stride,
+void weigh_int8_channels(const WeightLimbs* weights, int64_t at, const int8_t* values, int64_t value_stride,
                          int64_t n, int64_t channels, float* output, int64_t output_stride,
                          const float* decay, int64_t ahead_bytes) {
   const int64_t ahead = prefetch_rows<int8_t>(ahead_bytes);
@@ -127,11 +127,11 @@ void weigh_int8_channels(const WeightDigits* weights, int64_t at, const int8_t* 
 #pragma GCC unroll 3
       for (int d = 0; d < 3; ++d) {
         int32_t four;
-        memcpy(&four, weights[r].digits[d] + at + j, sizeof(four));
-        const __m512i digits = _mm512_set1_epi32(four);
+        memcpy(&four, weights[r].limbs[d] + at + j, sizeof(four));
+        const __m512i limbs = _mm512_set1_epi32(four);
 #pragma GCC unroll 4
         for (int m = 0; m < 4; ++m) {
-          sums[r][d][m] = (VI)_mm512_dpbusd_epi32((__m512i)sums[r][d][m], digits, quads[m]);
+          sums[r][d][m] = (VI)_mm512_dpbusd_epi32((__m512i)sums[r][d][m], limbs, quads[m]);
         }
       }
     }
@@ -156,7 +156,7 @@ void weigh_int8_channels(const WeightDigits* weights, int64_t at, const int8_t* 
 }
 
 template <int rows>
-void weigh_int8_rows(const WeightDigits* weights, int64_t at, const int8_t* values, int64_t value_stride,
+void weigh_int8_rows(const WeightLimbs* weights, int64_t at, const int8_t* values, int64_t value_stride,
                      int64_t n, int64_t dim, float* output, int64_t output_stride, const float* decay,
                      bool first) {
   for (int64_t c = 0; c < dim; c += 64) {
@@ -166,7 +166,7 @@ void weigh_int8_rows(const WeightDigits* weights, int64_t at, const int8_t* valu
   }
 }
 
-inline void weigh_int8(const WeightDigits* weights, int64_t at, int64_t rows, const int8_t* values,
+inline void weigh_int8(const WeightLimbs* weights, int64_t at, int64_t rows, const int8_t* values,
                        int64_t value_stride, int64_t n, int64_t dim, float* output, int64_t output_stride,
                        const float* decay) {
   for (int64_t r = 0; r < rows;) {

@@ -23,11 +23,11 @@ LB_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 LB_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Weights of up to kDirectKeys values as sums of unsigned bytes: `unit` times (65536 [0] + 256 [1] + [2]).
-struct WeightDigits {
-  uint8_t digits[3][kDirectKeys];
+struct WeightLimbs {
+  uint8_t limbs[3][kDirectKeys];
   float unit;
 };
-static_assert(sizeof(WeightDigits) % sizeof(float) == 0, "counted in floats");
+static_assert(sizeof(WeightLimbs) % sizeof(float) == 0, "counted in floats");
 
 // Bump allocation in the task's scratch memory; with no memory, measures.
 struct Scratch {
@@ -55,12 +55,12 @@ struct Task {
   float *key_scales, *value_scales;  // of rows of integers: those of the block at hand, 0 behind it
   // [rows], beside them: what the packed queries are multiples of; 0 for one that cannot be, which is packed as it is.
   float* query_scales;
-  WeightDigits* digits;  // [rows], beside them
-  float* logits;         // [chunk][kBlockKeys]
-  float* outputs;        // [rows][output_stride], unnormalised
-  float* maximum;        // [rows]
-  float* total;          // [rows]
-  float* decay;          // [rows]
+  WeightLimbs* limbs;  // [rows], beside them
+  float* logits;       // [chunk][kBlockKeys]
+  float* outputs;      // [rows][output_stride], unnormalised
+  float* maximum;      // [rows]
+  float* total;        // [rows]
+  float* decay;        // [rows]
   int64_t query_stride, output_stride;
 };
 
@@ -83,8 +83,8 @@ void lay_out(const AttentionArgs& a, Scratch& scratch, Task& t) {
     t.key_scales = scratch.floats(kBlockKeys);
     t.value_scales = scratch.floats(kBlockKeys);
     t.query_scales = scratch.floats(rows);
-    t.digits = reinterpret_cast<WeightDigits*>(
-        scratch.floats(rows * static_cast<int64_t>(sizeof(WeightDigits) / sizeof(float))));
+    t.limbs = reinterpret_cast<WeightLimbs*>(
+        scratch.floats(rows * static_cast<int64_t>(sizeof(WeightLimbs) / sizeof(float))));
   }
 }
 

@@ -8,8 +8,8 @@
 namespace liteboost {
 namespace {
 
-// The way of key or value into its cache. Strides in bytes.
-struct Way {
+// Addresses and strides, in bytes, for copying keys or values into their cache.
+struct CopyArgs {
   const char* from;
   char* to;
   int64_t bytes;  // of a run: one head of a token, or all of them where they are adjacent on both sides
@@ -17,7 +17,7 @@ struct Way {
   int64_t from_batch, from_run, from_token;
   int64_t to_block, to_run, to_place;
 
-  void copy(int64_t batch, int64_t token, int64_t block, int64_t place) const {
+  void run(int64_t batch, int64_t token, int64_t block, int64_t place) const {
     const char* source = from + batch * from_batch + token * from_token;
     char* target = to + block * to_block + place * to_place;
     for (int64_t run = 0; run < runs; ++run) {
@@ -26,25 +26,25 @@ struct Way {
   }
 };
 
-Way way_of(const at::Tensor& added, const at::Tensor& cache) {
-  Way way{};
-  if (added.numel() == 0) return way;  // no runs, and no address to count from
+CopyArgs copy_args(const at::Tensor& added, const at::Tensor& cache) {
+  CopyArgs args{};
+  if (added.numel() == 0) return args;  // no runs, and no address to count from
   const int64_t element = added.element_size();
-  way.from = static_cast<const char*>(added.const_data_ptr());
-  way.to = static_cast<char*>(cache.mutable_data_ptr());
-  way.bytes = added.size(3) * element;
-  way.runs = added.size(1);
-  way.from_batch = added.stride(0) * element;
-  way.from_run = added.stride(1) * element;
-  way.from_token = added.stride(2) * element;
-  way.to_block = cache.stride(0) * element;
-  way.to_run = cache.stride(1) * element;
-  way.to_place = cache.stride(2) * element;
-  if (way.from_run == way.bytes && way.to_run == way.bytes) {
-    way.bytes *= way.runs;
-    way.runs = 1;
+  args.from = static_cast<const char*>(added.const_data_ptr());
+  args.to = static_cast<char*>(cache.mutable_data_ptr());
+  args.bytes = added.size(3) * element;
+  args.runs = added.size(1);
+  args.from_batch = added.stride(0) * element;
+  args.from_run = added.stride(1) * element;
+  args.from_token = added.stride(2) * element;
+  args.to_block = cache.stride(0) * element;
+  args.to_run = cache.stride(1) * element;
+  args.to_place = cache.stride(2) * element;
+  if (args.from_run == args.bytes && args.to_run == args.bytes) {
+    args.bytes *= args.runs;
+    args.runs = 1;
   }
-  return way;
+  return args;
 }
 
 at::Tensor adjacent(const at::Tensor& tensor) {
@@ -69,13 +69,13 @@ void kv_append_cpu(const at::Tensor& keys, const at::Tensor& values, const at::T
   check_range(slot, count, keys);
   if (count == 0) return;
   const at::Tensor key_rows = adjacent(key), value_rows = adjacent(value);
-  const Way key_way = way_of(key_rows, keys), value_way = way_of(value_rows, values);
+  const CopyArgs copy_keys = copy_args(key_rows, keys), copy_values = copy_args(value_rows, values);
   const int64_t work = key.size(1) * (key.size(3) + value.size(3));
   parallel_rows(count, work, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = slot[i] / block_size, place = slot[i] % block_size;
-      key_way.copy(i / q_len, i % q_len, block, place);
-      value_way.copy(i / q_len, i % q_len, block, place);
+      copy_keys.run(i / q_len, i % q_len, block, place);
+      copy_values.run(i / q_len, i % q_len, block, place);
     }
   });
 }

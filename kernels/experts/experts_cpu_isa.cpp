@@ -7,7 +7,7 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-// Rows of x that meet a weight while it is in a register, and rows of weight between two visits of a sum.
+// Rows of x multiplied by a weight while it is in a register, and rows of weight between two visits of a sum.
 constexpr int kTileX = 4;
 constexpr int kDepth = 8;
 // Rows of weight whose kColumns columns stay in the first two caches while all rows of x pass.

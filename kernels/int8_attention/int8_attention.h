@@ -12,9 +12,9 @@
 // so that each value is off by at most scale / 2. A row with NaN or infinity has scale NaN and is NaN throughout.
 // The same bits on every instruction set.
 //
-// int8_attention: attention.h with key and value such rows; nothing is multiplied out in memory. Rounding: the dot
+// int8_attention: attention.h with key and value such rows; nothing is dequantized in memory. Rounding: the dot
 // products of query and integers in fp32 (bf16 products, exact, with the avx512_bf16 kernels), times the key's
-// scale, then as there. A probability is multiplied by the value's scale in fp32 before it meets the integers; with
+// scale, then as there. A probability is multiplied by the value's scale in fp32 before the product with the integers; with
 // the avx512_bf16 kernels this product is rounded to bf16. The denominator sums the probabilities as they were.
 //
 // An NPU reads integers and scales from memory of their own (int8_attention_npu.h).

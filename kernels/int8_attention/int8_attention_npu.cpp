@@ -2,7 +2,7 @@
 //
 // A cache there keeps integers and scales apart (int8_attention_npu.h): _npu_int8_rows makes them by one DynamicQuant,
 // which divides a row by its scale where the CPU multiplies by 127 / largest; _npu_int8_attention reads them by one
-// FusedInferAttentionScore (int8_attention_npu_fused.cpp). What that does not take is counted, and multiplied out for
+// FusedInferAttentionScore (int8_attention_npu_fused.cpp). What that does not take is counted, and dequantized for
 // `attention`: two launches for keys, two for values, and one read of each. int8_attention itself, whose rows have
 // their scales behind them, takes rows apart first; it is what the comparison with the reference calls.
 #include <ATen/DeviceGuard.h>
@@ -32,7 +32,7 @@ using Attention = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Ten
                              double, bool, int64_t, double, const OptionalTensor&);
 
 // The values, in two launches.
-at::Tensor multiplied_out(const Integers8& rows, at::ScalarType dtype) {
+at::Tensor dequantized(const Integers8& rows, at::ScalarType dtype) {
   return at::mul(rows.integers, rows.scales).to(dtype);
 }
 
@@ -60,8 +60,8 @@ at::Tensor attend(const at::Tensor& query, const Integers8& key, const Integers8
   static const auto attention =
       c10::Dispatcher::singleton().findSchemaOrThrow("liteboost::attention", "").typed<Attention>();
   const at::ScalarType dtype = query.scalar_type();
-  const at::Tensor result = attention.call(query, multiplied_out(key, dtype), multiplied_out(value, dtype),
-                                           mask, scaling, is_causal, sliding_window, softcap, sinks);
+  const at::Tensor result = attention.call(query, dequantized(key, dtype), dequantized(value, dtype), mask,
+                                           scaling, is_causal, sliding_window, softcap, sinks);
   npu::count_fallback(kOp, refusal);
   return result;
 }

@@ -14,7 +14,7 @@
 // is what that instruction does.
 //
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
-// that: a thread walks its own contiguous part of the rows of weight, each element read meets all rows of x
+// that: a thread walks its own contiguous part of the rows of weight, each element read is used for all rows of x
 // while it is in a register or in the first cache, and what comes next is on its way meanwhile. Many rows are
 // at::linear's where it is faster; the limit and the figures behind it are at linear_max_rows in
 // linear_cpu.cpp.

@@ -6,7 +6,7 @@
 // of a panel before the next. Without blocks, many long rows of x would be read from the second cache, and those
 // reads wait behind the weights that are being fetched from memory.
 //
-// x is packed as [block][group of up to kTileX rows][step][row][lanes]: what meets a tile is then one stream.
+// x is packed as [block][group of up to kTileX rows][step][row][lanes]: what a tile is multiplied by is then one stream.
 #include "linear/linear.h"
 
 #include "common/prefetch.h"
@@ -41,8 +41,8 @@ constexpr int64_t kAheadBytes = 16 << 10;
 #define LB_UNROLL _Pragma("GCC unroll 8")
 #define LB_UNROLL16 _Pragma("GCC unroll 16")
 
-// What one step is for each element type: how weights are read, what x becomes when packed, and how the two
-// meet. Packed rows are zero beyond K, and so are the lanes of a partial load.
+// What one step is for each element type: how weights are read, what x becomes when packed, and their
+// product. Packed rows are zero beyond K, and so are the lanes of a partial load.
 template <typename T>
 struct Step {
   typedef VF Weights;

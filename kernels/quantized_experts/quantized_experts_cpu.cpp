@@ -67,7 +67,7 @@ class ExpertsTiles {
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t* slots = groups.order.data() + groups.first[e];
       const int64_t rows = groups.first[e + 1] - groups.first[e];
-      if (!are_met_as_integers(x_.scalar_type(), rows)) {
+      if (!uses_int_dot(x_.scalar_type(), rows)) {
         large.push_back({e, slots, rows, 0, 0});
         continue;
       }
@@ -179,7 +179,7 @@ class ExpertsTiles {
     }
   }
 
-  // An expert with so many rows that parts of its weight are multiplied out, by all threads.
+  // An expert with so many rows that parts of its weight are dequantized, by all threads.
   void run_large(const Part& part) const {
     const at::Tensor x = empty_cpu({part.rows, k_}, x_.scalar_type());
     gather(part.slots, part.rows, static_cast<char*>(x.mutable_data_ptr()));

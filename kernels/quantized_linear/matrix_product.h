@@ -1,5 +1,5 @@
 // Many rows of bf16 by integers, as the CPU shares them out: each task multiplies some tiles of the weight out, a part of
-// the columns at a time, and has a block of rows meet them (quantized_matrix.h).
+// the columns at a time, and multiplies a block of rows by them (quantized_matrix.h).
 #pragma once
 
 #include <c10/core/CPUAllocator.h>
@@ -13,9 +13,9 @@
 
 namespace liteboost {
 
-// Steps that are multiplied out at once: kMatrixTiles tiles of them stay in the second cache.
+// Steps that are dequantized at once: kMatrixTiles tiles of them stay in the second cache.
 constexpr int64_t kMatrixSteps = 256;
-// Rows that a task has: few would not be worth what was multiplied out, sums of many would not stay in a cache.
+// Rows that a task has: few would not be worth what was dequantized, sums of many would not stay in a cache.
 constexpr int64_t kLeastMatrixRows = 96, kMostMatrixRows = 510;
 
 // A whole number of packs.

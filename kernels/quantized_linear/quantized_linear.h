@@ -36,11 +36,11 @@
 // and the CPU has vdpbf16ps; there integers with one group of columns stay what they are. The number of threads changes
 // no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
 // up to three), 32 columns at a time become integers of 24 bits times a power of two, whose products are summed exactly
-// (quantized_digits.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
+// (quantized_limbs.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
 // more.
 //
-// Outputs that are not finite are those of the weight multiplied out in fp32: a scale behind a sum, a zero point taken
-// off it, or digits, would make NaN of infinities that never meet in x @ weight^T.
+// Outputs that are not finite are those of the weight dequantized to fp32: a scale behind a sum, a zero point taken
+// off it, or limbs, would make NaN of infinities that are in no common product of x @ weight^T.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
@@ -86,7 +86,7 @@ struct QuantizedLinearArgs {
   bool* not_finite;  // set where one of `out` is not finite, else left; or null
 };
 
-// Many rows of bf16 meet this much of a weight at a time; see quantized_matrix.h.
+// Many rows of bf16 are multiplied by this much of a weight at a time; see quantized_matrix.h.
 constexpr int64_t kMatrixTiles = 4, kMatrixRows = 6;
 
 struct MatrixArgs {
@@ -120,7 +120,7 @@ struct QuantizedLinearKernels {
   void (*pack)(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, void* packed);
   // The outputs of tiles [begin, end).
   void (*run)(DType dtype, const QuantizedLinearArgs& args, int64_t begin, int64_t end);
-  // Tile `tile` of the weight, multiplied out and rounded to dtype: rows of k, as many as the tile has.
+  // Tile `tile` of the weight, dequantized and rounded to dtype: rows of k, as many as the tile has.
   void (*unpack)(DType dtype, const QuantizedTiles& weight, int64_t tile, void* out);
   MatrixKernels matrix;
 };

@@ -31,7 +31,7 @@ constexpr int64_t kGrainBytes = 32 << 10;
 constexpr int64_t kStackBytes = 16 << 10;
 constexpr int64_t kPackedBytes = 384 << 10;
 constexpr int64_t kLeastRows = 64;
-// How much of a weight is multiplied out at a time for torch's product: it stays in the last cache until it is read.
+// How much of a weight is dequantized at a time for torch's product: it stays in the last cache until it is read.
 constexpr int64_t kMultipliedBytes = 4 << 20;
 
 // Outputs [begin, end) in tiles of `args`, whose weight lies in tiles.
@@ -78,7 +78,7 @@ struct Product {
 // The weights are read as integers. Those of several products are shared out as if they were one: threads wait for each
 // other once. Returns whether all outputs are finite.
 template <typename Weight>
-bool run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight>> products) {
+bool run_int_dot(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight>> products) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
   const QuantizedTiles& layout = layout_of(products[0].weight);  // x is packed alike for all
@@ -123,7 +123,7 @@ bool run_integers(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weigh
   return !not_finite;
 }
 
-// Rows [begin, end) in tiles of the weight, multiplied out.
+// Rows [begin, end) in tiles of the weight, dequantized.
 void unpack_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
                   int64_t begin, int64_t end, char* out) {
   const int64_t stride = kTile * weight.k * (dtype == DType::f32 ? 4 : 2);
@@ -138,10 +138,10 @@ void unpack_range(const QuantizedLinearKernels& kernels, DType dtype, const Save
   }
 }
 
-// Some tiles of the weight at a time are multiplied out, and torch's product does the rest.
+// Some tiles of the weight at a time are dequantized, and torch's product does the rest.
 template <typename Weight>
-void run_multiplied_out(const at::Tensor& x, int64_t rows, const Weight& weight, const at::Tensor& bias,
-                        at::Tensor& out) {
+void run_dequantized(const at::Tensor& x, int64_t rows, const Weight& weight, const at::Tensor& bias,
+                     at::Tensor& out) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
   const QuantizedTiles& layout = layout_of(weight);
@@ -189,14 +189,15 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
   return {empty_cpu(sizes, x.scalar_type()), rows};
 }
 
-// How x of so many rows is multiplied.
-enum class Way { integers, matrix, multiplied_out };
+// Which GEMM a product with this many rows of x takes: integer dot products, tiles of bf16 pairs, or torch on
+// dequantized weights.
+enum class GemmPath { int_dot, matrix, dequantized };
 
-Way way_of(at::ScalarType dtype, int64_t rows) {
-  if (rows <= kQuantizedRows) return Way::integers;
-  if (has_units_of_its_own(dtype)) return Way::multiplied_out;
+GemmPath gemm_path(at::ScalarType dtype, int64_t rows) {
+  if (rows <= kQuantizedRows) return GemmPath::int_dot;
+  if (has_units_of_its_own(dtype)) return GemmPath::dequantized;
   const bool has_matrix = LB_KERNELS(quantized_linear_kernels).matrix.run != nullptr;
-  return dtype == at::kBFloat16 && has_matrix ? Way::matrix : Way::integers;
+  return dtype == at::kBFloat16 && has_matrix ? GemmPath::matrix : GemmPath::int_dot;
 }
 
 // Returns whether all outputs are finite.
@@ -214,7 +215,7 @@ bool run_matrix(const at::Tensor& x, int64_t rows, const Weight& weight, const v
   return !not_finite;
 }
 
-// The outputs that are not finite once more, by the weight multiplied out in fp32; see quantized_linear.h.
+// The outputs that are not finite once more, by the weight dequantized to fp32; see quantized_linear.h.
 template <typename Weight>
 void redo_not_finite(const at::Tensor& x, int64_t rows, const Weight& weight,
                      const std::optional<at::Tensor>& bias, const at::Tensor& out) {
@@ -227,8 +228,8 @@ void redo_not_finite(const at::Tensor& x, int64_t rows, const Weight& weight,
   if (index.numel() == 0) return;
   const at::Tensor chosen = x.reshape({rows, layout.k}).index_select(0, index).to(at::kFloat);
   at::Tensor made = empty_cpu({index.numel(), layout.n}, at::kFloat);
-  run_multiplied_out(chosen, index.numel(), weight, bias.has_value() ? bias->to(at::kFloat) : at::Tensor(),
-                     made);
+  run_dequantized(chosen, index.numel(), weight, bias.has_value() ? bias->to(at::kFloat) : at::Tensor(),
+                  made);
   const at::Tensor found = all.index_select(0, index);
   all.index_copy_(0, index, at::where(at::isfinite(found), found, made.to(x.scalar_type())));
 }
@@ -242,15 +243,15 @@ at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optiona
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   const void* bias_data = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
   bool is_finite = true;
-  switch (way_of(x.scalar_type(), rows)) {
-    case Way::multiplied_out:
-      run_multiplied_out(x, rows, weight, bias_vector, out);
+  switch (gemm_path(x.scalar_type(), rows)) {
+    case GemmPath::dequantized:
+      run_dequantized(x, rows, weight, bias_vector, out);
       break;
-    case Way::matrix:
+    case GemmPath::matrix:
       is_finite = run_matrix(x, rows, weight, bias_data, out);
       break;
-    case Way::integers:
-      is_finite = run_integers<Weight>(
+    case GemmPath::int_dot:
+      is_finite = run_int_dot<Weight>(
           x, rows, Product<Weight>{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
   }
   if (!is_finite) redo_not_finite(x, rows, weight, bias, out);
@@ -334,8 +335,8 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
     products.push_back({made.weight, bias, static_cast<char*>(out.mutable_data_ptr())});
     outs.push_back(std::move(out));
   }
-  if (can_be && rows > 0 && way_of(x.scalar_type(), rows) == Way::integers) {
-    if (!run_integers<QuantizedTiles>(x, rows, products)) {
+  if (can_be && rows > 0 && gemm_path(x.scalar_type(), rows) == GemmPath::int_dot) {
+    if (!run_int_dot<QuantizedTiles>(x, rows, products)) {
       for (size_t i = 0; i < outs.size(); ++i)
         redo_not_finite(x, rows, weights[i].weight, biases.get(i), outs[i]);
     }
@@ -347,7 +348,7 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
 
 }  // namespace
 
-bool are_met_as_integers(at::ScalarType dtype, int64_t rows) { return way_of(dtype, rows) == Way::integers; }
+bool uses_int_dot(at::ScalarType dtype, int64_t rows) { return gemm_path(dtype, rows) == GemmPath::int_dot; }
 
 at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                             const std::optional<at::Tensor>& zero_points,

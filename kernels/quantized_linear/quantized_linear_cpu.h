@@ -7,8 +7,8 @@
 
 namespace liteboost {
 
-// Whether so many rows of x meet the integers of a weight one by one: for more, parts of it are multiplied out.
-bool are_met_as_integers(at::ScalarType dtype, int64_t rows);
+// Whether a product with this many rows of x uses integer dot products; with more, blocks of weight are dequantized.
+bool uses_int_dot(at::ScalarType dtype, int64_t rows);
 
 // The op on the CPU.
 at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,

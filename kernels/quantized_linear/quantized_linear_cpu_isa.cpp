@@ -1,17 +1,17 @@
 // The loops of quantized_linear.h on raw pointers, compiled once an instruction set.
 //
-// A tile of weight meets a *chunk* of rows of x, up to kChunk, whose sums are in registers: each integer is taken out of
-// memory once, and out of its byte once a chunk.
+// A tile of weight is multiplied by a *chunk* of rows of x, up to kChunk, with the accumulators in registers: each
+// integer is loaded once, and unpacked once a chunk.
 //
-// x is packed as [chunk][step][part][row][columns of a part] (quantized_steps.h), or as [chunk][pack][row] digits
-// (quantized_digits.h), and behind each chunk, where the weight has zero points, the sums of its groups of columns,
+// x is packed as [chunk][step][part][row][columns of a part] (quantized_steps.h), or as [chunk][pack][row] limbs
+// (quantized_limbs.h), and behind each chunk, where the weight has zero points, the sums of its groups of columns,
 // [group][row]: they need no more of x than these. A chunk has rows of zeros where there are fewer than the loop for it
 // takes, and a row ends in zeros.
 #include "quantized_linear/quantized_linear.h"
 
 #include "common/prefetch.h"
 #include "common/vec.h"
-#include "quantized_linear/quantized_digits.h"
+#include "quantized_linear/quantized_limbs.h"
 #include "quantized_linear/quantized_matrix.h"
 #include "quantized_linear/quantized_steps.h"
 
@@ -127,8 +127,8 @@ void pack(const QuantizedTiles& weight, const T* x, int64_t rows, char* packed) 
       memset(packed, 0, static_cast<size_t>(chunk_bytes<S>(weight, width)));
     for (int64_t i = 0; i < width; ++i) {
       const T* from = x + (row + i) * k;
-      if constexpr (S::kIsDigits) {
-        pack_digits_row<S>(from, k, lanes, to + i);
+      if constexpr (S::kIsLimbs) {
+        pack_limbs_row<S>(from, k, lanes, to + i);
       } else if constexpr (__is_same(T, Element)) {
         pack_row<S>(from, k, lanes, to + i * S::kColumns);
       } else {
@@ -149,7 +149,7 @@ void pack(const QuantizedTiles& weight, const T* x, int64_t rows, char* packed) 
 // ---- products ----
 
 // A tile, and a chunk of x.
-struct Meeting {
+struct TileArgs {
   const char* data;
   const void* scales;          // [groups, kTile]
   const uint8_t* zero_points;  // [groups, kTile] or null
@@ -169,7 +169,7 @@ LB_INLINE void add_parts(VF (&d)[C][X], typename S::Loaded w, const typename S::
 
 // sums[r] = the outputs from `lane` on of a tile for X rows of x. Scales are of type T.
 template <typename S, typename T, int X>
-LB_INLINE void tile_sums(const Meeting& m, int lane, VF (&sums)[X]) {
+LB_INLINE void tile_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
   // With few rows, several sums each hide the latency of the addition.
   constexpr int kSums = X == 1 ? 8 : X == 2 ? 4 : X <= 4 ? 2 : 1;
   constexpr int C = kSums < S::kParts ? kSums : S::kParts;
@@ -205,10 +205,10 @@ LB_INLINE void tile_sums(const Meeting& m, int lane, VF (&sums)[X]) {
 }
 
 #if defined(__AVX512BF16__)
-// The same of digits.
+// The same of limbs.
 template <typename S, typename T, int X>
-LB_INLINE void digit_sums(const Meeting& m, VF (&sums)[X]) {
-  const auto* x = static_cast<const PackDigits*>(m.x);
+LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
+  const auto* x = static_cast<const PackLimbs*>(m.x);
   const T* scales = static_cast<const T*>(m.scales);
   const char* data = m.data;
   const int64_t packs = m.steps / (kPack / kStep);  // of a group
@@ -224,7 +224,7 @@ LB_INLINE void digit_sums(const Meeting& m, VF (&sums)[X]) {
       fetch_weights<S::kPackBytes>(data);
       VI weights[8];
       S::load(data, weights);
-      LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = fma(digit_products(weights, x[r]), scale, sums[r]);
+      LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = fma(limb_products(weights, x[r]), scale, sums[r]);
     }
   }
 }
@@ -232,13 +232,13 @@ LB_INLINE void digit_sums(const Meeting& m, VF (&sums)[X]) {
 
 // Writes `rows` rows of the outputs of tile `tile` to those of `out`.
 template <typename S, typename T, int X>
-void meet(const QuantizedLinearArgs& args, const Meeting& m, int64_t tile, int64_t rows, T* out) {
+void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile, int64_t rows, T* out) {
   const int64_t n = args.weight.n;
   for (int lane = 0; lane < kTile && tile * kTile + lane < n; lane += kLanes) {
     VF sums[X];
     LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, {
-      if constexpr (S::kIsDigits) {
-        digit_sums<S, Scale>(m, sums);
+      if constexpr (S::kIsLimbs) {
+        limb_sums<S, Scale>(m, sums);
       } else {
         tile_sums<S, Scale, X>(m, lane, sums);
       }
@@ -256,14 +256,14 @@ void meet(const QuantizedLinearArgs& args, const Meeting& m, int64_t tile, int64
 }
 
 template <typename S, typename T>
-struct Meet {
+struct TileGemm {
   const QuantizedLinearArgs& args;
-  const Meeting& m;
+  const TileArgs& m;
   int64_t tile, rows;
   T* out;
   template <int X>
   LB_INLINE void call() const {
-    meet<S, T, X>(args, m, tile, rows, out);
+    tile_gemm<S, T, X>(args, m, tile, rows, out);
   }
 };
 
@@ -274,7 +274,7 @@ void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
   const QuantizedTiles& weight = args.weight;
   const int64_t steps = steps_of(weight.k), tile_scales = weight.groups * kTile;
   for (int64_t tile = begin; tile < end; ++tile) {
-    Meeting m;
+    TileArgs m;
     m.data = static_cast<const char*>(weight.data) + tile * steps * S::kBytes;
     m.scales = static_cast<const char*>(weight.scales) + tile * tile_scales * scale_bytes(weight.scale_dtype);
     m.zero_points = weight.zero_points ? weight.zero_points + tile * tile_scales : nullptr;
@@ -287,13 +287,13 @@ void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
       m.x_sums = reinterpret_cast<const float*>(x + loop_rows(width) * S::elements(weight.k) *
                                                         static_cast<int64_t>(sizeof(typename S::Element)));
       T* out = static_cast<T*>(args.out) + row * args.out_stride;
-      with_rows(width, Meet<S, T>{args, m, tile, width, out});
+      with_rows(width, TileGemm<S, T>{args, m, tile, width, out});
       x += chunk_bytes<S>(weight, width);
     }
   }
 }
 
-// ---- multiplied out ----
+// ---- dequantization ----
 
 template <typename S, int j>
 LB_INLINE void unpack_parts(typename S::Loaded w, VF offset, VF scale, int64_t step, float (*to)[kTile]) {
@@ -333,22 +333,22 @@ void unpack(const QuantizedTiles& weight, int64_t tile, T* out) {
 
 // ---- by dtype ----
 
-// f with the steps, or digits, that serve `rows` rows of x of dtype T and weights of this many bits.
+// f with the steps, or limbs, that serve `rows` rows of x of dtype T and weights of this many bits.
 template <typename T, typename F>
 LB_INLINE void with_steps(int32_t bits, int64_t, const F& f) {
   bits == 8 ? f(W8{}) : f(W4{});
 }
 #if defined(__AVX512BF16__)
-// The most rows that digits serve: to take integers out of their bytes is most of the work then.
-constexpr int64_t kDigitRowsOfW8 = 3, kDigitRowsOfW4 = 1;
+// The most rows that limbs serve: to take integers out of their bytes is most of the work then.
+constexpr int64_t kLimbRowsOfW8 = 3, kLimbRowsOfW4 = 1;
 
 template <typename T, typename F>
   requires(__is_same(T, bf16))
 LB_INLINE void with_steps(int32_t bits, int64_t rows, const F& f) {
   if (bits == 8) {
-    rows <= kDigitRowsOfW8 ? f(W8Digits{}) : f(W8Pairs{});
+    rows <= kLimbRowsOfW8 ? f(W8Limbs{}) : f(W8Pairs{});
   } else {
-    rows <= kDigitRowsOfW4 ? f(W4Digits{}) : f(W4Pairs{});
+    rows <= kLimbRowsOfW4 ? f(W4Limbs{}) : f(W4Pairs{});
   }
 }
 #endif

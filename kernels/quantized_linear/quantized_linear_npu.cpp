@@ -162,8 +162,8 @@ at::Tensor linear_w4_npu(const at::Tensor& x, const at::Tensor& weight, const at
   return whole_product(x, words_of(weight), scales.t(), offsets, bias);
 }
 
-// The weight multiplied out, [N, K], in fp32.
-at::Tensor multiplied_out(const at::Tensor& words, const at::Tensor& scales, const OptionalTensor& offsets) {
+// The weight dequantized, [N, K], in fp32.
+at::Tensor dequantized(const at::Tensor& words, const at::Tensor& scales, const OptionalTensor& offsets) {
   const at::Tensor places = at::arange(0, 32, 4, words.options());
   // To two's complement: up to the sign, and down again with it.
   const at::Tensor up = at::bitwise_left_shift(
@@ -188,7 +188,7 @@ at::Tensor linear_int4_npu(const at::Tensor& x, const at::Tensor& words, const a
   const c10::DeviceGuard guard(x.device());
   if (const Refusal refusal = int4_refusal(x, words); refusal != kServed) {
     npu::count_fallback(op, refusal);
-    const at::Tensor weight = multiplied_out(words, scales, offsets);
+    const at::Tensor weight = dequantized(words, scales, offsets);
     const OptionalTensor wide = bias.has_value() ? OptionalTensor(bias->to(at::kFloat)) : bias;
     return at::linear(x.to(at::kFloat), weight, wide).to(x.scalar_type());
   }

@@ -1,8 +1,8 @@
 // Products of many rows of bf16, for quantized_linear_cpu_isa.cpp, where the CPU multiplies pairs of bf16.
 //
-// kMatrixTiles tiles of weight are multiplied out to pairs of bf16, [pair of columns][tile][output][2], which then meet
-// all rows of x, kMatrixRows at a time: a vector of weight meets as many rows, a pair of x as many tiles, and their sums
-// fill the registers. x is [chunk of kMatrixRows rows][pair of columns][row][2], with zeros where it ends.
+// kMatrixTiles tiles of weight are dequantized to pairs of bf16, [pair of columns][tile][output][2], then
+// multiplied by all rows of x, kMatrixRows at a time: a vector of weight serves as many rows, a pair of x as many tiles,
+// and the accumulators fill the registers. x is [chunk of kMatrixRows rows][pair of columns][row][2], with zeros where it ends.
 #pragma once
 
 #include "common/vec.h"

@@ -1,6 +1,6 @@
-// How integers in tiles are read and meet x, for the loops of quantized_linear_cpu_isa.cpp.
+// How integers in tiles are loaded and multiplied by x, for the loops of quantized_linear_cpu_isa.cpp.
 //
-// A *step* is kStep columns of the 16 rows of a tile. Its *parts* are vectors of kLanes rows, each of which meets what
+// A *step* is kStep columns of the 16 rows of a tile. Its *parts* are vectors of kLanes rows, each multiplied by what
 // is broadcast of x: one column of it, or a pair of columns. x is packed in the order of steps and parts.
 //
 //   Steps    weights  a part is              columns of part j of step s
@@ -10,7 +10,7 @@
 //   W4Pairs  4 bits   pairs of bf16          32 * (s / 4) + 2 * (s % 4) + 8 * j, and the next
 //
 // Pairs are for bf16 x where the CPU multiplies pairs of bf16, in which integers of 8 bits are exact. Of few rows it
-// multiplies digits sooner (quantized_digits.h).
+// multiplies limbs sooner (quantized_limbs.h).
 #pragma once
 
 #include "common/vec.h"
@@ -52,7 +52,7 @@ LB_INLINE void note_not_finite(const VF (&sums)[n], bool* not_finite) {
 // What the steps of floats have in common.
 struct Floats {
   typedef float Element;
-  static constexpr bool kIsDigits = false;
+  static constexpr bool kIsLimbs = false;
   static constexpr int kColumns = 1, kParts = kStep;                            // of a part; of a step
   static constexpr int64_t elements(int64_t k) { return steps_of(k) * kStep; }  // of a row of x
   static LB_INLINE VF multiply_add(VF sum, VF w, const Element* x) { return fma(w, splat(*x), sum); }
@@ -107,7 +107,7 @@ typedef uint16_t VPairs __attribute__((vector_size(kVecBytes)));
 
 struct Pairs {
   typedef bf16 Element;
-  static constexpr bool kIsDigits = false;
+  static constexpr bool kIsLimbs = false;
   static constexpr int kColumns = 2, kParts = kStep / 2;
   static constexpr int64_t elements(int64_t k) { return steps_of(k) * kStep; }
   static LB_INLINE VF multiply_add(VF sum, __m512bh w, const Element* x) {

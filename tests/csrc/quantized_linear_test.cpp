@@ -28,8 +28,8 @@ struct Layout {
   }
 };
 
-// What x has: any numbers; some that are far below others of their 32 columns, which then need a third digit; or the one
-// of a bf16's mantissas that is too large for three digits of its power of two.
+// What x has: any numbers; some that are far below others of their 32 columns, which then need a third limb; or the one
+// of a bf16's mantissas that is too large for three limbs of its power of two.
 enum class Values { any, spread, halved };
 
 template <typename T>

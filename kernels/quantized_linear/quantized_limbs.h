@@ -1,9 +1,9 @@
 // Rows of bf16 by weights as integers: two or three products of bytes take the place of four of floats.
 //
 // A pack of columns of a row of x is made integers, by a power of two, of which the largest has 23 or 22 bits: up to
-// 2^15 between magnitudes every bf16 is one, and what is smaller is rounded. They are taken apart into three digits of
+// 2^15 between magnitudes every bf16 is one, and what is smaller is rounded. They are taken apart into three limbs of
 // eight bits with signs, whose products with weights are summed exactly. Mostly, in 2 of 3 packs of a normal
-// distribution, the lowest digits are all zero, and left out.
+// distribution, the lowest limbs are all zero, and left out.
 #pragma once
 
 #include "common/largest.h"
@@ -17,44 +17,44 @@ namespace {
 
 #if defined(__AVX512BF16__)  // and VNNI; see cpu_features.cpp
 
-// A pack of one row. A word has four columns, those of the words of weights that it meets.
-struct PackDigits {
-  float unit;  // of the sums of the upper two digits, the upper one counting 256 times
+// A pack of one row. A word has four columns, as the words of weights that it is multiplied by.
+struct PackLimbs {
+  float unit;  // of the sums of the upper two limbs, the upper one counting 256 times
   int32_t start,
       low_start;  // what sums begin with: weights are more than what they stand for, none below zero
   int32_t has_low;
   int32_t high[8], middle[8], low[8];
 };
 
-// The largest number of three digits.
-constexpr float kMostDigits = 127 * 65536 + 127 * 256 + 127;
+// The largest number of three limbs.
+constexpr float kMostLimbs = 127 * 65536 + 127 * 256 + 127;
 
-// The largest power of two by which a number of this magnitude has three digits.
+// The largest power of two by which a number of this magnitude has three limbs.
 LB_INLINE float power_for(float largest) {
   uint32_t bits;
   memcpy(&bits, &largest, sizeof(bits));
   bits = (127 + 22 + 127 - (bits >> 23)) << 23;
   float power;
   memcpy(&power, &bits, sizeof(power));
-  return power * largest > kMostDigits ? power / 2 : power;
+  return power * largest > kMostLimbs ? power / 2 : power;
 }
 
-LB_INLINE VI lowest_digit(VI v) { return (v << 24) >> 24; }
+LB_INLINE VI lowest_limb(VI v) { return (v << 24) >> 24; }
 
 LB_INLINE int32_t sum_words(VI v) { return _mm512_reduce_add_epi32((__m512i)v); }
 
 // NaN for all that is summed where a value is not finite: quantized_linear_cpu.cpp multiplies such a row again.
 template <typename S>
-void pack_digits(const bf16* x, PackDigits& to) {
+void pack_limbs(const bf16* x, PackLimbs& to) {
   const float largest = largest_of(x, kPack);
   const bool is_finite = largest == largest;
   const float power = is_finite ? power_for(largest) : 1.0f;
   VI upper[2], middle[2], low[2];
   for (int i = 0; i < 2; ++i) {
     const VI v = is_finite ? (VI)_mm512_cvtps_epi32(load(x + i * kLanes) * splat(power)) : VI{};
-    low[i] = lowest_digit(v);
+    low[i] = lowest_limb(v);
     upper[i] = (v - low[i]) >> 8;
-    middle[i] = lowest_digit(upper[i]);
+    middle[i] = lowest_limb(upper[i]);
   }
   to.unit = is_finite ? 256.0f / power : largest;
   to.start = -S::kOffset * sum_words(upper[0] + upper[1]);
@@ -65,12 +65,12 @@ void pack_digits(const bf16* x, PackDigits& to) {
   S::store(low[0], low[1], to.low);
 }
 
-LB_INLINE VI add_products(VI sum, VI weights, int32_t digits) {
-  return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(digits));
+LB_INLINE VI add_products(VI sum, VI weights, int32_t limbs) {
+  return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(limbs));
 }
 
 // Sums over the pack, of the weights as integers times x.
-LB_INLINE VF digit_products(const VI (&weights)[8], const PackDigits& x) {
+LB_INLINE VF limb_products(const VI (&weights)[8], const PackLimbs& x) {
   VI high{}, middle = (VI)_mm512_set1_epi32(x.start);
   LB_UNROLL for (int i = 0; i < 8; ++i) {
     high = add_products(high, weights[i], x.high[i]);
@@ -85,25 +85,25 @@ LB_INLINE VF digit_products(const VI (&weights)[8], const PackDigits& x) {
   return sum * splat(x.unit);
 }
 
-struct Digits {
-  typedef PackDigits Element;
-  static constexpr bool kIsDigits = true;
+struct Limbs {
+  typedef PackLimbs Element;
+  static constexpr bool kIsLimbs = true;
   static constexpr int64_t elements(int64_t k) { return (k + kPack - 1) / kPack; }  // of a row of x
 };
 
 // One row of x of `rows`.
 template <typename S>
-void pack_digits_row(const bf16* x, int64_t k, int64_t rows, PackDigits* to) {
+void pack_limbs_row(const bf16* x, int64_t k, int64_t rows, PackLimbs* to) {
   const int64_t whole = k / kPack;
-  for (int64_t pack = 0; pack < whole; ++pack) pack_digits<S>(x + pack * kPack, to[pack * rows]);
+  for (int64_t pack = 0; pack < whole; ++pack) pack_limbs<S>(x + pack * kPack, to[pack * rows]);
   if (k % kPack != 0) {
     bf16 rest[kPack] = {};
     memcpy(rest, x + whole * kPack, sizeof(bf16) * static_cast<size_t>(k % kPack));
-    pack_digits<S>(rest, to[whole * rows]);
+    pack_limbs<S>(rest, to[whole * rows]);
   }
 }
 
-struct W8Digits : Digits, Bytes {
+struct W8Limbs : Limbs, Bytes {
   static constexpr int32_t kOffset = 128;
   static constexpr int64_t kPackBytes = kPack * kTile;
   static LB_INLINE void load(const char* data, VI (&to)[8]) {
@@ -117,7 +117,7 @@ struct W8Digits : Digits, Bytes {
 
 // A word of weights has in its lower nibbles the columns c, c + 16, c + 1 and c + 17, with c = 2 * step, in its upper
 // ones those 8 behind them.
-struct W4Digits : Digits, Nibbles {
+struct W4Limbs : Limbs, Nibbles {
   static constexpr int32_t kOffset = 8;
   static constexpr int64_t kPackBytes = kPack * kTile / 2;
   static LB_INLINE void load(const char* data, VI (&to)[8]) {
