@@ -17,7 +17,7 @@ from .huggingface import huge_pages, int8_caches, sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
 from .parallel import shard as parallel_shard
-from .parallel.plan import Plan
+from .parallel.tensor.plan import Plan
 from .replacements import cache
 from .report import Status, report
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, ParallelError
-from ..parallel.plan import HEAD, Layout, Plan
-from ..parallel.quantized import as_plain, world_sizes
-from ..parallel.summary import brought, held
+from ..parallel.tensor.plan import HEAD, Layout, Plan
+from ..parallel.tensor.plan_summary import brought, held
+from ..parallel.tensor.quantized import as_plain, world_sizes
 from . import models
 from .cards import (
     CARDS,

@@ -1,6 +1,6 @@
 """Processes that share batches and prompts beside the weights: who holds what, and what is exchanged.
 
-As `parallel.replicas` and `parallel.sequence` do it. Counted for one process; of uneven parts, the longest.
+As `parallel.data.replicas` and `parallel.sequence` do it. Counted for one process; of uneven parts, the longest.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..parallel.exchange import Heads
-from ..parallel.plan import Layout
+from ..parallel.sequence.communication import Heads
+from ..parallel.tensor.plan import Layout
 from .cards import Card, all_reduce_seconds, send_seconds
 
 #: Elements of an fp32 logarithm beside the output that a process brings to the others.

@@ -61,8 +61,8 @@ def plan(
     """
     from ..bench import planned
     from ..bench.sharing import Sharing
-    from ..parallel import layout, quantized
-    from ..parallel.summary import summary
+    from ..parallel.tensor import layout, quantized
+    from ..parallel.tensor.plan_summary import summary
     from .bench import check_outputs
 
     check_outputs(None, plot, None)

@@ -25,7 +25,7 @@ def shard(
         raise typer.BadParameter("give either --tp N or --merge")
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..parallel import resharding
+    from ..parallel.checkpoint import resharding
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:

@@ -13,11 +13,16 @@ from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..ops import collectives
 from ..quantization.names import PLAN
-from . import agree, groups, layers, layout, plan, quantized, saving, sequence, undivided
-from . import mesh as meshes
-from .groups import Group
-from .mesh import Mesh
-from .parts import is_linear, is_transposed
+from . import synchronize
+from .checkpoint import saving
+from .data import unsharded
+from .runtime import groups
+from .runtime import mesh as meshes
+from .runtime.groups import Group
+from .runtime.mesh import Mesh
+from .sequence import hooks
+from .tensor import layers, layout, plan, quantized
+from .tensor.layout_builder import is_linear, is_transposed
 
 
 def divide(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
@@ -62,7 +67,7 @@ def become_part(model: nn.Module, how: plan.Plan, mesh: Mesh, forms: dict[str, s
     model.requires_grad_(False)
     own = vars(model)
     own["save_pretrained"] = functools.partial(
-        agree.save, model, mesh, functools.partial(saving.save, model, how, mesh)
+        synchronize.save, model, mesh, functools.partial(saving.save, model, how, mesh)
     )
     own["train"] = functools.partial(_train, model)
     own.update((name, functools.partial(_adapt, model, name)) for name in _ADAPTER_METHODS)
@@ -75,18 +80,18 @@ def attach(model: nn.Module, how: plan.Plan, mesh: Mesh) -> None:
     vars(model)[PLAN] = how
     if mesh.tensor.size == 1:
         vars(model)["save_pretrained"] = functools.partial(
-            agree.save, model, mesh, functools.partial(saving.save_whole, model, mesh)
+            synchronize.save, model, mesh, functools.partial(saving.save_whole, model, mesh)
         )
-    agree.watch(model, mesh)
+    synchronize.watch(model, mesh)
     if mesh.sequence.size > 1:
-        sequence.attach(model, mesh)
+        hooks.attach(model, mesh)
 
 
 _ADAPTER_METHODS = ("add_adapter", "load_adapter")
 
 
 def _train(model: nn.Module, mode: bool = True) -> nn.Module:
-    if mode and undivided.is_possible(model):
+    if mode and unsharded.is_possible(model):
         return _whole(model, "train()").train()
     if mode:
         raise ParallelError(
@@ -106,12 +111,12 @@ def _refuse_dequantize(model: str, *args: object, **kwargs: object) -> None:
 def _whole(model: nn.Module, call: str) -> nn.Module:
     """``model``, which was divided by default, undivided: divided models cannot do ``call``."""
     groups.ways.reason = groups.ways.reason or f"{call} needs the whole model in every process"
-    undivided.restore(model, groups.ways.reason)
+    unsharded.restore(model, groups.ways.reason)
     return model
 
 
 def _adapt(model: nn.Module, name: str, *args: object, **kwargs: object) -> object:
-    if undivided.is_possible(model):
+    if unsharded.is_possible(model):
         return getattr(_whole(model, name), name)(*args, **kwargs)
     raise ParallelError(
         f"this {type(model).__name__} is divided over processes, and its layers take no adapters. Merge the "

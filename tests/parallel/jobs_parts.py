@@ -15,7 +15,7 @@ from support import families, tiny_models
 from torch.nn.parallel import DistributedDataParallel
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel import groups
+from liteboost_adaptor.parallel.runtime import groups
 
 
 def whole_again(folder: str, names: list[str]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def quantized(folder: str) -> dict[str, Any]:
 def memory(folder: str) -> str:
     """What parting says where there is no room for the whole model."""
     _quiet()
-    from liteboost_adaptor.parallel import memory as room
+    from liteboost_adaptor.parallel.data import memory as room
 
     model = class_of(folder).from_pretrained(folder)
     room.free_memory = lambda: 1000

@@ -13,7 +13,7 @@ from support.numbers import relative
 from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel.layers import QuantizedSum
+from liteboost_adaptor.parallel.tensor.layers import QuantizedSum
 from liteboost_adaptor.program import step
 from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear
 from liteboost_adaptor.quantization.experts import QuantizedExperts

@@ -12,7 +12,7 @@ from support import tiny_models
 from transformers import AutoConfig
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel import saving
+from liteboost_adaptor.parallel.checkpoint import saving
 
 
 def saves(folder: str, names: list[str]) -> dict[str, Any]:

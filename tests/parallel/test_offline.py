@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import liteboost_adaptor
 from liteboost_adaptor import cli
 from liteboost_adaptor.errors import CheckpointError
-from liteboost_adaptor.parallel.plan import Plan
+from liteboost_adaptor.parallel.tensor.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("native_only")
 

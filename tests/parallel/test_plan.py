@@ -14,9 +14,9 @@ from liteboost_adaptor import cli
 from liteboost_adaptor.bench import cards, planned
 from liteboost_adaptor.bench.sharing import Exchanged, Sharing, exchanged
 from liteboost_adaptor.errors import ConfigError, ParallelError, PlanError
-from liteboost_adaptor.parallel import layout
-from liteboost_adaptor.parallel.plan import EMBEDDING, HEAD, NORM, SUM, Cut, Part, Plan
-from liteboost_adaptor.parallel.summary import summary
+from liteboost_adaptor.parallel.tensor import layout
+from liteboost_adaptor.parallel.tensor.plan import EMBEDDING, HEAD, NORM, SUM, Cut, Part, Plan
+from liteboost_adaptor.parallel.tensor.plan_summary import summary
 
 
 def on_meta(family: str) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.checkpoint.files import File, Slice
-from liteboost_adaptor.parallel.quantized_loading import _checked_by
+from liteboost_adaptor.parallel.checkpoint.quantized_reads import _checked_by
 from liteboost_adaptor.quantization import LiteBoostConfig, offline
 
 pytestmark = pytest.mark.usefixtures("native_only")

@@ -16,8 +16,8 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from liteboost_adaptor import cli, config
 from liteboost_adaptor.checkpoint.files import requests
-from liteboost_adaptor.parallel import layout, quantized
-from liteboost_adaptor.parallel.shares import put
+from liteboost_adaptor.parallel.tensor import layout, quantized
+from liteboost_adaptor.parallel.tensor.shard_spec import put
 from liteboost_adaptor.quantization import LiteBoostConfig, offline, quantize_model
 from liteboost_adaptor.quantization.digests import DIGESTS
 from liteboost_adaptor.quantization.reading import tensors_of

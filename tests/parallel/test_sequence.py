@@ -10,7 +10,7 @@ from parallel import ranks
 from support import families
 
 from liteboost_adaptor.errors import ParallelError
-from liteboost_adaptor.parallel.exchange import Heads
+from liteboost_adaptor.parallel.sequence.communication import Heads
 
 pytestmark = pytest.mark.usefixtures("native_only")
 

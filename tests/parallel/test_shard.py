@@ -13,7 +13,7 @@ from support import families, tiny_models
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import ParallelError
-from liteboost_adaptor.parallel import layout
+from liteboost_adaptor.parallel.tensor import layout
 
 pytestmark = pytest.mark.usefixtures("native_only")
 

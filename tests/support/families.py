@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from liteboost_adaptor.parallel import layout
+from liteboost_adaptor.parallel.tensor import layout
 
 from . import coverage, families_images, tiny_models
 
