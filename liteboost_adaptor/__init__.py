@@ -27,7 +27,7 @@ def _activate(_: Any) -> None:
     from .parallel.runtime import mesh
 
     offline.follow(runtime)
-    if config.launched() or mesh.is_for_several(_settings):
+    if config.launched() or mesh.needs_several_processes(_settings):
         from .parallel import from_pretrained
 
         from_pretrained.follow(runtime)

@@ -1,7 +1,7 @@
-"""Calls that ranks make together: they compare what they are given, draw the same numbers, or part.
+"""Calls that ranks make together: they compare inputs and settings, share the random state, or diverge.
 
-A script that gives every process something else, or calls a model in one of them only, is right without this
-package. So where ranks of a model that was divided by default differ, each goes on with the whole model.
+A script that gives every process something else, or calls a model in one of them only, is correct without
+this package. So where ranks of a model that was sharded by default differ, each goes on with the whole model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..huggingface.runtime import AROUND
 from ..program.state import RECORDABLE
 from .data import replicas, unsharded
 from .runtime import groups
-from .runtime.call_group import Apart, Circle
-from .runtime.groups import Group, circle_of, gathered
+from .runtime.call_group import CallGroup, RanksDiverged
+from .runtime.groups import Group, all_gather_object, call_group_of
 from .runtime.mesh import Mesh
 
 _TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
@@ -31,15 +31,15 @@ _SAME = (
 )
 
 
-def watch(model: nn.Module, mesh: Mesh) -> None:
-    """Let ranks meet before they call ``model``, and draw what rank 0 draws.
+def synchronize_calls(model: nn.Module, mesh: Mesh) -> None:
+    """Synchronize the ranks before they call ``model``; they get the random state of rank 0.
 
     Inputs of a forward are compared within a replica: replicas have rows of their own.
     """
     own = vars(model)
     if mesh.replica.size > 1:
-        hook = functools.partial(before_forward, mesh.replica)
-        setattr(hook, RECORDABLE, True)  # it does nothing before one more token
+        hook = functools.partial(check_inputs, mesh.replica)
+        setattr(hook, RECORDABLE, True)  # it does nothing in a decode step
         model.register_forward_pre_hook(hook, with_kwargs=True)
         own[AROUND] = functools.partial(_forward, model, mesh)
     if hasattr(model, "generate"):
@@ -47,34 +47,37 @@ def watch(model: nn.Module, mesh: Mesh) -> None:
 
 
 @contextlib.contextmanager
-def together(model: nn.Module, group: Group, facts: dict[str, Any]) -> Iterator[None]:
-    """A call of ``model`` that all ranks of ``group`` make, if they are of one mind.
+def synchronized_call(model: nn.Module, group: Group, facts: dict[str, Any]) -> Iterator[None]:
+    """A call of ``model`` that all ranks of ``group`` make, if they agree on it.
 
     Raises:
-        Apart: They are not, and ``model`` is whole on this rank now. Before anything was done.
-        ParallelError: They are not, and that cannot be; or one leaves the call.
+        RanksDiverged: They do not, and ``model`` is unsharded on this rank now. Nothing is done yet.
+        ParallelError: They do not, and it cannot be unsharded; or one leaves the call.
     """
-    circle = circle_of(group)
-    if groups.ways.reason:
-        unsharded.restore(model, groups.ways.reason)
-        raise Apart(groups.ways.reason)
-    may_part = unsharded.is_possible(model)
-    facts = {**facts, "random": _random_state() if circle.presence.rank == circle.members[0] else None}
+    call_group = call_group_of(group)
+    if groups.divergence.reason:
+        unsharded.unshard(model, groups.divergence.reason)
+        raise RanksDiverged(groups.divergence.reason)
+    may_part = unsharded.can_unshard(model)
+    facts = {
+        **facts,
+        "random": _random_state() if call_group.heartbeat.rank == call_group.members[0] else None,
+    }
     try:
-        found = circle.meet(facts, _why_apart)
-    except Apart as apart:
+        found = call_group.synchronize(facts, _why_diverged)
+    except RanksDiverged as apart:
         if not may_part:
             raise ParallelError(f"{apart}. {_SAME}") from apart
-        groups.ways.reason = str(apart)
-        unsharded.restore(model, str(apart))
+        groups.divergence.reason = str(apart)
+        unsharded.unshard(model, str(apart))
         raise
-    _draw_from(found[circle.members[0]]["random"])
-    with circle.inside():
+    _set_random_state(found[call_group.members[0]]["random"])
+    with call_group.inside():
         yield
 
 
-def _why_apart(found: dict[int, dict[str, Any]]) -> str:
-    """Why ranks that have come with these facts do not make one call, or an empty string."""
+def _why_diverged(found: dict[int, dict[str, Any]]) -> str:
+    """Why ranks with these facts do not make the same call, or an empty string."""
     first, *others = found
     own = found[first]
     for rank in others:
@@ -105,10 +108,10 @@ def _why_apart(found: dict[int, dict[str, Any]]) -> str:
 
 
 def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
-    """``generate`` of a divided model: under the same settings on every rank."""
+    """``generate`` of a sharded model: under the same settings on every rank."""
     whole = functools.partial(type(model).generate, model)
     if (
-        replicas.is_inside() or groups.world().presence.depth
+        replicas.is_inside() or groups.world().heartbeat.depth
     ):  # of the rows of one replica, or a part of a call
         return whole(*args, **kwargs)
     settings = kwargs.get("generation_config") or model.generation_config
@@ -119,25 +122,25 @@ def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
     }
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(together(model, mesh.world, facts))
-        except Apart:
+            stack.enter_context(synchronized_call(model, mesh.world, facts))
+        except RanksDiverged:
             return model.generate(*args, **kwargs)
         if mesh.data.size == 1:
-            return _noted(whole(*args, **kwargs))
+            return _with_cache_recorded(whole(*args, **kwargs))
         result = replicas.generate(whole, model, mesh, args, kwargs)
-        _draw_from(gathered(mesh.world, _random_state())[0])
+        _set_random_state(all_gather_object(mesh.world, _random_state())[0])
         return result
 
 
 def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``call``, which is the forward of a divided model, or of one that was divided."""
+    """``call``, which is the forward of a sharded model, or of one that was sharded."""
     group = mesh.replica
-    circle = circle_of(group)
-    if circle.presence.depth or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    call_group = call_group_of(group)
+    if call_group.heartbeat.depth or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return call(*args, **kwargs)
-    if not (is_prompt(args, kwargs) or circle.must_meet or groups.ways.reason):
-        with circle.inside(is_said=False):
-            return _noted(call(*args, **kwargs))
+    if not (is_prompt(args, kwargs) or call_group.needs_sync or groups.divergence.reason):
+        with call_group.inside(publishes_end=False):
+            return _with_cache_recorded(call(*args, **kwargs))
     facts = {
         "call": f"a forward of {type(model).__name__}",
         "settings": plain(kwargs),
@@ -145,38 +148,38 @@ def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, 
     }
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(together(model, group, facts))
-        except Apart:
+            stack.enter_context(synchronized_call(model, group, facts))
+        except RanksDiverged:
             return model(*args, **kwargs)
-        return _noted(call(*args, **kwargs))
+        return _with_cache_recorded(call(*args, **kwargs))
 
 
-def _noted(result: Any) -> Any:
-    """``result``, whose cache holds what one rank has computed."""
+def _with_cache_recorded(result: Any) -> Any:
+    """``result``, whose cache is recorded as one rank's."""
     cache = getattr(result, "past_key_values", None)
     if cache is not None:
-        unsharded.note_cache(cache)
+        unsharded.record_cache(cache)
     return result
 
 
-def before_forward(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compare the inputs of a prompt within a call, or of one that nobody has met for (of a copied model).
+def check_inputs(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compare the inputs of a prompt within a call, or of one that was not synchronized (of a copied model).
 
     Raises:
         ParallelError: They differ.
     """
     if torch.compiler.is_compiling() or not is_prompt(args, kwargs):
         return
-    circle: Circle = circle_of(group)
-    found = gathered(group, digest([args, sorted(kwargs.items())]))
+    call_group: CallGroup = call_group_of(group)
+    found = all_gather_object(group, digest([args, sorted(kwargs.items())]))
     other = [rank for rank, value in enumerate(found) if value != found[0]]
     if other:
         raise ParallelError(
             f"the ranks have been given different inputs (rank 0 others than rank "
             f"{', '.join(map(str, other))}). {group.size} processes share the model. {_SAME}"
         )
-    if not circle.presence.depth:
-        _draw_from(gathered(group, _random_state())[0])
+    if not call_group.heartbeat.depth:
+        _set_random_state(all_gather_object(group, _random_state())[0])
 
 
 def is_prompt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -192,12 +195,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, str]:
-    """What can be compared over the ranks among ``settings``, as text."""
+    """The ``settings`` that can be compared over the ranks, as text."""
     return {name: repr(value) for name, value in settings.items() if _is_plain(value)}
 
 
 def digest(value: Any) -> str:
-    """Of all tensors in ``value``, and of how long the caches are."""
+    """Hash of all tensors in ``value``, and of the lengths of caches."""
     found = hashlib.blake2b(digest_size=8)
     _digest(value, found)
     return found.hexdigest()
@@ -218,25 +221,25 @@ def _digest(value: Any, found: Any) -> None:
 
 
 def _random_state() -> list[Tensor]:
-    """Of the generators of this rank: of the CPU and of its device."""
+    """The states of this rank's generators: of the CPU and of its device."""
     npu = getattr(torch, "npu", None)
     states = [torch.random.get_rng_state()]
     return [*states, npu.get_rng_state()] if npu is not None and npu.is_available() else states
 
 
-def _draw_from(states: list[Tensor]) -> None:
-    """Let this rank draw the numbers that one with these ``states`` would."""
+def _set_random_state(states: list[Tensor]) -> None:
+    """Set the states of this rank's generators."""
     torch.random.set_rng_state(states[0])
     if len(states) > 1:
         torch.npu.set_rng_state(states[1])
 
 
 def save(model: Any, mesh: Mesh, write: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """``write``, which is ``save_pretrained`` of a divided model, on every rank."""
+    """``write``, which is ``save_pretrained`` of a sharded model, on every rank."""
     facts = {"call": f"save_pretrained of {type(model).__name__}", "settings": {}, "inputs": ""}
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(together(model, mesh.world, facts))
-        except Apart:
+            stack.enter_context(synchronized_call(model, mesh.world, facts))
+        except RanksDiverged:
             return model.save_pretrained(*args, **kwargs)
         return write(*args, **kwargs)

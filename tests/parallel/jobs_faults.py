@@ -41,7 +41,7 @@ def waits_for_missing(folder: str, seconds: float) -> dict[str, Any]:
     """What loading says where ranks are missing, and how long after; they wait ``seconds``, 0: as ever."""
     _quiet()
     ranks.wait_as_usual()
-    heartbeat.limits.to_come = seconds or heartbeat.limits.to_come
+    heartbeat.timeouts.start = seconds or heartbeat.timeouts.start
     start = time.monotonic()
     text = _raised(lambda: AutoModelForCausalLM.from_pretrained(folder))
     return {"text": text, "seconds": time.monotonic() - start}

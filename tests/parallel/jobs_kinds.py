@@ -98,7 +98,7 @@ def scenario(folder: str, target: str, who: int, where: str, what: str, wait: fl
     _quiet()
     ranks.wait_as_usual()
     if wait:
-        heartbeat.limits.to_come = heartbeat.limits.absent = wait
+        heartbeat.timeouts.start = heartbeat.timeouts.absent = wait
     rank = int(os.environ["RANK"])
     did = what if rank == who else ""
     outcomes: list[dict[str, Any]] = []
@@ -138,14 +138,14 @@ def _loaded(folder: str, where: str, did: str, tried: Any) -> Any:
             return None
         _act(did)
     if where == "load" and did and did != "inputs":
-        read = from_pretrained._tensors
+        read = from_pretrained._read_tensors
 
         def planted(*arguments: Any) -> Any:
             found = read(*arguments)
             _act(did)
             return found
 
-        from_pretrained._tensors = planted
+        from_pretrained._read_tensors = planted
     name = "other" if where == "load" and did == "inputs" else "llama"
     return tried("load", lambda: AutoModelForCausalLM.from_pretrained(f"{folder}/{name}"))
 

@@ -44,7 +44,7 @@ def wait_as_usual() -> None:
     """Let this rank wait no longer for others than outside of tests."""
     from liteboost_adaptor.parallel.runtime import heartbeat
 
-    vars(heartbeat.limits).update(usual)
+    vars(heartbeat.timeouts).update(usual)
 
 
 @dataclass
@@ -183,8 +183,8 @@ def _run(job: str, arguments: list[Any]) -> None:
     from liteboost_adaptor.parallel.runtime import heartbeat
 
     torch.set_num_threads(1)
-    usual.update(vars(heartbeat.limits))
-    heartbeat.limits.to_come = heartbeat.limits.absent = heartbeat.PATIENCE_S
+    usual.update(vars(heartbeat.timeouts))
+    heartbeat.timeouts.start = heartbeat.timeouts.absent = heartbeat.COLLECTIVE_TIMEOUT_S
     module, _, function = job.partition(":")
     report(getattr(importlib.import_module(module), function)(*arguments))
     if dist.is_initialized():

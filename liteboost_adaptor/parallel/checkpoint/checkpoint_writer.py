@@ -1,4 +1,4 @@
-"""The folder that rank 0 writes when a divided model is saved, tensor by tensor; whole, it gets its name."""
+"""Writes a checkpoint tensor by tensor to a temporary folder, which is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ...checkpoint.writing import Writer
 from ...quantization import digests
 
 
-class Saved:
-    """A checkpoint as ``save_pretrained`` writes it; leaving the block before `close` leaves nothing behind.
+class CheckpointWriter:
+    """A checkpoint as ``save_pretrained`` writes it; nothing is left behind without `close`.
 
     Args:
-        meta: All tensors, without their values, by their names in the model.
-        has_checksums: Whether files say what is in them.
+        meta: All tensors, on the meta device, by their names in the model.
+        has_checksums: Whether files have checksums.
         kwargs: Of ``save_pretrained``.
     """
 
@@ -42,7 +42,7 @@ class Saved:
             self._discard()
             raise
 
-    def __enter__(self) -> Saved:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class Saved:
             (self._folder / f"{self._name}.index.json").write_text(text, encoding="utf-8")
 
     def put(self, whole: dict[str, Tensor]) -> None:
-        """Write tensors of the model, together with all that become one with them in the checkpoint."""
+        """Write tensors of the model; those that are converted to one tensor come together."""
         for name, tensor in self._reverted(whole).items():
             self._files[self._file_of[name]].put(name, tensor)
             if name in self._checksums:
@@ -118,7 +118,7 @@ class Saved:
 
 @contextlib.contextmanager
 def _no_quantizer(model: Any) -> Iterator[None]:
-    """While it lasts, nobody puts this rank's integers among what is written."""
+    """Within the context, transformers does not write this rank's quantized weights."""
     quantizer = vars(model).pop("hf_quantizer", None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a rank reads of a checkpoint for a model of integers, whether they are in it or made of it."""
+"""What a rank reads of a checkpoint for a quantized model, whether the checkpoint is quantized or not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...checkpoint.files import Made, Slice
 from ...quantization.names import QUANT_METHOD
 from ...quantization.parts import Part
 from ..tensor import quantized
-from ..tensor.plan import Plan
+from ..tensor.plan import ShardingPlan
 from ..tensor.quantized import Weight
-from ..tensor.shard_spec import Share
+from ..tensor.shard_spec import ShardSpec
 from . import read_plan
 
 Tensors = Mapping[str, Slice | Made]
@@ -26,42 +26,42 @@ class Reading:
 
     Attributes:
         tensors: By their names in the checkpoint.
-        late: Converters whose results are divided behind their operations,
-        plan: and the plan by which they are.
+        late: Converters whose results are sharded after the conversion.
+        plan: The plan by which they are.
     """
 
     tensors: dict[str, Any]
     late: list[Any]
-    plan: Plan
+    plan: ShardingPlan
 
 
 def is_ours(quantizer: Any) -> bool:
-    """Whether ``quantizer`` hands the loader tensors that are read when they are asked for."""
+    """Whether ``quantizer`` is ours, which loads tensors lazily."""
     return quantizer is not None and quantizer.quantization_config.quant_method == QUANT_METHOD
 
 
 def why_not_read(quantizer: Any) -> str:
-    """Why what ``quantizer`` loads is not read in parts, or an empty string."""
+    """Why what ``quantizer`` loads is not read in shards, or an empty string."""
     if not is_ours(quantizer):
-        # What becomes floating point while it is loaded is a model as any other.
+        # A model that is dequantized while it is loaded is like any other.
         is_plain = getattr(quantizer.quantization_config, "dequantize", False)
-        return "" if is_plain else "its weights are quantised by another library"
+        return "" if is_plain else "its weights are quantized by another library"
     if quantizer.calibrates:
-        return "it reads a text whole before its weights are quantised; quantise the checkpoint first"
+        return "it reads a text whole before its weights are quantized; quantize the checkpoint first"
     return ""
 
 
 def weights_of(model: nn.Module, quantizer: Any) -> dict[str, Weight]:
-    """The weights that are integers, or that ``quantizer`` makes integers of, by the names of parameters."""
+    """The weights that are quantized, or that ``quantizer`` will quantize, by the names of parameters."""
     return quantized.weights_of(model, getattr(quantizer, "awaited", None))
 
 
-def why_not(weights: dict[str, Weight], quantizer: Any, plan: Plan) -> str:
+def why_not(weights: dict[str, Weight], quantizer: Any, plan: ShardingPlan) -> str:
     """Why ``plan`` cannot divide ``weights``, or an empty string."""
     for embedding, head in getattr(quantizer, "heads", {}).items():
-        of_embedding, of_head = plan.cuts.get(embedding), plan.cuts.get(head)
+        of_embedding, of_head = plan.shardings.get(embedding), plan.shardings.get(head)
         if of_embedding is not None and of_embedding != of_head:
-            return f"{head} is rounded from {embedding}, which is divided otherwise"
+            return f"{head} is rounded from {embedding}, which is sharded otherwise"
     return quantized.why_not(weights, plan)
 
 
@@ -69,48 +69,48 @@ def read(
     model: nn.Module,
     quantizer: Any,
     tensors: Tensors,
-    plan: Plan,
+    plan: ShardingPlan,
     rank: int,
     hosts: list[str],
     weight_mapping: Any,
 ) -> Reading:
-    """What ``rank`` reads of ``tensors`` for ``model``, which is whole and on the meta device.
+    """What ``rank`` reads of ``tensors`` for ``model``, which is unsharded and on the meta device.
 
     Args:
-        hosts: Of each rank: those of one host read the same files.
+        hosts: The host of each rank; ranks of one host read the same files.
     """
     weights = weights_of(model, quantizer)
     of = _owners(model, tensors, weight_mapping) if quantizer.pre_quantized else {}
     reading = plan if quantizer.pre_quantized else _for_rounding(weights, plan)
     shapes = {name: tuple(each.get_shape()) for name, each in tensors.items() if name not in of}
     with quantized.as_plain(model):
-        found = read_plan.of(model, shapes, reading, weight_mapping)
-    checked = _checked_by(rank, tensors, found.parts, hosts)
+        found = read_plan.plan_reads(model, shapes, reading, weight_mapping)
+    checked = _checked_by(rank, tensors, found.reads, hosts)
     made: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        source = found.parts.get(name)
-        if source is not None and source.is_left_out(rank, plan.world_size):
+        source = found.reads.get(name)
+        if source is not None and source.is_skipped(rank, plan.world_size):
             continue
-        share = source.share(plan.world_size) if source else None
+        spec = source.spec(plan.world_size) if source else None
         if name in of:
-            share = _share_of(*of[name], tuple(tensor.get_shape()), weights, plan)
-        made[name] = share.read(tensor, rank, name in checked) if share else tensor
+            spec = _spec_of(*of[name], tuple(tensor.get_shape()), weights, plan)
+        made[name] = spec.read(tensor, rank, name in checked) if spec else tensor
     if not quantizer.pre_quantized:
         quantizer.parts = _parts(weights, quantizer.heads, plan, reading, rank)
     return Reading(made, found.late, reading)
 
 
-def note_experts(model: nn.Module, weights: dict[str, Weight], plan: Plan) -> None:
-    """Note how experts that have become integers while they were loaded are divided."""
+def record_experts(model: nn.Module, weights: dict[str, Weight], plan: ShardingPlan) -> None:
+    """Record how experts that were quantized while they were loaded are sharded."""
     for name, module in quantized.modules_of(model).items():
         parameter = quantized.parameter_of(name, module)
-        how = plan.cuts.get(parameter)
-        if how is not None and "shares" not in vars(module):
-            quantized.note(module, weights[parameter].shares(how, plan.world_size))
+        how = plan.shardings.get(parameter)
+        if how is not None and "specs" not in vars(module):
+            quantized.record_specs(module, weights[parameter].specs(how, plan.world_size))
 
 
 def _owners(model: nn.Module, tensors: Iterable[str], weight_mapping: Any) -> dict[str, tuple[str, str]]:
-    """Of tensors of the checkpoint that are buffers of integers: (parameter, buffer)."""
+    """Tensors of the checkpoint that are buffers of quantized weights -> (parameter, buffer)."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     mapping = list(weight_mapping or ())
@@ -128,14 +128,14 @@ def _owners(model: nn.Module, tensors: Iterable[str], weight_mapping: Any) -> di
     return found
 
 
-def _share_of(
-    parameter: str, buffer: str, shape: tuple[int, ...], weights: dict[str, Weight], plan: Plan
-) -> Share | None:
-    """None: the whole is read; also what has another shape, which the quantizer says."""
-    how, weight = plan.cuts.get(parameter), weights[parameter]
+def _spec_of(
+    parameter: str, buffer: str, shape: tuple[int, ...], weights: dict[str, Weight], plan: ShardingPlan
+) -> ShardSpec | None:
+    """None: the tensor is read whole, also if its shape is wrong, which the quantizer reports."""
+    how, weight = plan.shardings.get(parameter), weights[parameter]
     if how is None or weight.shapes()[buffer][0] != shape:
         return None
-    return weight.shares(how, plan.world_size).get(buffer)
+    return weight.specs(how, plan.world_size).get(buffer)
 
 
 def _checked_by(rank: int, tensors: Tensors, parts: Mapping[str, Any], hosts: list[str]) -> set[str]:
@@ -145,7 +145,7 @@ def _checked_by(rank: int, tensors: Tensors, parts: Mapping[str, Any], hosts: li
     for name, tensor in tensors.items():
         if isinstance(tensor, Slice) and tensor.digest:
             source = parts.get(name)
-            ranks = [each for each in near if source is None or not source.is_left_out(each, len(hosts))]
+            ranks = [each for each in near if source is None or not source.is_skipped(each, len(hosts))]
             if ranks:
                 checks = min(ranks, key=done.__getitem__)
                 done[checks] += tensor.file.entries[tensor.name].nbytes
@@ -153,33 +153,33 @@ def _checked_by(rank: int, tensors: Tensors, parts: Mapping[str, Any], hosts: li
     return found
 
 
-def _for_rounding(weights: dict[str, Weight], plan: Plan) -> Plan:
+def _for_rounding(weights: dict[str, Weight], plan: ShardingPlan) -> ShardingPlan:
     """``plan`` without what would take columns apart that have one scale, before they are rounded."""
-    cuts = dict(plan.cuts)
+    shardings = dict(plan.shardings)
     for name, weight in weights.items():
-        how = cuts.get(name)
+        how = shardings.get(name)
         if how is None or not weight.is_by_inputs(how):
             continue
         if weight.scheme.bits == 8 or weight.group_size(how, plan.world_size) != weight.scheme.group_size:
-            del cuts[name]
-    return replace(plan, cuts=cuts)
+            del shardings[name]
+    return replace(plan, shardings=shardings)
 
 
 def _parts(
-    weights: dict[str, Weight], heads: dict[str, str], plan: Plan, reading: Plan, rank: int
+    weights: dict[str, Weight], heads: dict[str, str], plan: ShardingPlan, reading: ShardingPlan, rank: int
 ) -> dict[str, Part]:
     read_as = {head: embedding for embedding, head in heads.items()}
     found = {}
     for name, weight in weights.items():
-        how, before = plan.cuts.get(name), reading.cuts.get(read_as.get(name, name))
+        how, before = plan.shardings.get(name), reading.shardings.get(read_as.get(name, name))
         if how is None:
             continue
-        kept = weight.part(how, rank, plan.world_size)
+        kept = weight.local(how, rank, plan.world_size)
         if before is not None:
             found[name] = Part(kept.form, kept.scheme, kept.form, kept.scheme, _same)
         else:
-            shares = weight.shares(how, plan.world_size)
-            found[name] = Part(weight.form, weight.scheme, kept.form, kept.scheme, _Cut(shares, rank))
+            specs = weight.specs(how, plan.world_size)
+            found[name] = Part(weight.form, weight.scheme, kept.form, kept.scheme, _KeepShard(specs, rank))
     return found
 
 
@@ -188,9 +188,9 @@ def _same(rounded: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Cut:
-    shares: dict[str, Share]
+class _KeepShard:
+    specs: dict[str, ShardSpec]
     rank: int
 
     def __call__(self, rounded: Any) -> Any:
-        return quantized.part_of(rounded, self.shares, self.rank)
+        return quantized.local_shard(rounded, self.specs, self.rank)

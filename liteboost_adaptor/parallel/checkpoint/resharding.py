@@ -1,4 +1,4 @@
-"""Divide a checkpoint into files a rank, and put it together again; one tensor at a time."""
+"""Shard a checkpoint into a file for each rank, and merge it again, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def size_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def divide(
+def shard_checkpoint(
     source: Path,
     target: Path,
     world_size: int,
@@ -42,31 +42,31 @@ def divide(
         trust_remote_code: Whether Python code in ``source`` may run.
 
     Raises:
-        PlanError: The model cannot be divided over so many ranks; before a file is opened.
+        PlanError: The model cannot be sharded over so many ranks; before a file is opened.
         CheckpointError: There are no safetensors files in ``source``, or ``target`` exists.
     """
     model = on_meta(source, trust_remote_code)
     if getattr(model.config, "quantization_config", None) is not None:
         raise CheckpointError(
-            f"{source} is quantised, and needs no file a rank: under `torchrun`, each process reads its part"
+            f"{source} is quantized, and needs no file a rank: under `torchrun`, each process reads its part"
         )
-    plan = layout.of(model).plan(world_size)
+    plan = layout.infer_layout(model).plan(world_size)
     if EXPERTS in plan.roles.values():
         raise CheckpointError(
-            f"{plan.model} gives each of {world_size} processes whole experts, which are divided as they are "
-            "loaded: start the script under `torchrun` with the undivided checkpoint"
+            f"{plan.model} gives each of {world_size} processes whole experts, which are sharded as they are "
+            "loaded: start the script under `torchrun` with the unsharded checkpoint"
         )
     files = sorted(source.glob("*.safetensors"))
     if not files or (source / offline.INDEX).exists():
-        what = "is divided already" if files else "has no safetensors files"
+        what = "is sharded already" if files else "has no safetensors files"
         raise CheckpointError(f"{source} {what}; give a folder that save_pretrained has written")
     opened = {file.name: File(file) for file in files}
     entries = {name: (file, entry) for file in opened.values() for name, entry in file.entries.items()}
-    found = read_plan.of(
+    found = read_plan.plan_reads(
         model, {name: entry.shape for name, (_, entry) in entries.items()}, plan, _conversions(model)
     )
-    parts = {name: offline.parts_of(found, name, world_size) for name in entries}
-    with _becoming(target) as folder:
+    parts = {name: offline.ranges_of(found, name, world_size) for name in entries}
+    with _atomic_folder(target) as folder:
         copy_others(source, folder, (offline.INDEX, offline.STRATEGY))
         writers = []
         for rank in range(world_size):
@@ -99,17 +99,17 @@ def divide(
         offline.write_index(folder, plan, tensors, metadata, text)
 
 
-def merge(source: Path, target: Path, progress: Progress = lambda count: None) -> None:
-    """Write the checkpoint that ``source`` was divided from, with the same files, to ``target``.
+def merge_checkpoint(source: Path, target: Path, progress: Progress = lambda count: None) -> None:
+    """Write the checkpoint that ``source`` was sharded from, with the same files, to ``target``.
 
     Raises:
-        CheckpointError: ``source`` is not divided, or a file of it is missing or changed; ``target`` exists.
+        CheckpointError: ``source`` is not sharded, or a file of it is missing or changed; ``target`` exists.
     """
     if not (source / offline.INDEX).exists():
-        raise CheckpointError(f"{source} is not divided: it has no {offline.INDEX}")
+        raise CheckpointError(f"{source} is not sharded: it has no {offline.INDEX}")
     index = offline.read_index(source)
     ranks = [offline.open_rank(source, rank, index) for rank in range(index["world_size"])]
-    with _becoming(target) as folder:
+    with _atomic_folder(target) as folder:
         copy_others(source, folder, (offline.INDEX, offline.STRATEGY))
         for file, metadata in index["files"].items():
             entries = {name: entry for name, entry in index["tensors"].items() if entry["file"] == file}
@@ -120,7 +120,7 @@ def merge(source: Path, target: Path, progress: Progress = lambda count: None) -
                 tensor = ranks[0][name][...]
                 if entry["ranges"] is not None:
                     held = [tensor, *(rank[name][...] for rank in ranks[1:])]
-                    tensor = offline.put_together(held, entry["shape"], entry["dim"], entry["ranges"])
+                    tensor = offline.join_shards(held, entry["shape"], entry["dim"], entry["ranges"])
                 writer.put(name, tensor)
                 progress(tensor.nbytes)
             writer.close()
@@ -140,8 +140,8 @@ def _slice(file: File, name: str, part: tuple[int, Any], rank: int) -> Slice:
 
 
 @contextmanager
-def _becoming(target: Path) -> Iterator[Path]:
-    """A folder that gets the name ``target`` when all is in it."""
+def _atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that is renamed to ``target`` when the block is left without an error."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} exists and is not empty; give a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""``save_pretrained`` of a divided model: rank 0 puts the whole checkpoint together, tensor by tensor."""
+"""``save_pretrained`` of a sharded model: rank 0 writes the whole checkpoint, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..runtime import groups
 from ..runtime.groups import Group
 from ..runtime.mesh import Mesh
 from ..tensor import quantized
-from ..tensor.plan import Plan
-from ..tensor.shard_spec import Share, put
-from .checkpoint_writer import Saved
+from ..tensor.plan import ShardingPlan
+from ..tensor.shard_spec import ShardSpec, copy_shard
+from .checkpoint_writer import CheckpointWriter
 
-#: Of integers.
+#: Buffers of quantized weights.
 _BUFFERS = ("weight", "scales", "zero_points", "columns")
 _REFUSED = ("state_dict", "push_to_hub", "distributed_checkpoint")
 
 
-def save(model: Any, plan: Plan, mesh: Mesh, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-    """What ``save_pretrained`` of the undivided model would write. Every rank calls it; rank 0 writes.
+def save(
+    model: Any, plan: ShardingPlan, mesh: Mesh, save_directory: str | os.PathLike[str], **kwargs: Any
+) -> None:
+    """What ``save_pretrained`` of the unsharded model would write. Every rank calls it; rank 0 writes.
 
-    Ranks whose parts the first ones have as well only wait.
-
-    The files get their names when all of them are written. One tensor, or those that are one in the
-    checkpoint, is in memory at a time.
+    Ranks with the same shards as the first ones only wait. The files get their names when all of them are
+    written. One tensor of the checkpoint is in memory at a time.
 
     Raises:
         ParallelError: An argument that needs the whole model in one process; a rank that fails.
@@ -43,90 +43,96 @@ def save(model: Any, plan: Plan, mesh: Mesh, save_directory: str | os.PathLike[s
     if refused:
         raise ParallelError(
             f"{refused[0]} of save_pretrained needs the whole model in one process, and this {plan.model} is "
-            f"divided over {mesh.tensor.size}. Save it to a folder, and go on from there."
+            f"sharded over {mesh.tensor.size}. Save it to a folder, and go on from there."
         )
-    with groups.together(mesh.world):
+    with groups.fail_together(mesh.world):
         if mesh.is_first:
             _save(model, plan, mesh.tensor, save_directory, kwargs)
 
 
-def save_whole(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> None:
-    """``save_pretrained`` of a model that every rank holds whole. Every rank calls it; rank 0 writes.
+def save_replicated(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> None:
+    """``save_pretrained`` of a model that is replicated. Every rank calls it; rank 0 writes.
 
     Raises:
         ParallelError: On the others, where rank 0 has failed.
     """
-    with groups.together(mesh.world):
+    with groups.fail_together(mesh.world):
         if mesh.is_first:
             type(model).save_pretrained(model, *args, **kwargs)
 
 
 def _save(
-    model: Any, plan: Plan, group: Group, save_directory: str | os.PathLike[str], kwargs: dict[str, Any]
+    model: Any,
+    plan: ShardingPlan,
+    group: Group,
+    save_directory: str | os.PathLike[str],
+    kwargs: dict[str, Any],
 ) -> None:
     """Step by step on all ranks: where one fails, no other is left waiting for a tensor of it."""
     with contextlib.ExitStack() as stack:
-        with groups.together(group):
+        with groups.fail_together(group):
             tensors = Tensors(model, plan)
             steps = _steps(model, tensors) if group.rank == 0 else []
-        steps = groups.gathered(group, steps)[0]
-        with groups.together(group):
+        steps = groups.all_gather_object(group, steps)[0]
+        with groups.fail_together(group):
             if group.rank == 0:
                 meta = {name: tensors.on_meta(name) for names in steps for name in names}
                 target = Path(save_directory)
-                saved = stack.enter_context(Saved(model, target, meta, tensors.has_checksums, kwargs))
+                saved = stack.enter_context(
+                    CheckpointWriter(model, target, meta, tensors.has_checksums, kwargs)
+                )
         for names in steps:
-            with groups.together(group):
-                # What is not divided, rank 0 may have alone.
-                own = names if group.rank == 0 else [name for name in names if name in tensors.shares]
+            with groups.fail_together(group):
+                # What is not sharded, rank 0 has itself.
+                own = names if group.rank == 0 else [name for name in names if name in tensors.specs]
                 local = {name: tensors.local(name).detach().cpu() for name in own}
-                receiver = _Receiver(local, tensors.shares, group) if group.rank == 0 else None
+                receiver = _Receiver(local, tensors.specs, group) if group.rank == 0 else None
             if receiver is not None:
-                groups.talk(group, receiver.receive)
+                groups.communicate(group, receiver.receive)
             else:
-                groups.talk(group, functools.partial(_send, local, group))
-            with groups.together(group):
+                groups.communicate(group, functools.partial(_send, local, group))
+            with groups.fail_together(group):
                 if receiver is not None:
                     saved.put(receiver.whole())
             del local, receiver
-        with groups.together(group):
+        with groups.fail_together(group):
             if group.rank == 0:
                 saved.close()
 
 
 class _Receiver:
-    """Rank 0's of some tensors. All memory is there before others send: no rank waits for one that has none.
+    """Receives tensors on rank 0. All memory is allocated before others send, so that no rank waits in vain.
 
     Args:
-        local: Its own parts, and what is not divided.
+        local: Its own shards, and what is not sharded.
     """
 
-    def __init__(self, local: dict[str, Tensor], shares: dict[str, Share], group: Group) -> None:
+    def __init__(self, local: dict[str, Tensor], specs: dict[str, ShardSpec], group: Group) -> None:
         self._local, self._group = local, group
-        self._shares = {name: shares[name] for name in local if name in shares}
-        self._held = {name: share.room(local[name]) for name, share in self._shares.items()}
-        sizes = [self._part_size(name, rank) for name in self._shares for rank in range(1, group.size)]
+        self._specs = {name: specs[name] for name in local if name in specs}
+        self._held = {name: spec.empty_global(local[name]) for name, spec in self._specs.items()}
+        sizes = [self._part_size(name, rank) for name in self._specs for rank in range(1, group.size)]
         self._part = torch.empty(max(sizes, default=0), dtype=torch.uint8)
 
     def _part_size(self, name: str, rank: int) -> int:
         part = self._local[name]
-        return math.prod(self._shares[name].shape(tuple(part.shape), rank)) * part.itemsize
+        return math.prod(self._specs[name].local_shape(tuple(part.shape), rank)) * part.itemsize
 
     def receive(self) -> None:
-        """What the others send, in their order."""
-        for name, share in self._shares.items():
+        """Receive what the others send, in their order."""
+        for name, spec in self._specs.items():
             own, held = self._local[name], self._held[name]
-            put(held, own, share.dim, share.ranges[0])
+            copy_shard(held, own, spec.dim, spec.ranges[0])
             for rank in range(1, self._group.size):
                 bytes_ = self._part[: self._part_size(name, rank)]
                 dist.recv(bytes_, rank, group=groups.process_group(self._group))
-                part = bytes_.view(own.dtype).view(share.shape(tuple(own.shape), rank))
-                put(held, part, share.dim, share.ranges[rank])
+                part = bytes_.view(own.dtype).view(spec.local_shape(tuple(own.shape), rank))
+                copy_shard(held, part, spec.dim, spec.ranges[rank])
 
     def whole(self) -> dict[str, Tensor]:
         """All tensors, as they are saved."""
         return {
-            name: self._shares[name].folded(self._held[name]) if name in self._shares else own
+            name: self._specs[name].without_repeats(self._held[name]) if name in self._specs else own
             for name, own in self._local.items()
         }
 
@@ -141,7 +147,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _steps(model: Any, tensors: Tensors) -> list[list[str]]:
-    """The parameters by what becomes of them in the checkpoint: those that are put together are together."""
+    """Parameters grouped by the tensor of the checkpoint that they are converted to."""
     from transformers.core_model_loading import WeightConverter, apply_converters
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -170,18 +176,18 @@ def _conversions(model: Any) -> list[Any]:
 
 
 class Tensors:
-    """What is saved of a divided model, as this rank holds it and as the ranks hold it together.
+    """The tensors of a sharded model that are saved: this rank's shards, and the unsharded shapes.
 
     Attributes:
         names: Of all tensors, in the order of the model.
-        plain: Those that are saved as they are kept; integers are laid out in turn.
-        shares: How those that are divided are.
-        has_checksums: Whether files say what is in them.
+        plain: Those that are saved as they are; quantized weights are unpacked one by one.
+        specs: How those that are sharded are.
+        has_checksums: Whether files have checksums.
     """
 
-    def __init__(self, model: Any, plan: Plan) -> None:
-        self.shares = {name: Share.of(cut, plan.world_size) for name, cut in plan.cuts.items()}
-        self.shares |= quantized.shares_of(model)
+    def __init__(self, model: Any, plan: ShardingPlan) -> None:
+        self.specs = {name: plan.spec(name) for name in plan.shardings}
+        self.specs |= quantized.shard_specs_of(model)
         self._integers: dict[str, tuple[QuantizedWeight, str]] = {}
         self.has_checksums = bool(quantized.modules_of(model))
         if not self.has_checksums:
@@ -193,7 +199,7 @@ class Tensors:
             self._add(f"{name}." if name else "", module)
 
     def _add(self, prefix: str, module: Any) -> None:
-        """As `state_dict` does, which would lay all integers out at once."""
+        """As `state_dict` does, which would unpack all quantized weights at once."""
         found: dict[str, Tensor] = {}
         if not isinstance(module, QuantizedWeight):
             module._save_to_state_dict(found, prefix, False)
@@ -207,18 +213,18 @@ class Tensors:
         self.names += list(found)
 
     def local(self, name: str) -> Tensor:
-        """What this rank holds."""
+        """This rank's shard, or the whole tensor."""
         if name in self.plain:
             return self.plain[name]
         module, part = self._integers[name]
         return module.columns if part == "columns" else module.saved().tensors()[part]
 
     def on_meta(self, name: str) -> Tensor:
-        """The whole tensor, without its values."""
+        """The unsharded tensor, on the meta device."""
         if name in self.plain:
             shape, dtype = tuple(self.plain[name].shape), self.plain[name].dtype
         else:
             module, part = self._integers[name]
             shape, dtype = module.scheme.shapes(module.out_features, module.in_features)[part]
-        share = self.shares.get(name)
-        return torch.empty(share.whole_shape(shape) if share else shape, dtype=dtype, device="meta")
+        spec = self.specs.get(name)
+        return torch.empty(spec.global_shape(shape) if spec else shape, dtype=dtype, device="meta")

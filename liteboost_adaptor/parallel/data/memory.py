@@ -1,4 +1,4 @@
-"""Whether a process has room for the whole of a model that it holds a part of."""
+"""Whether the unsharded model fits into memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from ... import config
-from ..tensor.plan import Plan
+from ..tensor.plan import ShardingPlan
 
 _GROUP = Path("/sys/fs/cgroup")
 
 
-def why_not_held(model: nn.Module, plan: Plan) -> str:
-    """Why this process cannot hold ``model`` whole, or an empty string. All of its host are asked at once."""
+def why_does_not_fit(model: nn.Module, plan: ShardingPlan) -> str:
+    """Why this process cannot hold ``model`` unsharded, or an empty string. All of its host count."""
     held = sum(each.nbytes for each in {id(each): each for each in _tensors(model)}.values())
-    needed = held * plan.world_size  # from above: some of it is whole already
+    needed = held * plan.world_size  # an upper bound: some of it is replicated
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     if device.type == "npu":
         free, where = torch.npu.mem_get_info(device)[0], str(device)
@@ -36,13 +36,13 @@ def _tensors(model: nn.Module) -> list[torch.Tensor]:
 
 
 def free_memory() -> int | None:
-    """Bytes that processes of this host, or of its control group, may still have; None where nobody says."""
-    found = [_of_host(), _of_group()]
+    """Available bytes of this host, or of its control group; None where unknown."""
+    found = [_host_memory(), _cgroup_memory()]
     known = [each for each in found if each is not None]
     return min(known) if known else None
 
 
-def _of_host() -> int | None:
+def _host_memory() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -50,7 +50,7 @@ def _of_host() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _of_group() -> int | None:
+def _cgroup_memory() -> int | None:
     try:
         limit = (_GROUP / "memory.max").read_text(encoding="ascii").strip()
         used = int((_GROUP / "memory.current").read_text(encoding="ascii"))

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...report import report
-from ..runtime.groups import gathered, together
+from ..runtime.groups import all_gather_object, fail_together
 from ..runtime.mesh import Mesh
 
 #: Arguments with a row for each row of the batch.
-_BY_ROW = (
+_PER_ROW = (
     "inputs",
     "input_ids",
     "inputs_embeds",
@@ -27,8 +27,8 @@ _BY_ROW = (
     "decoder_input_ids",
     "decoder_attention_mask",
 )
-#: Arguments and settings that see all rows, or that rows have in common in a way that is not known.
-_OF_ALL_ROWS = (
+#: Arguments and settings that depend on all rows, or that cannot be split by rows.
+_NOT_PER_ROW = (
     "streamer",
     "logits_processor",
     "stopping_criteria",
@@ -49,12 +49,12 @@ _inside: list[None] = []
 
 
 def is_inside() -> bool:
-    """Whether a replica is generating for its rows."""
+    """Whether this rank is generating for the rows of its replica."""
     return bool(_inside)
 
 
 @contextlib.contextmanager
-def _generating() -> Iterator[None]:
+def _generating_rows() -> Iterator[None]:
     _inside.append(None)
     try:
         yield
@@ -65,10 +65,10 @@ def _generating() -> Iterator[None]:
 def generate(
     whole: Callable[..., Any], model: Any, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """``whole(*args, **kwargs)``, of which each replica does its rows; the same on every rank.
+    """``whole(*args, **kwargs)``, each replica for its rows; the same result on every rank.
 
-    What cannot be shared out is done by every replica; a note says why. Rows have the order they are given
-    in. Where a replica's texts all end early they are padded, and its scores behind the end are zeros.
+    A batch that cannot be split is computed by every replica, and a note says why. Rows keep their order.
+    Where a replica's texts all end early they are padded, and its scores behind the end are zeros.
 
     Args:
         whole: ``generate`` of the model, which ranks of one replica call together.
@@ -81,20 +81,20 @@ def generate(
     if args and isinstance(args[0], Tensor):
         args, kwargs = args[1:], {**kwargs, "inputs": args[0]}
     rows = _rows(kwargs)
-    reason = "positional arguments" if args else _why_whole(rows, settings, kwargs)
+    reason = "positional arguments" if args else _why_unsharded(rows, settings, kwargs)
     if reason:
         report.note(
             f"A batch that was generated for was not shared by the replicas, each did all of it: {reason}."
         )
-        with _generating():
+        with _generating_rows():
             return whole(*args, **kwargs)
     first, last = (rows * (mesh.data.rank + more) // mesh.data.size for more in (0, 1))
     result = None
-    with together(mesh.world), _generating():
-        _draw_own_numbers(mesh.data.rank)
+    with fail_together(mesh.world), _generating_rows():
+        _seed_replica(mesh.data.rank)
         if first < last:
             result = whole(**{name: _part(name, value, first, last, rows) for name, value in kwargs.items()})
-    return _joined(gathered(mesh.data, _portable(result)), model, settings, kwargs)
+    return _joined(all_gather_object(mesh.data, _portable(result)), model, settings, kwargs)
 
 
 def _rows(kwargs: dict[str, Any]) -> int:
@@ -104,18 +104,18 @@ def _rows(kwargs: dict[str, Any]) -> int:
     return next((value.shape[0] for value in tensors if isinstance(value, Tensor)), 0)
 
 
-def _why_whole(rows: int, settings: Any, kwargs: dict[str, Any]) -> str:
-    """Why a call cannot be shared by rows, or an empty string."""
+def _why_unsharded(rows: int, settings: Any, kwargs: dict[str, Any]) -> str:
+    """Why a batch cannot be split by rows, or an empty string."""
     if not rows:
         return "no argument is known to hold the rows"
-    for name in _OF_ALL_ROWS:
+    for name in _NOT_PER_ROW:
         found = kwargs.get(name)
         found = getattr(settings, name, None) if found is None else found
         if found is not None and found is not False and found != []:
             return f"{name} is given"
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and value.ndim:
-            if name not in _BY_ROW:
+            if name not in _PER_ROW:
                 return f"{name} is not known to have a row for each of the batch"
             if value.shape[0] not in (1, rows):
                 return f"{name} has {value.shape[0]} rows, the batch {rows}"
@@ -123,12 +123,12 @@ def _why_whole(rows: int, settings: Any, kwargs: dict[str, Any]) -> str:
 
 
 def _part(name: str, value: Any, first: int, last: int, rows: int) -> Any:
-    is_of_rows = name in _BY_ROW and isinstance(value, Tensor) and value.shape[0] == rows
+    is_of_rows = name in _PER_ROW and isinstance(value, Tensor) and value.shape[0] == rows
     return value[first:last] if is_of_rows else value
 
 
-def _draw_own_numbers(replica: int) -> None:
-    """Let replicas, whose generators are in one state, draw different numbers."""
+def _seed_replica(replica: int) -> None:
+    """Give replicas, whose generators have the same state, different seeds."""
     if not replica:
         return
     state = torch.random.get_rng_state().numpy().tobytes() + replica.to_bytes(4, "big")

@@ -1,8 +1,8 @@
-"""A divided model becomes whole again: a process reads the rest of the checkpoint and works for itself.
+"""Unshard a model: a process reads the rest of the checkpoint, and works independently from then on.
 
-What was done to the model since it was loaded stays: its modules, hooks and attributes are the same objects,
-only what division has changed is changed back. A checkpoint cannot give back what was changed in memory, so a
-model whose parts are not those of the checkpoint any more stays divided.
+What was done to the model since it was loaded is kept: its modules, hooks and attributes are the same
+objects, and only what sharding has changed is reverted. A checkpoint cannot restore what was changed in
+memory, so a model whose shards differ from the checkpoint stays sharded.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...quantization.names import PLAN
 from ...quantization.weights import QuantizedWeight
 from ...report import report
 from ..tensor import layers, quantized
-from ..tensor.plan import Plan
+from ..tensor.plan import ShardingPlan
 from . import memory
 
-#: Where a model keeps how it was loaded, and why it could not become whole.
-_ORIGIN = f"{PRIVATE}origin"
+#: Attributes of a model: how it was loaded, and why it could not be unsharded.
+_LOAD_RECIPE = f"{PRIVATE}origin"
 _FAULT = f"{PRIVATE}apart_fault"
-#: What a divided model has instead of its class's own.
+#: Methods that a sharded model has instead of its class's own.
 _METHODS = ("save_pretrained", "train", "add_adapter", "load_adapter", "dequantize", "generate")
 #: The package whose hooks are removed.
 _PARALLEL = __name__.rpartition(".data.")[0]
@@ -39,12 +39,12 @@ _HOOK_FLAGS = (
     "_forward_hooks_always_called",
     "_forward_pre_hooks_with_kwargs",
 )
-#: What is made while a model is divided, as long as it lives: caches by their `id`.
+#: Caches that were filled while a model was sharded, by their `id`.
 _caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_sharded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-class Origin:
+class LoadRecipe:
     """How a model was loaded.
 
     Args:
@@ -59,7 +59,7 @@ class Origin:
         self._args, self._kwargs = args, {name: _kept(value) for name, value in kwargs.items()}
 
     def load(self) -> nn.Module:
-        """The whole model once more. No random number of the caller's is drawn."""
+        """The unsharded model. The caller's random state is not changed."""
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
             kwargs = {name: _kept(value) for name, value in self._kwargs.items()}
             found = self._load(self._cls, *self._args, **kwargs)
@@ -70,23 +70,23 @@ def _kept(value: Any) -> Any:
     return copy.deepcopy(value) if hasattr(value, "to_dict") else value
 
 
-def note_origin(model: nn.Module, origin: Origin | None, rank: int) -> None:
-    """Keep how ``model`` was loaded, if it may become whole again, and which part this process holds."""
-    _divided.add(model)
+def record_origin(model: nn.Module, origin: LoadRecipe | None, rank: int) -> None:
+    """Record how ``model`` was loaded, if it may be unsharded, and which shards this process holds."""
+    _sharded.add(model)
     if origin is not None:
-        vars(model)[_ORIGIN] = (origin, rank)
+        vars(model)[_LOAD_RECIPE] = (origin, rank)
 
 
-def divided() -> list[nn.Module]:
-    """The models of this process that were divided as they were loaded, and still are."""
-    return [model for model in _divided if PLAN in vars(model)]
+def sharded_models() -> list[nn.Module]:
+    """The models of this process that were sharded as they were loaded, and still are."""
+    return [model for model in _sharded if PLAN in vars(model)]
 
 
 _CHANGED = "was changed since it was loaded, and what other processes hold of it is not known here"
 
 
-def note_cache(cache: Any) -> None:
-    """Keep in mind that ``cache`` holds what one rank of a divided model has computed."""
+def record_cache(cache: Any) -> None:
+    """Record that ``cache`` was filled by one rank of a sharded model."""
     if _caches.get(id(cache)) is not cache:
         try:
             _caches[id(cache)] = cache
@@ -94,16 +94,16 @@ def note_cache(cache: Any) -> None:
             return
 
 
-def is_possible(model: nn.Module) -> bool:
-    """Whether ``model`` was divided by default, and how it was loaded is known."""
-    return _ORIGIN in vars(model)
+def can_unshard(model: nn.Module) -> bool:
+    """Whether ``model`` was sharded by default, and how it was loaded is known."""
+    return _LOAD_RECIPE in vars(model)
 
 
-def restore(model: nn.Module, reason: str) -> None:
-    """Make ``model`` whole on this rank.
+def unshard(model: nn.Module, reason: str) -> None:
+    """Unshard ``model`` on this rank.
 
     Args:
-        reason: Why the ranks part.
+        reason: Why the ranks diverge.
 
     Raises:
         ParallelError: It cannot be; ``model`` stays as it is.
@@ -111,12 +111,12 @@ def restore(model: nn.Module, reason: str) -> None:
     own = vars(model)
     if PLAN not in own:
         return
-    fault = own.get(_FAULT) or _restored(model)
+    fault = own.get(_FAULT) or _unsharded(model)
     if fault:
         own[_FAULT] = fault
         raise ParallelError(
-            f"{reason}. This {type(model).__name__} is divided over the processes, and cannot go on "
-            f"undivided: {fault}. Call it on every rank with the same, or start the script with "
+            f"{reason}. This {type(model).__name__} is sharded over the processes, and cannot go on "
+            f"unsharded: {fault}. Call it on every rank with the same, or start the script with "
             "LITEBOOST_TP=1."
         )
     sentence = (
@@ -128,14 +128,14 @@ def restore(model: nn.Module, reason: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
-def _restored(model: nn.Module) -> str:
-    """Make ``model`` whole; why it cannot be, or an empty string."""
+def _unsharded(model: nn.Module) -> str:
+    """Unshard ``model``; returns why that is impossible, or an empty string."""
     own = vars(model)
-    if _ORIGIN not in own:
-        return "it was divided by shard(), or LITEBOOST_TP says that it is divided"
-    plan: Plan = own[PLAN]
-    origin, rank = own[_ORIGIN]
-    reason = memory.why_not_held(model, plan)
+    if _LOAD_RECIPE not in own:
+        return "it was sharded by shard(), or LITEBOOST_TP says that it is sharded"
+    plan: ShardingPlan = own[PLAN]
+    origin, rank = own[_LOAD_RECIPE]
+    reason = memory.why_does_not_fit(model, plan)
     if reason:
         return reason
     try:
@@ -154,27 +154,27 @@ def _restored(model: nn.Module) -> str:
     return changed
 
 
-def _changed(model: nn.Module, twin: nn.Module, plan: Plan, rank: int) -> str:
-    """Why ``twin`` is not what ``model`` has parts of, or an empty string. Gives ``twin`` its dtypes."""
+def _changed(model: nn.Module, twin: nn.Module, plan: ShardingPlan, rank: int) -> str:
+    """Why the shards of ``model`` are not those of ``twin``, or an empty string. ``twin`` gets its dtypes."""
     theirs = dict(twin.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name not in plan.cuts:
+        if name not in plan.shardings:
             continue
         whole = theirs.get(name)
         if whole is None:
             return f"the checkpoint gives it no {name} any more"
         whole.data = whole.data.to(parameter.device, parameter.dtype)
-        if not _same(parameter.data, plan.cuts[name].held(whole.data, rank, plan.world_size)):
+        if not _same(parameter.data, plan.spec(name).local(whole.data, rank)):
             return (
                 f"{name} was changed since it was loaded, and other processes' parts of it are not known here"
             )
     for name, module in quantized.modules_of(model).items():
-        cut = plan.cuts.get(quantized.parameter_of(name, module))
+        cut = plan.shardings.get(quantized.parameter_of(name, module))
         if cut is None:
             continue
         there = twin.get_submodule(name)
-        shares = quantized.Weight.of(there).shares(cut, plan.world_size)
-        held = quantized.part_of(there.saved(), shares, rank).tensors()
+        specs = quantized.Weight.of(there).specs(cut, plan.world_size)
+        held = quantized.local_shard(there.saved(), specs, rank).tensors()
         kept = module.saved().tensors()
         if any(not _same(kept[part], held[part].to(kept[part].device)) for part in kept):
             return (
@@ -190,12 +190,12 @@ def _same(left: Tensor, right: Tensor) -> bool:
     return torch.equal(*bits) if left.numel() else True
 
 
-def _adopt(model: nn.Module, twin: nn.Module, plan: Plan) -> None:
-    """Give ``model`` what ``twin``, which is whole, has where division has changed something."""
-    for name in _touched(model, plan):
+def _adopt(model: nn.Module, twin: nn.Module, plan: ShardingPlan) -> None:
+    """Replace what sharding has changed in ``model`` by that of ``twin``, which is unsharded."""
+    for name in _sharded_modules(model, plan):
         here, there = model.get_submodule(name), twin.get_submodule(name)
         if isinstance(here, QuantizedWeight):
-            _adopt_all(here, there)
+            _adopt_quantized(here, there)
         else:
             _adopt_parameters(here, there, name, plan)
             _adopt_attributes(here, there)
@@ -203,7 +203,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: Plan) -> None:
         here, there = vars(model.get_submodule(name)), vars(twin.get_submodule(name))
         for attribute in attributes:
             if attribute.startswith("config."):
-                here["config"] = layers.whole_config(here["config"])
+                here["config"] = layers.unsharded_config(here["config"])
             else:
                 here[attribute] = there[attribute]
     wanted = dict(twin.named_parameters(remove_duplicate=False))
@@ -211,7 +211,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: Plan) -> None:
         if name in wanted and parameter.is_leaf:
             parameter.requires_grad_(wanted[name].requires_grad)
     own = vars(model)
-    for name in (*_METHODS, PLAN, AROUND, _ORIGIN, "_cache"):
+    for name in (*_METHODS, PLAN, AROUND, _LOAD_RECIPE, "_cache"):
         own.pop(name, None)
     for module in model.modules():
         _drop_hooks(module)
@@ -219,26 +219,26 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: Plan) -> None:
         own[AROUND] = _refuse_caches
 
 
-def _touched(model: nn.Module, plan: Plan) -> list[str]:
-    """The modules that hold a part, or exchange."""
+def _sharded_modules(model: nn.Module, plan: ShardingPlan) -> list[str]:
+    """The modules that hold shards, or communicate."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    names = {*plan.roles, *plan.pairs, *plan.pairs.values()}
-    for name in (*plan.cuts, *plan.once):
+    names = {*plan.roles, *plan.deferred, *plan.deferred.values()}
+    for name in (*plan.shardings, *plan.rank0_only):
         names.add(name if name in modules else name.rpartition(".")[0])
     return sorted(names & set(modules))
 
 
-def _adopt_all(here: nn.Module, there: nn.Module) -> None:
+def _adopt_quantized(here: nn.Module, there: nn.Module) -> None:
     hooks = {name: vars(here)[name] for name in (*_HOOKS, *_HOOK_FLAGS)}
     here.__class__ = there.__class__
     vars(here).clear()
     vars(here).update({**vars(there), **hooks})
 
 
-def _adopt_parameters(here: nn.Module, there: nn.Module, name: str, plan: Plan) -> None:
+def _adopt_parameters(here: nn.Module, there: nn.Module, name: str, plan: ShardingPlan) -> None:
     for local, parameter in there._parameters.items():
         full = f"{name}.{local}" if name else local
-        if full in plan.cuts or full in plan.once:
+        if full in plan.shardings or full in plan.rank0_only:
             here._parameters[local] = parameter
 
 
@@ -252,7 +252,7 @@ def _adopt_attributes(here: nn.Module, there: nn.Module) -> None:
 
 
 def _drop_hooks(module: nn.Module) -> None:
-    """Take the hooks away by which ``module`` exchanges, or compares what it is given."""
+    """Remove the hooks by which ``module`` communicates, or compares its inputs."""
     for kind in _HOOKS:
         hooks = vars(module)[kind]
         for key in [key for key, hook in hooks.items() if _is_ours(hook)]:
@@ -266,7 +266,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 def _refuse_caches(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``call``, the forward of a model that was divided, which cannot go on in caches of that time.
+    """``call``, the forward of a model that was sharded, which cannot continue with caches of that time.
 
     Raises:
         ParallelError: It is given one.
@@ -274,9 +274,9 @@ def _refuse_caches(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     for value in _values(args, kwargs):
         if _caches.get(id(value)) is value:
             raise ParallelError(
-                f"this {type(value).__name__} was filled while the model was divided, and holds the keys and "
-                "values of one process's heads. The processes go their own ways now: begin with a new cache, "
-                "or start the script with LITEBOOST_TP=1."
+                f"this {type(value).__name__} was filled while the model was sharded, and holds the keys and "
+                "values of one process's heads. The processes work independently now: begin with a new "
+                "cache, or start the script with LITEBOOST_TP=1."
             )
     return call(*args, **kwargs)
 

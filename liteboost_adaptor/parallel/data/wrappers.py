@@ -1,4 +1,4 @@
-"""Wrappers of data-parallel work (DDP, FSDP) want the whole model in every process, and get it."""
+"""DDP and FSDP get unsharded models: they need all parameters in every process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FSDP = "torch.distributed.fsdp"
 
 
 def hook(hooks: Any, is_active: Callable[[], bool]) -> None:
-    """Make divided models whole before they are wrapped.
+    """Unshard models before they are wrapped.
 
     Args:
         is_active: Whether ``hooks`` are still in force when a wrapper is imported.
@@ -34,7 +34,7 @@ def hook(hooks: Any, is_active: Callable[[], bool]) -> None:
 def _wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        make_whole(module, type(self).__name__)
+        unshard_wrapped(module, type(self).__name__)
         original(self, module, *args, **kwargs)
 
     return __init__
@@ -43,23 +43,25 @@ def _wrap_init(original: Callable[..., None]) -> Callable[..., None]:
 def _wrap_function(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
-        make_whole(module, "fully_shard")
+        unshard_wrapped(module, "fully_shard")
         return original(module, *args, **kwargs)
 
     return fully_shard
 
 
-def make_whole(module: Any, wrapper: str) -> None:
-    """Make every divided model whole that ``module`` is, has, or is a part of.
+def unshard_wrapped(module: Any, wrapper: str) -> None:
+    """Unshard every sharded model that ``module`` is, contains, or is a part of.
 
     Raises:
-        ParallelError: That cannot be.
+        ParallelError: That is impossible.
     """
     parts = {part for each in _listed(module) for part in each.modules()}
-    for model in unsharded.divided():
+    for model in unsharded.sharded_models():
         if parts & set(model.modules()):
-            groups.ways.reason = groups.ways.reason or f"{wrapper} shares the work of the processes"
-            unsharded.restore(model, groups.ways.reason)
+            groups.divergence.reason = (
+                groups.divergence.reason or f"{wrapper} shares the work of the processes"
+            )
+            unsharded.unshard(model, groups.divergence.reason)
 
 
 def _listed(module: Any) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""The process group of the ranks, and what they agree on before they work together."""
+"""Groups of ranks: their process groups, shared memory and call groups."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...errors import ParallelError
 from ...ops import collectives
 from ...report import report
 from . import heartbeat, rendezvous
-from .call_group import Circle, Waited
+from .call_group import CallGroup, PeerUnavailable
 from .host_processes import host
 
-#: Of shared memory, for each rank and once more; longer tensors go through it piece by piece.
+#: Shared memory of each rank, and once more for the result; longer tensors pass through it in chunks.
 _SLOT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that share one model.
+    """Ranks that run collectives together.
 
     Attributes:
-        name: Under which the collectives find the process group.
+        name: Name of the process group, by which the collective ops find it.
     """
 
     name: str
@@ -36,59 +36,59 @@ class Group:
     size: int
 
 
-#: The circles of this process, by the names of their process groups; that of all ranks has `_WORLD`, too.
-_circles: dict[str, Circle] = {}
+#: The call groups of this process, by the names of their process groups; that of all ranks also as `_WORLD`.
+_call_groups: dict[str, CallGroup] = {}
 _WORLD = "all"
 
 
 @dataclass
-class Ways:
-    """Whether the ranks go their own ways from now on: each process works for itself, on whole models.
+class Divergence:
+    """Whether the ranks work independently from now on, each on unsharded models.
 
     Attributes:
-        reason: Why; empty as long as they work together.
+        reason: Why; empty while they work together.
     """
 
     reason: str = ""
 
 
-ways = Ways()
+divergence = Divergence()
 
 
-def world() -> Circle:
-    """All ranks, who may not have a process group yet.
+def world() -> CallGroup:
+    """The call group of all ranks, which may not have a process group yet.
 
     Raises:
-        ParallelError: Rank 0, which serves what they meet by, has not come.
+        ParallelError: Rank 0, which serves the store, has not come.
     """
-    circle = _circles.get(_WORLD)
-    if circle is None:
-        here = heartbeat.of_process(lambda: heartbeat.Board(rendezvous.store().clone()))
-        circle = _circles[_WORLD] = Circle(here, _WORLD, list(range(here.size)))
-        heartbeat.look_after(circle.look)
-    return circle
+    call_group = _call_groups.get(_WORLD)
+    if call_group is None:
+        here = heartbeat.process_heartbeat(lambda: heartbeat.SharedStore(rendezvous.store().clone()))
+        call_group = _call_groups[_WORLD] = CallGroup(here, _WORLD, list(range(here.size)))
+        heartbeat.call_periodically(call_group.check_waits)
+    return call_group
 
 
-def circle_of(group: Group) -> Circle:
-    """The ranks of ``group``."""
-    return _circles[group.name]
+def call_group_of(group: Group) -> CallGroup:
+    """The call group of ``group``."""
+    return _call_groups[group.name]
 
 
-def has_met() -> bool:
-    """Whether this rank talks to others."""
-    return _WORLD in _circles
+def is_connected() -> bool:
+    """Whether this rank is connected to the others."""
+    return _WORLD in _call_groups
 
 
-def note_group(group: Group, members: list[int]) -> None:
-    """Keep what the ranks ``members`` of ``group`` talk by."""
-    circle = world()
-    if len(members) == len(circle.members):
-        _circles[group.name] = circle
-    elif group.name not in _circles:
-        _circles[group.name] = Circle(circle.presence, group.name, members)
-        heartbeat.look_after(_circles[group.name].look)
-    _circles[group.name].groups[group.name] = members
-    circle.groups[group.name] = members
+def register_group(group: Group, members: list[int]) -> None:
+    """Register the call group of the ranks ``members`` of ``group``."""
+    call_group = world()
+    if len(members) == len(call_group.members):
+        _call_groups[group.name] = call_group
+    elif group.name not in _call_groups:
+        _call_groups[group.name] = CallGroup(call_group.heartbeat, group.name, members)
+        heartbeat.call_periodically(_call_groups[group.name].check_waits)
+    _call_groups[group.name].groups[group.name] = members
+    call_group.groups[group.name] = members
 
 
 def join() -> Group:
@@ -100,14 +100,14 @@ def join() -> Group:
     """
     if not dist.is_available():
         raise ParallelError("this torch is built without torch.distributed, which several processes need")
-    circle = world()
+    call_group = world()
     if not dist.is_initialized():
         _use_own_device()
-        circle.gathered("process group")  # who waits for missing ones here says which
-        circle.talk(lambda: rendezvous.make_process_group(_backend()), _WORLD)
+        call_group.all_gather_object("process group")  # a rank that waits for missing ones here names them
+        call_group.communicate(lambda: rendezvous.make_process_group(_backend()), _WORLD)
     default = dist.distributed_c10d._get_default_group()
     group = Group(default.group_name, dist.get_rank(), dist.get_world_size())
-    note_group(group, circle.members)
+    register_group(group, call_group.members)
     share_memory(group)
     collectives.register()
     return group
@@ -132,15 +132,15 @@ def own_device() -> torch.device:
 
 
 def _use_own_device() -> None:
-    """Let ``npu`` without a number mean the card of this rank."""
+    """Make the card of this rank the current one, which ``npu`` without an index means."""
     device = own_device()
     if device.type == "npu":
         torch.npu.set_device(device)
 
 
 @contextlib.contextmanager
-def together(group: Group) -> Iterator[None]:
-    """What every rank does by itself, where none goes on if one fails.
+def fail_together(group: Group) -> Iterator[None]:
+    """Work that every rank does by itself; if it fails on one, it fails on all.
 
     Raises:
         ParallelError: On the ranks on which it worked, if it failed on another; says why.
@@ -148,19 +148,19 @@ def together(group: Group) -> Iterator[None]:
     reason = ""
     try:
         yield
-    except Waited:
-        raise  # the others wait for the same rank, and find it out by themselves
+    except PeerUnavailable:
+        raise  # the others wait for the same rank, and find out by themselves
     except BaseException as fault:
         reason = f"{type(fault).__name__}: {fault}"
-        _end_together(group, reason)
+        _end_failed_together(group, reason)
         raise
     else:
-        _end_together(group, reason)
+        _end_failed_together(group, reason)
 
 
-def _end_together(group: Group, reason: str) -> None:
+def _end_failed_together(group: Group, reason: str) -> None:
     """Tell the others why this rank has failed, or raise why another one has."""
-    failed = [(rank, text) for rank, text in enumerate(gathered(group, reason)) if text]
+    failed = [(rank, text) for rank, text in enumerate(all_gather_object(group, reason)) if text]
     if failed and not reason:
         rank, text = failed[0]
         raise ParallelError(f"rank {rank} has failed, and the others end with it. {text}")
@@ -172,40 +172,42 @@ def agree(group: Group, **facts: Any) -> None:
     Raises:
         ParallelError: On every rank, where they differ; says on which ranks, and how.
     """
-    rendezvous.compare(list(range(group.size)), gathered(group, facts))
+    rendezvous.compare(list(range(group.size)), all_gather_object(group, facts))
 
 
 def share_memory(group: Group) -> None:
-    """Let tensors of the CPU go through memory where all ranks are on one host; a note says why not."""
+    """Run collectives of CPU tensors through shared memory where all ranks are on one host."""
     ops = torch.ops.liteboost_parallel
     if not native.load().loaded or group.size == 1 or ops._shares_memory(group.name):
         return
-    offers = gathered(group, (host(), f"/liteboost-{secrets.token_hex(8)}"))
+    offers = all_gather_object(group, (host(), f"/liteboost-{secrets.token_hex(8)}"))
     if len({each for each, _ in offers}) > 1:
         return
     reason = ""
     try:
-        ops._share_memory(group.name, offers[0][1], _SLOT_BYTES, rendezvous.PATIENCE.total_seconds())
+        ops._share_memory(
+            group.name, offers[0][1], _SLOT_BYTES, rendezvous.COLLECTIVE_TIMEOUT.total_seconds()
+        )
     except RuntimeError as fault:
         reason = str(fault).splitlines()[0]
-    reasons = [each for each in gathered(group, reason) if each]
+    reasons = [each for each in all_gather_object(group, reason) if each]
     if reasons:
         ops._unshare_memory(group.name)
-        report.note(f"Ranks of this host exchange tensors by gloo and not by shared memory: {reasons[0]}.")
+        report.note(f"Ranks of this host communicate by gloo and not by shared memory: {reasons[0]}.")
 
 
-def gathered(group: Group, value: Any) -> list[Any]:
-    """What each rank has for ``value``, which can be pickled."""
+def all_gather_object(group: Group, value: Any) -> list[Any]:
+    """The picklable ``value`` of each rank."""
     if group.size == 1:
         return [value]
-    circle = circle_of(group)
-    return circle.gathered(value, "" if circle is world() else f"{world().call}.")
+    call_group = call_group_of(group)
+    return call_group.all_gather_object(value, "" if call_group is world() else f"{world().call}.")
 
 
-def talk(group: Group, action: Callable[[], Any]) -> Any:
-    """``action()``, which exchanges tensors by the process group of ``group``.
+def communicate(group: Group, action: Callable[[], Any]) -> Any:
+    """``action()``, which runs collectives of the process group of ``group``.
 
     Raises:
         ParallelError: A rank has ended, or does not come.
     """
-    return circle_of(group).talk(action, group.name)
+    return call_group_of(group).communicate(action, group.name)

@@ -1,6 +1,6 @@
-"""How the ranks are arranged: replicas, parts of a prompt's tokens, parts of the weights.
+"""The mesh of ranks along data, context, sequence and tensor parallelism.
 
-Ranks are numbered with the weights innermost: those that exchange most lie beside each other.
+Tensor parallelism is innermost: ranks that communicate most have neighboring numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Mesh:
     Attributes:
         world: All ranks.
         replica: Those that work on the same rows of a batch.
-        tensor: Of these, those that hold the other parts of the weights.
-        sequence: Of these, those that hold the same weights and other tokens of a prompt, in their order.
-        context: Of these, those that pass on keys and values.
-        heads: Of these, those that exchange heads. A rank of ``sequence`` is ``context.rank *
+        tensor: Of these, those that hold the other shards of the weights.
+        sequence: Of these, those that hold the same shards and other tokens of a prompt, in their order.
+        context: Of these, those that pass on keys and values (ring attention).
+        heads: Of these, those that exchange heads (Ulysses). A rank of ``sequence`` is ``context.rank *
             heads.size + heads.rank``.
         data: Those that hold the same in other replicas.
     """
@@ -49,12 +49,12 @@ class Mesh:
         return self.world.rank < self.tensor.size
 
 
-def is_asked(settings: Settings) -> bool:
+def is_requested(settings: Settings) -> bool:
     """Whether ``settings`` let several processes work together."""
-    return settings.tp != 1 or is_for_several(settings)
+    return settings.tp != 1 or needs_several_processes(settings)
 
 
-def is_for_several(settings: Settings) -> bool:
+def needs_several_processes(settings: Settings) -> bool:
     """Whether ``settings`` need several processes."""
     return any(getattr(settings, name) > 1 for name in NAMES)
 
@@ -128,8 +128,8 @@ def _group(world: Group, mine: list[int], all_of_a_kind: list[list[int]]) -> Gro
     if len(mine) == 1:
         return Group("", rank, 1)
     # Every rank makes all, in the same order.
-    made = groups.talk(world, lambda: [dist.new_group(ranks) for ranks in all_of_a_kind])
+    made = groups.communicate(world, lambda: [dist.new_group(ranks) for ranks in all_of_a_kind])
     group = Group(made[all_of_a_kind.index(mine)].group_name, rank, len(mine))
-    groups.note_group(group, mine)
+    groups.register_group(group, mine)
     groups.share_memory(group)
     return group

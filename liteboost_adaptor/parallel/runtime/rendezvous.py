@@ -1,4 +1,4 @@
-"""How ranks find each other: the store by which they talk first, and the process group they make."""
+"""How ranks find each other: the store they connect to first, and the process group they create."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from ... import config
 from ...errors import ParallelError
-from .heartbeat import PATIENCE_S, limits
+from .heartbeat import COLLECTIVE_TIMEOUT_S, timeouts
 
 #: How long a process group waits for a rank that is alive.
-PATIENCE = datetime.timedelta(seconds=PATIENCE_S)
+COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 _PERIOD_S = 0.02
 
 
@@ -29,7 +29,7 @@ def store() -> Any:
     place = config.agent_store()
     if place is not None:
         host, port, attempt = place
-        served = dist.TCPStore(host, port, is_master=False, timeout=PATIENCE)
+        served = dist.TCPStore(host, port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
         return dist.PrefixStore(f"liteboost/{attempt}", served)
     if dist.is_initialized():
         return dist.PrefixStore("liteboost", dist.distributed_c10d._get_default_store())
@@ -37,20 +37,20 @@ def store() -> Any:
 
 
 def make_process_group(backend: str) -> None:
-    """Make the process group of all ranks, which have met."""
+    """Create the process group of all ranks, which are connected to the store."""
     if config.agent_store() is not None:
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
         return
     rank, size = _launched()
     named = dist.PrefixStore("default_pg", _store_of_rank_0())
-    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
 
 
 def _launched() -> tuple[int, int]:
     found = config.launched()
     if found is None:
         raise ParallelError(
-            "a model is divided over the processes of a launcher, and none has started this one (RANK, "
+            "a model is sharded over the processes of a launcher, and none has started this one (RANK, "
             "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set). Start it with "
             "`torchrun --nproc-per-node=N`, or call torch.distributed.init_process_group first."
         )
@@ -63,11 +63,11 @@ def _store_of_rank_0() -> dist.TCPStore:
     host, port = config.master()
     where = f" MASTER_ADDR={host}, MASTER_PORT={port} is where it should be."
     if rank != 0 and not _listens(host, port):
-        raise ParallelError(f"rank 0 has not come within {limits.to_come:.0f} s{hint(size)}{where}")
+        raise ParallelError(f"rank 0 has not come within {timeouts.start:.0f} s{hint(size)}{where}")
     try:
         # As torch.distributed makes it, but for the waiting, which says who is missing.
         return dist.TCPStore(
-            host, port, size, rank == 0, timeout=PATIENCE, wait_for_workers=False, multi_tenant=True
+            host, port, size, rank == 0, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False, multi_tenant=True
         )
     except RuntimeError as fault:
         if rank == 0:
@@ -80,7 +80,7 @@ def _store_of_rank_0() -> dist.TCPStore:
 
 def _listens(host: str, port: int) -> bool:
     """Whether somebody does in time; a store that tries by itself takes up to twice as long."""
-    deadline = time.monotonic() + limits.to_come
+    deadline = time.monotonic() + timeouts.start
     while True:
         try:
             socket.create_connection((host, port), timeout=1).close()

@@ -1,8 +1,8 @@
 """Ranks share the tokens of a prompt: each runs the model on its own, as if those before had been seen.
 
-All but attention is done for a rank's own tokens. Attention exchanges (`exchange`): heads among the ranks of
-``LITEBOOST_SP``, keys and values along those of ``LITEBOOST_CP``. The cache stays where its tokens were
-computed; later tokens are computed by every rank, and their attention joins what each finds in its own keys.
+Only attention communicates: the ranks of ``LITEBOOST_SP`` exchange heads (`ulysses`), those of
+``LITEBOOST_CP`` pass keys and values on (`ring`). The KV cache stays where its tokens were computed. Later
+tokens are computed by every rank, and their attention merges the partial results over the keys of each.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ...huggingface.runtime import runtime
 from ...replacements import sequence
 from ...replacements.sequence import Call
 from ..runtime.mesh import Mesh
-from . import communication, masks, sharded_cache, token_mixing
-from .communication import Tokens
-from .sharded_cache import Held
+from . import masks, ring, sharded_cache, token_mixing, token_shards, ulysses
+from .sharded_cache import CacheShard
+from .token_shards import TokenShards
 
 _PROMPT = ("input_ids", "inputs_embeds")
 #: Tensors that are cut along their tokens, in this dimension.
 _CUT = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "cache_position": -1}
-#: What of an output is put together again, in its dimension 1.
+#: Outputs that are gathered along dimension 1.
 _JOINED = ("logits", "last_hidden_state")
 _OFF = "Start the script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
 
 
-class _Refusing:
-    """What both ways of sharing have in common."""
+class _RefusesUnsupported:
+    """What both kinds of attention have in common."""
 
     def check(self, call: Call) -> None:
         """Raise `ParallelError` where ``call`` is one that cannot be shared."""
@@ -42,10 +42,10 @@ class _Refusing:
             )
 
 
-class SharedPrompt(_Refusing, masks.SharesMasks):
+class ShardedPromptAttention(_RefusesUnsupported, masks.ShardsMasks):
     """Attention while each rank has some tokens of a prompt."""
 
-    def __init__(self, tokens: Tokens, padding: Tensor | None, window: int | None) -> None:
+    def __init__(self, tokens: TokenShards, padding: Tensor | None, window: int | None) -> None:
         self.tokens, self.padding = tokens, padding
         self._wants_window = window is not None and window < tokens.length
 
@@ -61,19 +61,19 @@ class SharedPrompt(_Refusing, masks.SharesMasks):
         if heads.size > 1:
             count = call.query.shape[1] // heads.size
             own = slice(heads.rank * count, (heads.rank + 1) * count)
-            states = communication.to_heads(states, self.tokens)
+            states = ulysses.scatter_heads(states, self.tokens)
             if sinks is not None and sinks.ndim > 1:
                 raise ParallelError(f"sinks of queries cannot be shared under LITEBOOST_SP. {_OFF}")
             sinks = None if sinks is None else sinks[own]
             mask = mask if mask is None or mask.shape[1] == 1 else mask[:, own]
-        output = communication.ring(states, self.tokens, mask, call.scaling, call.softcap, sinks)
-        return communication.from_heads(output, self.tokens) if heads.size > 1 else output
+        output = ring.ring_attention(states, self.tokens, mask, call.scaling, call.softcap, sinks)
+        return ulysses.gather_heads(output, self.tokens) if heads.size > 1 else output
 
 
-class SharedCache(_Refusing):
-    """Attention of tokens that every rank computes, over keys that the ranks have shared out."""
+class ShardedCacheAttention(_RefusesUnsupported):
+    """Attention of tokens that every rank computes, over a sharded KV cache."""
 
-    def __init__(self, mesh: Mesh, held: Held, first: int) -> None:
+    def __init__(self, mesh: Mesh, held: CacheShard, first: int) -> None:
         self.mesh, self.held, self.first = mesh, held, first
 
     def attend(self, call: Call) -> Tensor:
@@ -83,17 +83,17 @@ class SharedCache(_Refusing):
         if mask is not None:
             mask = mask.index_select(3, positions) if mask.shape[3] > 1 else mask
         elif count > 1:
-            mask = communication.visible(positions, self.first, count)
+            mask = ring.causal_mask(positions, self.first, count)
         part = torch.ops.liteboost.attention_part(
             call.query, call.key, call.value, mask, call.scaling, False, call.softcap
         )
-        return communication.over_all(*part, call.sinks, self.mesh.sequence).to(call.query.dtype)
+        return ring.merge_over_ranks(*part, call.sinks, self.mesh.sequence).to(call.query.dtype)
 
 
 class _Forward:
     """One forward of a model whose tokens are shared, between its two hooks."""
 
-    def __init__(self, sharing: Any, tokens: Tokens | None, kwargs: dict[str, Any]) -> None:
+    def __init__(self, sharing: Any, tokens: TokenShards | None, kwargs: dict[str, Any]) -> None:
         self.context = sequence.sharing(sharing)
         self.tokens = tokens
         self.cache = kwargs["past_key_values"]
@@ -101,7 +101,7 @@ class _Forward:
         self.keeps_cache = kwargs.get("use_cache") is not False
 
 
-class Sharer:
+class PromptSharding:
     """Hooks around the forward of one model."""
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
@@ -121,32 +121,32 @@ class Sharer:
         length = kwargs[name].shape[1]
         _check_arguments(kwargs)
         cache = self._cache(model, kwargs)
-        held = sharded_cache.held_by(cache)
+        held = sharded_cache.cache_shard_of(cache)
         if held is None:
             binding = runtime.binding_of(model)
             if not binding.mixes_in_attention_only:
-                token_mixing.check(model, name, kwargs[name])
+                token_mixing.check_token_mixing(model, name, kwargs[name])
                 binding.mixes_in_attention_only = True
-            held = sharded_cache.share_out(
+            held = sharded_cache.shard_cache(
                 cache, model.config.get_text_config(decoder=True).num_hidden_layers
             )
         if held.seen or length < self.mesh.sequence.size:
             first = held.seen
-            held.take(length, self.mesh.sequence.rank, self.mesh.sequence.size)
-            self._forward = _Forward(SharedCache(self.mesh, held, first), None, kwargs)
+            held.keep_every_nth(length, self.mesh.sequence.rank, self.mesh.sequence.size)
+            self._forward = _Forward(ShardedCacheAttention(self.mesh, held, first), None, kwargs)
         else:
             _check_length(kwargs, length)
-            tokens = Tokens(self.mesh, length)
-            held.take_part(*tokens.own, length)
-            sharded_cache.believe(cache, tokens.own[0])
+            tokens = TokenShards(self.mesh, length)
+            held.keep_range(*tokens.own, length)
+            sharded_cache.set_reported_length(cache, tokens.own[0])
             padding = _padding(kwargs.get("attention_mask"))
-            self._forward = _Forward(SharedPrompt(tokens, padding, held.window), tokens, kwargs)
+            self._forward = _Forward(ShardedPromptAttention(tokens, padding, held.window), tokens, kwargs)
             kwargs = {each: _cut(each, value, tokens) for each, value in kwargs.items()}
         self._forward.context.__enter__()
         return (), kwargs
 
     def after(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Put together what each rank has for its tokens; also where the forward has raised."""
+        """Gather what each rank has for its tokens; also runs where the forward has raised."""
         forward, self._forward = self._forward, None
         if forward is None:
             return output
@@ -154,7 +154,7 @@ class Sharer:
         if output is None:
             return output
         if forward.tokens is not None:
-            sharded_cache.believe(forward.cache, forward.tokens.length)
+            sharded_cache.set_reported_length(forward.cache, forward.tokens.length)
             _join(output, forward)
         if not forward.keeps_cache:
             output = type(output)(**{each: output[each] for each in output if each != "past_key_values"})
@@ -209,13 +209,13 @@ def attach(model: nn.Module, mesh: Mesh) -> None:
             f"{type(model).__name__} is made of several models, each with layers of its own, and processes "
             f"cannot share its prompts. {_OFF}"
         )
-    sharer = Sharer(model, mesh)
+    sharer = PromptSharding(model, mesh)
     model.register_forward_pre_hook(sharer.before, with_kwargs=True)
     model.register_forward_hook(sharer.after, with_kwargs=True, always_call=True)
 
 
 def _check_arguments(kwargs: dict[str, Any]) -> None:
-    """Raise `ParallelError` where tokens come with something that cannot be cut, or not be put together."""
+    """Raise `ParallelError` where tokens come with something that cannot be cut or gathered."""
     for name, value in kwargs.items():
         fits = name in _CUT or (name == "attention_mask" and isinstance(value, Tensor) and value.ndim == 2)
         if (isinstance(value, Tensor) and not fits) or (isinstance(value, dict) and value):
@@ -238,7 +238,7 @@ def _padding(mask: Tensor | None) -> Tensor | None:
     return None if mask is None or bool(mask.bool().all()) else mask.bool()
 
 
-def _cut(name: str, value: Any, tokens: Tokens) -> Any:
+def _cut(name: str, value: Any, tokens: TokenShards) -> Any:
     first, last = tokens.own
     if name == "attention_mask":
         return value[:, :last]
@@ -248,7 +248,7 @@ def _cut(name: str, value: Any, tokens: Tokens) -> Any:
 
 
 def _join(output: Any, forward: _Forward) -> None:
-    """Replace what ``output`` has of this rank's tokens by what it is of all."""
+    """Replace outputs for this rank's tokens by those for all tokens."""
     tokens, group = forward.tokens, forward.tokens.mesh.sequence
     lengths = [tokens.bound(place + 1) - tokens.bound(place) for place in range(group.size)]
     if output.get("attentions") is not None:
@@ -258,14 +258,14 @@ def _join(output: Any, forward: _Forward) -> None:
         if value is None:
             continue
         if name == "logits" and forward.last_only == 1:
-            output[name] = communication.of_last_rank(value, group)
+            output[name] = token_shards.broadcast_from_last(value, group)
         elif name == "logits" and forward.last_only:
             kept = [min(forward.last_only, length) for length in lengths]
-            output[name] = communication.of_all_tokens(value, kept, group)[:, -forward.last_only :]
+            output[name] = token_shards.all_gather_tokens(value, kept, group)[:, -forward.last_only :]
         else:
-            output[name] = communication.of_all_tokens(value, lengths, group)
+            output[name] = token_shards.all_gather_tokens(value, lengths, group)
     states = output.get("hidden_states")
     if states is not None:
         output["hidden_states"] = tuple(
-            communication.of_all_tokens(state, lengths, group) for state in states
+            token_shards.all_gather_tokens(state, lengths, group) for state in states
         )

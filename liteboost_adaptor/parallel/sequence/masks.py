@@ -13,14 +13,14 @@ from torch import Tensor
 from ...errors import ParallelError
 from ...huggingface.runtime import runtime
 from ...replacements import sequence
-from .communication import Tokens
+from .token_shards import TokenShards
 
 _MASKS = "transformers.masking_utils"
 _NAMES = ("sdpa", "eager")
 _OFF = "Start the script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
 
 
-class SharesMasks:
+class ShardsMasks:
     """What makes masks while it is active; see `of_shared`.
 
     Attributes:
@@ -28,7 +28,7 @@ class SharesMasks:
         padding: The mask of all tokens that the model was given, ``[batch, tokens]`` bool; None: all count.
     """
 
-    tokens: Tokens
+    tokens: TokenShards
     padding: Tensor | None
 
 
@@ -48,7 +48,7 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def mask(*args: Any, **kwargs: Any) -> Any:
         shared = sequence.active()
-        if not isinstance(shared, SharesMasks):
+        if not isinstance(shared, ShardsMasks):
             return original(*args, **kwargs)
         if args:
             raise ParallelError(f"processes cannot share a prompt: masks are made in an unknown way. {_OFF}")
@@ -58,7 +58,7 @@ def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
     return mask
 
 
-def of_shared(shared: SharesMasks, original: Callable[..., Any], kwargs: dict[str, Any]) -> Tensor | None:
+def of_shared(shared: ShardsMasks, original: Callable[..., Any], kwargs: dict[str, Any]) -> Tensor | None:
     """What a model is given for a mask while ``shared`` is active.
 
     The rows are those of all ranks that exchange heads, the columns all keys up to their last token. None
@@ -80,7 +80,7 @@ def of_shared(shared: SharesMasks, original: Callable[..., Any], kwargs: dict[st
             f"the model hides keys in a way of its own, and processes cannot share its prompts. {_OFF}"
         )
     tokens, padding = shared.tokens, shared.padding
-    first, last = tokens.of_heads(tokens.mesh.context.rank)
+    first, last = tokens.of_ulysses_group(tokens.mesh.context.rank)
     padding = None if padding is None else padding[:, :last]
     if local == 0:  # of a model that has windows in no layer: nobody reads it, and it may be long
         return torch.zeros(1, 1, 1, last, dtype=torch.bool, device=kwargs.get("device"))
@@ -98,7 +98,7 @@ def of_shared(shared: SharesMasks, original: Callable[..., Any], kwargs: dict[st
     return original(**{**kwargs, **changes})
 
 
-def _check_padding(tokens: Tokens, padding: Tensor) -> None:
+def _check_padding(tokens: TokenShards, padding: Tensor) -> None:
     """Raise `ParallelError` where a rank sees padding only, behind which a window may begin."""
     first_part = tokens.bound(tokens.mesh.context.rank * tokens.mesh.heads.size + 1)
     if not bool(padding[:, :first_part].any(-1).all()):

@@ -1,4 +1,4 @@
-"""A cache whose keys and values are shared out over the ranks that share a prompt's tokens.
+"""A KV cache that is sharded by tokens over the ranks that share a prompt.
 
 A rank keeps those of its part of the prompt and of every n-th token behind it. What a layer says of its
 length is what the model is to believe: while a prompt is shared, that all tokens before this rank's part have
@@ -14,19 +14,19 @@ import torch
 
 from ...errors import ParallelError
 
-#: Where a cache keeps its `Held`.
-HELD = "_liteboost_held"
-#: Layers of transformers whose keys and values are shared out; a window is then the mask's matter.
-_KNOWN = ("DynamicLayer", "DynamicSlidingWindowLayer")
+#: Attribute of a cache: its `CacheShard`.
+CACHE_SHARD = "_liteboost_held"
+#: Layers of transformers that can be sharded; masks apply the window then.
+_SUPPORTED_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
-class Held:
-    """What of all layers this rank holds.
+class CacheShard:
+    """Which tokens this rank holds, in all layers.
 
     Attributes:
         seen: Tokens in the cache, on all ranks together.
-        positions: Of the tokens this rank holds.
-        kept: Which of the tokens that come now it keeps.
+        positions: Of the tokens that this rank holds.
+        kept: Which of the incoming tokens it keeps.
         window: Of how many tokens all layers would have kept no more than the last; None: some keep all.
         returns_own: Whether a layer gives the new tokens back and not all that it holds.
     """
@@ -38,15 +38,15 @@ class Held:
         self.returns_own = False
         self.window: int | None = None
 
-    def take(self, count: int, rank: int, size: int) -> None:
-        """Say which of the next ``count`` tokens, which every rank computes, this one keeps."""
+    def keep_every_nth(self, count: int, rank: int, size: int) -> None:
+        """Choose which of the next ``count`` tokens, which every rank computes, this one keeps."""
         first = (rank - self.seen) % size
         self.kept, self.returns_own = slice(first, None, size), False
         self.positions = torch.cat([self.positions, torch.arange(self.seen, self.seen + count)[self.kept]])
         self.seen += count
 
-    def take_part(self, first: int, last: int, length: int) -> None:
-        """Say that of ``length`` tokens this rank computes and keeps those from ``first`` to ``last``."""
+    def keep_range(self, first: int, last: int, length: int) -> None:
+        """Of ``length`` tokens, this rank computes and keeps those from ``first`` to ``last``."""
         self.kept, self.returns_own = slice(None), True
         self.positions = torch.arange(first, last)
         self.seen = length
@@ -56,13 +56,13 @@ class Held:
 def _layer_class() -> type:
     from transformers.cache_utils import DynamicLayer
 
-    class SharedLayer(DynamicLayer):
-        """A layer of a cache that is shared out."""
+    class ShardedCacheLayer(DynamicLayer):
+        """A layer of a sharded cache."""
 
-        def __init__(self, held: Held) -> None:
+        def __init__(self, held: CacheShard) -> None:
             super().__init__()
             self.held = held
-            self.believed = 0
+            self.reported_length = 0
 
         def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
             super().lazy_initialization(key_states, value_states)
@@ -73,7 +73,7 @@ def _layer_class() -> type:
         ) -> tuple[torch.Tensor, torch.Tensor]:
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)
-            self.believed += key_states.shape[-2]
+            self.reported_length += key_states.shape[-2]
             kept = self.held.kept
             self.keys = torch.cat([self.keys, key_states[:, :, kept]], dim=-2)
             self.values = torch.cat([self.values, value_states[:, :, kept]], dim=-2)
@@ -83,7 +83,7 @@ def _layer_class() -> type:
             return self.keys[:, :, own], self.values[:, :, own]
 
         def get_seq_length(self) -> int:
-            return self.believed
+            return self.reported_length
 
         def crop(self, tokens_to_remove: int) -> None:
             raise ParallelError(
@@ -94,22 +94,22 @@ def _layer_class() -> type:
         def reset(self) -> None:
             raise ParallelError("a cache that processes share cannot be used again. Make a new one.")
 
-    return SharedLayer
+    return ShardedCacheLayer
 
 
-def held_by(cache: Any) -> Held | None:
-    """What a cache that is shared out holds; None for another one."""
-    return getattr(cache, HELD, None)
+def cache_shard_of(cache: Any) -> CacheShard | None:
+    """The shard of a sharded cache; None for another cache."""
+    return getattr(cache, CACHE_SHARD, None)
 
 
-def share_out(cache: Any, layers: int) -> Held:
-    """Let an empty ``cache`` of transformers be shared out.
+def shard_cache(cache: Any, layers: int) -> CacheShard:
+    """Shard an empty ``cache`` of transformers.
 
     Raises:
         ParallelError: It is of a kind that cannot be, or holds tokens.
     """
     kinds = {type(layer).__name__ for layer in cache.layers}
-    unknown = sorted(kinds - set(_KNOWN))
+    unknown = sorted(kinds - set(_SUPPORTED_LAYERS))
     if type(cache).__name__ != "DynamicCache" or unknown or getattr(cache, "offloading", False):
         raise ParallelError(
             f"a {type(cache).__name__}{' of ' + unknown[0] if unknown else ''} cannot be shared by processes "
@@ -120,16 +120,16 @@ def share_out(cache: Any, layers: int) -> Held:
             "a cache that was filled before holds its tokens on every process, and a prompt behind them "
             "cannot be shared. Begin with an empty cache."
         )
-    held, made = Held(), _layer_class()
-    if kinds == {_KNOWN[1]}:
+    held, made = CacheShard(), _layer_class()
+    if kinds == {_SUPPORTED_LAYERS[1]}:
         held.window = min(layer.sliding_window for layer in cache.layers)
     cache.layers = [made(held) for _ in cache.layers or range(layers)]
     cache.layer_class_to_replicate = None
-    setattr(cache, HELD, held)
+    setattr(cache, CACHE_SHARD, held)
     return held
 
 
-def believe(cache: Any, length: int) -> None:
-    """Let all layers of a cache that is shared out say that they hold ``length`` tokens."""
+def set_reported_length(cache: Any, length: int) -> None:
+    """Let all layers of a sharded cache report that they hold ``length`` tokens."""
     for layer in cache.layers:
-        layer.believed = length
+        layer.reported_length = length

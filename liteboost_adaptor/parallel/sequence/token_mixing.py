@@ -1,6 +1,6 @@
-"""Whether a model mixes tokens in served attention only: then a rank can do all else for its own tokens.
+"""Whether a model mixes tokens only in served attention: then a rank can do all else for its own tokens.
 
-Found out by running it: with an attention that gives nothing, a change of the first token must change no
+Determined by running it: with an attention that gives nothing, a change of the first token must change no
 other.
 """
 
@@ -15,13 +15,13 @@ from ...errors import ParallelError
 from ...replacements import sequence
 from ...replacements.sequence import Call
 
-#: Tokens that are tried: more than a short convolution sees.
+#: Number of tokens of the probe: more than a short convolution sees.
 _TOKENS = 8
 #: Relative difference from which on another token has changed. Two rows of a batch differ by rounding.
 _CHANGED = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-class _Nothing:
+class _NoAttention:
     """Attention that sees no key, and counts."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _Nothing:
 
 
 @torch.no_grad()
-def check(model: nn.Module, name: str, prompt: Tensor) -> None:
+def check_token_mixing(model: nn.Module, name: str, prompt: Tensor) -> None:
     """Run ``model`` on a few tokens of ``prompt``, its argument ``name``.
 
     Raises:
@@ -43,16 +43,16 @@ def check(model: nn.Module, name: str, prompt: Tensor) -> None:
     given = prompt[:1, :_TOKENS].repeat_interleave(2, 0)
     first = given[1, 0]
     given[1, 0] = first + 1 if first.is_floating_point() else torch.where(first > 0, first - 1, first + 1)
-    nothing = _Nothing()
+    attention = _NoAttention()
     try:
-        with sequence.sharing(nothing):
+        with sequence.sharing(attention):
             output = type(model).forward(model, **{name: given}, use_cache=False)
     except ParallelError:
         raise
     except Exception as fault:
         raise _refused(model, f"it could not be tried ({type(fault).__name__}: {fault})") from fault
     found = _tensor_of(output)
-    if found is None or not nothing.calls:
+    if found is None or not attention.calls:
         raise _refused(model, "no attention of it is served")
     others = found[:, 1:].float()
     difference = (others[0] - others[1]).norm() / others[0].norm().clamp_min(1e-30)

@@ -1,4 +1,4 @@
-"""A product and its sum over the ranks as one operator (``aclnnMatmulAllReduce``), for prompts on an A2.
+"""A product and its all-reduce as one operator (``aclnnMatmulAllReduce``), for prompts on an A2.
 
 While one part of the product is sent, the next is computed. CANN documents it for prompts and not for single
 tokens, in 16 bits, for 2, 4 or 8 cards of one host, and of a model for one communicator only; not for an A3.
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...report import report
-from ..runtime.groups import Group, gathered, host
+from ..runtime.groups import Group, all_gather_object, host
 
 _SIZES = (2, 4, 8)
 _HALVES = (torch.bfloat16, torch.float16)
@@ -25,8 +25,8 @@ _COMPARED = (24, 256, 128)
 _ALLOWED = {torch.bfloat16: 4 * 2.0**-8, torch.float16: 4 * 2.0**-11}
 
 
-def product(x: Tensor, weight: Tensor, group: str) -> Tensor | None:
-    """The sum of ``x @ weight^T`` over the ranks; None where it is left to two operators.
+def matmul_all_reduce(x: Tensor, weight: Tensor, group: str) -> Tensor | None:
+    """All-reduce of ``x @ weight^T``; None where that takes two operators.
 
     Args:
         x: ``[batch, tokens, some features]``; ranks come with the same shape.
@@ -57,14 +57,14 @@ def _communicator(name: str, dtype: torch.dtype, device: int) -> str:
     """What the operator calls the group ``name``; empty where it may not be used. All ranks ask together."""
     ranks = dist.distributed_c10d._resolve_process_group(name)
     group = Group(name, dist.get_rank(ranks), dist.get_world_size(ranks))
-    if group.size not in _SIZES or set(gathered(group, (host(), _is_a2()))) != {(host(), True)}:
+    if group.size not in _SIZES or set(all_gather_object(group, (host(), _is_a2()))) != {(host(), True)}:
         return ""
     dist.all_reduce(torch.zeros(1, device=f"npu:{device}"), group=ranks)  # from here on there is one
     # A group has a communicator for each device; what is asked for by a rank means the device of that number.
     communicator = ranks._get_backend(torch.device("npu")).get_hccl_comm_name(device, init_comm=False)
-    reason = next(filter(None, gathered(group, _why_not(communicator, group, dtype, device))), "")
+    reason = next(filter(None, all_gather_object(group, _why_not(communicator, group, dtype, device))), "")
     if reason:
-        report.note(f"Products are not fused with their sums over the processes: {reason}.")
+        report.note(f"Products are not fused with their all-reduce: {reason}.")
     return "" if reason else communicator
 
 
@@ -79,7 +79,7 @@ def _why_not(communicator: str, group: Group, dtype: torch.dtype, device: int) -
     generator = torch.Generator("cpu").manual_seed(group.rank)
     x = torch.randn(1, rows, columns, generator=generator, device="cpu").to(dtype)
     weight = torch.randn(outputs, columns, generator=generator, device="cpu").to(dtype)
-    exact = sum(gathered(group, F.linear(x.double(), weight.double())))
+    exact = sum(all_gather_object(group, F.linear(x.double(), weight.double())))
     try:
         there = f"npu:{device}"
         found = torch.ops.npu.npu_mm_all_reduce_base(x.to(there), weight.to(there).t(), communicator)

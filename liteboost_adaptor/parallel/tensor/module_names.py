@@ -1,4 +1,4 @@
-"""How models call what can be divided. Data only; `layout` decides by shapes and code whether it is so."""
+"""Names of modules and attributes that can be sharded. Data only; `layout` decides by shapes and code."""
 
 from __future__ import annotations
 

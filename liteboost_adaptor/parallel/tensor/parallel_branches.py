@@ -1,7 +1,7 @@
-"""Layers that run attention and MLP beside each other and add both: what ranks hold of either is added once.
+"""Layers that run attention and MLP in parallel and add both: one all-reduce for the two.
 
-Where the code says that the two outputs are only ever added to each other, attention keeps its part for the
-MLP, which adds both parts over the ranks in one exchange.
+Where the code shows that the two outputs are only ever added to each other, attention leaves its partial
+sum to the MLP, which reduces both at once.
 """
 
 from __future__ import annotations
@@ -12,32 +12,37 @@ from typing import Any
 from torch import nn
 
 from . import source_checks
-from .layout_builder import Parts
+from .layout_builder import LayoutBuilder
 
 
-def recognise(parts: Parts) -> None:
-    """Let MLPs exchange for the attention beside them."""
-    for name, layer in parts.modules.items():
-        outputs = parts.sums_below(name)
+def pair_branches(builder: LayoutBuilder) -> None:
+    """Let MLPs reduce the output of the parallel attention with their own."""
+    for name, layer in builder.modules.items():
+        outputs = builder.row_parallel_below(name)
         if len(outputs) != 2 or len({full[len(name) + 1 :].partition(".")[0] for full in outputs}) != 2:
             continue
         first, second = outputs
         attention, mlp = (full[len(name) + 1 :].partition(".")[0] for full in outputs)
-        if not _is_direct(parts, name, attention, first) or not _is_direct(parts, name, mlp, second):
+        if not _is_direct(builder, name, attention, first) or not _is_direct(builder, name, mlp, second):
             continue
         if _only_added(layer, attention, mlp):
-            parts.pair(second, first)
+            builder.pair(second, first)
         elif _only_added(layer, mlp, attention):
-            parts.pair(first, second)
+            builder.pair(first, second)
 
 
-def _is_direct(parts: Parts, name: str, child: str, output: str) -> bool:
+def _is_direct(builder: LayoutBuilder, name: str, child: str, output: str) -> bool:
     """Whether ``child`` of a layer returns what its ``output`` layer returns, as it is."""
     prefix = f"{name}.{child}" if name else child
     local = output[len(prefix) + 1 :]
-    module = parts.modules[prefix]
-    ways = _ways(module, source_checks.forward_of(module))
-    return bool(local) and "." not in local and bool(ways) and all(_gives(module, way, local) for way in ways)
+    module = builder.modules[prefix]
+    paths = _paths(module, source_checks.forward_of(module))
+    return (
+        bool(local)
+        and "." not in local
+        and bool(paths)
+        and all(_gives(module, path, local) for path in paths)
+    )
 
 
 def _gives(module: nn.Module, body: list[ast.stmt], local: str) -> bool:
@@ -134,17 +139,17 @@ def _straight(module: nn.Module, forward: ast.FunctionDef | None) -> list[ast.st
     return None
 
 
-#: Ways through a forward that are followed; one with more is not plain.
-_MOST_WAYS = 64
+#: Divergence through a forward that are followed; one with more is not plain.
+_MAX_PATHS = 64
 
 
-def _ways(module: nn.Module, forward: ast.FunctionDef | None) -> list[list[ast.stmt]]:
-    """The statements of every way through ``forward``; none where they are not known."""
+def _paths(module: nn.Module, forward: ast.FunctionDef | None) -> list[list[ast.stmt]]:
+    """The statements of every path through ``forward``; none where they are not known."""
     todo = [([], list(forward.body))] if forward is not None else []
     found: list[list[ast.stmt]] = []
     while todo:
         done, rest = todo.pop()
-        if not rest or len(found) + len(todo) > _MOST_WAYS:
+        if not rest or len(found) + len(todo) > _MAX_PATHS:
             return []
         node, *rest = rest
         if isinstance(node, ast.If):

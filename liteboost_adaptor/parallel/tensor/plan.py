@@ -1,97 +1,38 @@
-"""The plan: which part of which parameter a rank holds, and where ranks exchange what they computed.
+"""The sharding plan: which shard of each parameter a rank holds, and which modules communicate.
 
-Plain data. `layout.of` works it out from a model on the meta device, before any file is opened.
+Plain data. `layout.infer_layout` derives it from a model on the meta device, before any file is opened.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ...errors import PlanError
+from .shard_spec import DimSharding, Segment, ShardSpec
 
-#: What modules of a plan do beside computing on what they hold.
-SUM = "sum"  # a linear layer whose output is added over the ranks
-SUM_OUTPUT = "sum_output"  # any module whose output is added over the ranks
-EXPERTS = "experts"  # whole experts of many; what each rank's give is added over the ranks
-EMBEDDING = "embedding"  # rows of the vocabulary; the output is added over the ranks
-HEAD = "head"  # rows of the vocabulary; the outputs are put together
-NORM = "norm"  # a norm over all heads: the sums of squares are added over the ranks
-ROLES = (SUM, SUM_OUTPUT, EXPERTS, EMBEDDING, HEAD, NORM)
+#: Roles of modules that communicate. Their values are part of the file format.
+ROWWISE = "sum"  # a row-parallel linear layer: its output is all-reduced
+ALL_REDUCE_OUTPUT = "sum_output"  # any other module whose output is all-reduced
+EXPERTS = "experts"  # expert parallel: each rank has some experts, whose outputs are all-reduced
+EMBEDDING = "embedding"  # vocabulary parallel: the output is all-reduced
+HEAD = "head"  # vocabulary parallel: the logits are all-gathered
+NORM = "norm"  # an RMSNorm over all heads: the sums of squares are all-reduced
+ROLES = (ROWWISE, ALL_REDUCE_OUTPUT, EXPERTS, EMBEDDING, HEAD, NORM)
 #: The largest world size that is tried when others are proposed.
-_MOST_RANKS = 64
+_MAX_WORLD_SIZE = 64
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive elements of one dimension: ``units`` equal runs, none of which is divided.
-
-    Each rank holds as many of them as any other, give or take one; with fewer units than ranks, neighbouring
-    ranks hold the same one.
-    """
-
-    size: int
-    units: int
-
-    def span(self, rank: int, world_size: int) -> tuple[int, int]:
-        """First element of the rank's, and the one behind its last."""
-        width = self.size // self.units
-        first = self.units * rank // world_size
-        last = first + 1 if self.units < world_size else self.units * (rank + 1) // world_size
-        return first * width, last * width
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How one dimension of a parameter is divided: by parts, such as q, k and v of a fused projection."""
-
-    dim: int
-    parts: tuple[Part, ...]
-
-    @property
-    def size(self) -> int:
-        """Of the whole dimension."""
-        return sum(part.size for part in self.parts)
-
-    def ranges(self, rank: int, world_size: int) -> list[tuple[int, int]]:
-        """The (first, last + 1) that ``rank`` holds, in order; adjacent ones are one."""
-        found: list[tuple[int, int]] = []
-        start = 0
-        for part in self.parts:
-            first, last = part.span(rank, world_size)
-            if found and found[-1][1] == start + first:
-                found[-1] = (found[-1][0], start + last)
-            elif last > first:
-                found.append((start + first, start + last))
-            start += part.size
-        return found
-
-    def length(self, rank: int, world_size: int) -> int:
-        """How many elements of the dimension ``rank`` holds."""
-        return sum(last - first for first, last in self.ranges(rank, world_size))
-
-    def held(self, tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-        """The part of ``tensor`` that ``rank`` holds, in memory of its own."""
-        ranges = self.ranges(rank, world_size)
-        parts = [tensor.narrow(self.dim, first, last - first) for first, last in ranges]
-        if len(parts) > 1:
-            return torch.cat(parts, dim=self.dim)
-        return parts[0].clone(memory_format=torch.contiguous_format)
-
-
-@dataclass(frozen=True)
-class Need:
-    """Something whose units the world size must divide.
+class Requirement:
+    """Units that the world size must divide.
 
     Attributes:
-        repeatable: The world size may be a multiple of them, too: ranks hold the same one.
-        least: It is enough that there is one for each rank.
-        uneven: So it is where there is no other way to divide the module.
+        repeatable: The world size may also be a multiple of them: several ranks hold the same unit.
+        least: One unit for each rank is enough.
+        uneven: One unit for each rank is enough where the module cannot be sharded otherwise.
     """
 
     module: str
@@ -102,62 +43,62 @@ class Need:
     uneven: bool = False
 
     def fits(self, world_size: int) -> bool:
-        """Whether ``world_size`` ranks can share it."""
+        """Whether the units can be sharded over ``world_size`` ranks."""
         if self.least:
             return self.units >= world_size
         return self.units % world_size == 0 or (self.repeatable and world_size % self.units == 0)
 
 
 @dataclass(frozen=True)
-class WholeExperts:
-    """Another way to divide a module of experts: each rank holds some of them, whole.
+class ExpertSharding:
+    """Expert parallelism as the alternative for a module of experts: each rank holds some, whole.
 
     Attributes:
-        cuts: Parameter -> how it is divided.
-        count: How many experts there are; each rank has at least one.
+        shardings: Parameter -> how it is sharded.
+        count: Number of experts; each rank holds at least one.
     """
 
-    cuts: dict[str, Cut]
+    shardings: dict[str, DimSharding]
     count: int
 
 
-def undivided(model: str) -> Plan:
-    """The plan of ``model`` where every rank holds all of it."""
-    return Plan(model, 1, {}, [], {}, {}, {}, {})
+def unsharded_plan(model: str) -> ShardingPlan:
+    """The plan by which every rank holds all of ``model``."""
+    return ShardingPlan(model, 1, {}, [], {}, {}, {}, {})
 
 
 @dataclass
 class Layout:
-    """What of a model can be divided, whatever the world size.
+    """What of a model can be sharded, for any world size.
 
     Attributes:
         model: Name of the model's class.
-        cuts: Parameter -> how it is divided. What is not named is whole on every rank.
-        once: Parameters that only rank 0 adds: biases of layers whose output is added over the ranks.
+        shardings: Parameter -> how it is sharded. Those that are not named are replicated.
+        rank0_only: Parameters that only rank 0 adds: biases of layers whose output is all-reduced.
         roles: Module -> one of `ROLES`.
         counts: Module -> attribute -> (value, units): it counts units, or is a multiple of their number.
-        groups: Module -> (attribute, heads, heads of keys and values), for how many of the former share one.
-        needs: What the world size has to fit.
-        whole: Module -> why it is not divided.
-        pairs: Module that adds its output over the ranks -> one that leaves its own to it.
-        experts: Module of experts, which ``cuts`` divides by channels -> the other way to divide it.
+        groups: Module -> (attribute, heads, KV heads): the number of heads that share a KV head.
+        requirements: What the world size has to fit.
+        replicated: Module -> why it is not sharded.
+        deferred: Module whose output is all-reduced -> another whose output is reduced together with it.
+        experts: Module of experts, which ``shardings`` shards by channels -> expert parallelism instead.
     """
 
     model: str
-    cuts: dict[str, Cut] = field(default_factory=dict)
-    once: list[str] = field(default_factory=list)
+    shardings: dict[str, DimSharding] = field(default_factory=dict)
+    rank0_only: list[str] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     groups: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-    needs: list[Need] = field(default_factory=list)
-    whole: dict[str, str] = field(default_factory=dict)
-    pairs: dict[str, str] = field(default_factory=dict)
-    experts: dict[str, WholeExperts] = field(default_factory=dict)
+    requirements: list[Requirement] = field(default_factory=list)
+    replicated: dict[str, str] = field(default_factory=dict)
+    deferred: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, ExpertSharding] = field(default_factory=dict)
 
     def violations(self, world_size: int) -> list[str]:
         """A sentence for each kind of thing that ``world_size`` ranks cannot share."""
         found: dict[tuple[str, int], list[str]] = {}
-        for need in self.needs:
+        for need in self.requirements:
             if not need.fits(world_size) and not self._fits_otherwise(need, world_size):
                 found.setdefault((need.what, need.units), []).append(need.module)
         return [
@@ -167,50 +108,52 @@ class Layout:
 
     def world_sizes(self) -> list[int]:
         """Those that fit, up to 64."""
-        return [size for size in range(2, _MOST_RANKS + 1) if not self.violations(size)]
+        return [size for size in range(2, _MAX_WORLD_SIZE + 1) if not self.violations(size)]
 
-    def _fits_otherwise(self, need: Need, world_size: int) -> bool:
-        is_enough = need.uneven and need.units >= world_size
-        return is_enough or self._can_be_whole(need.module, world_size)
+    def _fits_otherwise(self, requirement: Requirement, world_size: int) -> bool:
+        is_enough = requirement.uneven and requirement.units >= world_size
+        return is_enough or self._can_be_expert_parallel(requirement.module, world_size)
 
-    def _can_be_whole(self, module: str, world_size: int) -> bool:
+    def _can_be_expert_parallel(self, module: str, world_size: int) -> bool:
         return module in self.experts and self.experts[module].count >= world_size
 
-    def _with_whole_experts(self, world_size: int, wanted: bool) -> Layout:
-        """Experts whole where that is ``wanted`` and there are enough, and where channels do not fit."""
-        narrow = {need.module for need in self.needs if not need.fits(world_size)}
-        whole = [
+    def _with_expert_parallel(self, world_size: int, wanted: bool) -> Layout:
+        """Expert parallelism where it is ``wanted`` and there are enough experts, or channels do not fit."""
+        unfit = {each.module for each in self.requirements if not each.fits(world_size)}
+        modules = [
             name
             for name in self.experts
-            if (wanted or name in narrow) and self._can_be_whole(name, world_size)
+            if (wanted or name in unfit) and self._can_be_expert_parallel(name, world_size)
         ]
         found = self
-        for name in whole:
+        for name in modules:
             prefix = f"{name}."
+            others = {
+                key: sharding for key, sharding in found.shardings.items() if not key.startswith(prefix)
+            }
             found = replace(
                 found,
-                cuts={key: cut for key, cut in found.cuts.items() if not key.startswith(prefix)}
-                | self.experts[name].cuts,
-                once=[key for key in found.once if not key.startswith(prefix)],
+                shardings=others | self.experts[name].shardings,
+                rank0_only=[key for key in found.rank0_only if not key.startswith(prefix)],
                 roles=found.roles | {name: EXPERTS},
                 counts={key: counts for key, counts in found.counts.items() if key != name},
             )
         return found
 
-    def plan(self, world_size: int, whole_experts: bool = False) -> Plan:
-        """The plan for so many ranks.
+    def plan(self, world_size: int, expert_parallel: bool = False) -> ShardingPlan:
+        """The plan for ``world_size`` ranks.
 
         Args:
-            whole_experts: Give each rank whole experts, not channels of all of them, where there are enough.
+            expert_parallel: Give each rank whole experts where there are enough, not channels of all of them.
 
         Raises:
-            PlanError: Something cannot be shared by so many, or nothing is divided at all; names everything
-                that does not fit, and the world sizes that do.
+            PlanError: The model does not fit the world size, or nothing can be sharded; names everything that
+                does not fit, and the world sizes that do.
         """
-        if not self.cuts:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.whole.items())[:5])
+        if not self.shardings:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.replicated.items())[:5])
             raise PlanError(
-                f"{self.model} cannot be divided over {world_size} ranks: no part of it is recognised"
+                f"{self.model} cannot be sharded over {world_size} ranks: no part of it is recognised"
                 + (f" ({reasons})" if reasons else "")
                 + ". Without shard every process runs the whole model."
             )
@@ -218,15 +161,21 @@ class Layout:
         if violations:
             sizes = ", ".join(map(str, self.world_sizes())) or "none but 1"
             raise PlanError(
-                f"{self.model} cannot be divided over {world_size} ranks, which do not divide "
+                f"{self.model} cannot be sharded over {world_size} ranks, which do not divide "
                 + ", ".join(violations)
                 + f". World sizes that work: {sizes}. Start as many processes. "
                 "Without shard every process runs the whole model."
             )
-        found = self._with_whole_experts(world_size, whole_experts)
-        attributes = found._attributes(world_size)
-        return Plan(
-            self.model, world_size, found.cuts, found.once, found.roles, attributes, self.whole, self.pairs
+        found = self._with_expert_parallel(world_size, expert_parallel)
+        return ShardingPlan(
+            model=self.model,
+            world_size=world_size,
+            shardings=found.shardings,
+            rank0_only=found.rank0_only,
+            roles=found.roles,
+            attributes=found._attributes(world_size),
+            replicated=self.replicated,
+            deferred=self.deferred,
         )
 
     def _attributes(self, world_size: int) -> dict[str, dict[str, int]]:
@@ -241,8 +190,17 @@ class Layout:
         return found
 
 
+#: Names of fields in JSON, where they are other ones: `ShardingPlan.digest` and files hold them.
+_JSON_FIELDS = {
+    "shardings": "cuts",
+    "rank0_only": "once",
+    "replicated": "whole",
+    "deferred": "pairs",
+}
+
+
 @dataclass(frozen=True)
-class Plan:
+class ShardingPlan:
     """`Layout` for a world size.
 
     Attributes:
@@ -251,39 +209,45 @@ class Plan:
 
     model: str
     world_size: int
-    cuts: dict[str, Cut]
-    once: list[str]
+    shardings: dict[str, DimSharding]
+    rank0_only: list[str]
     roles: dict[str, str]
     attributes: dict[str, dict[str, int]]
-    whole: dict[str, str]
-    pairs: dict[str, str]
+    replicated: dict[str, str]
+    deferred: dict[str, str]
 
-    def shape(self, name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
-        """Of parameter ``name`` on ``rank``."""
-        cut = self.cuts.get(name)
-        if cut is None:
+    def spec(self, name: str) -> ShardSpec:
+        """How parameter ``name``, which is sharded, is."""
+        return self.shardings[name].spec(self.world_size)
+
+    def local_shape(self, name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+        """Shape of parameter ``name`` on ``rank``."""
+        sharding = self.shardings.get(name)
+        if sharding is None:
             return shape
-        dim = cut.dim % len(shape)
-        return (*shape[:dim], cut.length(rank, self.world_size), *shape[dim + 1 :])
-
-    def collectives(self) -> Iterator[tuple[str, str]]:
-        """(module, role) of each that exchanges something when it is called."""
-        yield from self.roles.items()
+        dim = sharding.dim % len(shape)
+        return (*shape[:dim], sharding.length(rank, self.world_size), *shape[dim + 1 :])
 
     def digest(self) -> str:
-        """Of all that the plan says, to compare it over the ranks."""
+        """Hash of the whole plan, to compare it over the ranks."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """The plan as JSON; `from_json` reads it."""
-        return json.dumps(asdict(self))
+        values = {_JSON_FIELDS.get(name, name): value for name, value in asdict(self).items()}
+        values["cuts"] = {
+            name: {"dim": sharding["dim"], "parts": sharding["segments"]}
+            for name, sharding in values["cuts"].items()
+        }
+        return json.dumps(values)
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> ShardingPlan:
         """What `to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
-        values["cuts"] = {
-            name: Cut(cut["dim"], tuple(Part(**part) for part in cut["parts"]))
-            for name, cut in values["cuts"].items()
+        fields = {name: values[_JSON_FIELDS.get(name, name)] for name in cls.__dataclass_fields__}
+        fields["shardings"] = {
+            name: DimSharding(cut["dim"], tuple(Segment(**part) for part in cut["parts"]))
+            for name, cut in fields["shardings"].items()
         }
-        return cls(**values)
+        return cls(**fields)

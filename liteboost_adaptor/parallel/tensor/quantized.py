@@ -1,7 +1,7 @@
-"""Weights of integers, divided: by the outputs of the matrix that they are kept as, or by its inputs.
+"""Quantized weights, sharded by the outputs or by the inputs of the matrix they are stored as.
 
-Where ranks meet inside of a group of inputs, the group becomes smaller ones with the same scale. Experts lie
-one below the other in their matrix, and are divided along their channels, or by whole experts.
+Where a shard boundary lies within a quantization group, the group becomes smaller ones with the same scale.
+Experts are stacked in one matrix, and are sharded by their channels, or as whole experts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ...quantization.layers import QuantizedLinear
 from ...quantization.rounding import Quantized
 from ...quantization.schemes import Scheme
 from ...quantization.weights import QuantizedWeight
-from .plan import Cut, Layout, Plan
-from .shard_spec import Ranges, Share
+from .plan import Layout, ShardingPlan
+from .shard_spec import DimSharding, Ranges, ShardSpec
 
 if TYPE_CHECKING:
     from ...quantization.choices import Choice
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weight:
-    """The weight of a linear layer or of experts, as integers.
+    """The quantized weight of a linear layer or of experts.
 
     Attributes:
-        form: What the parameter is that it stands for; of a linear layer one expert.
-        is_experts: Whether that has a dimension for experts.
-        keeps_order: Whether its columns are those of the input in order.
+        form: Shape of the parameter it replaces; a linear layer is one expert.
+        is_experts: Whether that parameter has a dimension of experts.
+        keeps_order: Whether its columns are in the order of the inputs.
     """
 
     form: Experts
@@ -46,7 +46,7 @@ class Weight:
 
     @classmethod
     def of(cls, module: QuantizedWeight) -> Weight:
-        """Of what stands in a model."""
+        """The weight of a module."""
         if isinstance(module, QuantizedExperts):
             return cls(module.form, module.scheme, True)
         assert isinstance(module, QuantizedLinear)
@@ -54,7 +54,7 @@ class Weight:
         return cls(form, module.scheme, False, module.columns is None)
 
     def units(self) -> tuple[int, int]:
-        """How many outputs, and how many inputs, no rank has a part of."""
+        """Numbers of outputs and of inputs that stay on one rank."""
         inputs = min(GROUP_SIZES) if self.scheme.bits == 4 and self.keeps_order else 1
         return (TILE if self.is_experts else 1), inputs
 
@@ -62,45 +62,51 @@ class Weight:
         """Shape and dtype of its buffers."""
         return self.scheme.shapes(self.form.count * self.form.outputs, self.form.inputs)
 
-    def is_by_inputs(self, cut: Cut) -> bool:
-        """Whether ``cut``, of the parameter, divides its inputs."""
-        return cut.dim == int(self.is_experts) + (0 if self.form.is_transposed else 1)
+    def is_by_inputs(self, sharding: DimSharding) -> bool:
+        """Whether ``sharding`` shards the inputs of the parameter."""
+        return sharding.dim == int(self.is_experts) + (0 if self.form.is_transposed else 1)
 
-    def group_size(self, cut: Cut, world_size: int) -> int:
-        """Of the groups of each rank; 0 if there is none for it."""
-        if self.scheme.bits == 8 or not self.is_by_inputs(cut):
+    def group_size(self, sharding: DimSharding, world_size: int) -> int:
+        """Group size of each shard; 0 where none fits."""
+        if self.scheme.bits == 8 or not self.is_by_inputs(sharding):
             return self.scheme.group_size
-        ends = {end for rank in range(world_size) for part in cut.ranges(rank, world_size) for end in part}
+        ends = {
+            end for rank in range(world_size) for part in sharding.ranges(rank, world_size) for end in part
+        }
         sizes = (size for size in sorted(GROUP_SIZES, reverse=True) if size <= self.scheme.group_size)
         return next((size for size in sizes if not any(end % size for end in ends)), 0)
 
-    def part(self, cut: Cut, rank: int, world_size: int) -> Weight:
-        """What ``rank`` holds of it."""
-        length = cut.length(rank, world_size)
-        scheme = replace(self.scheme, group_size=self.group_size(cut, world_size))
-        if self.is_by_inputs(cut):
+    def local(self, sharding: DimSharding, rank: int, world_size: int) -> Weight:
+        """The shard of ``rank``."""
+        length = sharding.length(rank, world_size)
+        scheme = replace(self.scheme, group_size=self.group_size(sharding, world_size))
+        if self.is_by_inputs(sharding):
             changed = {"inputs": length}
         else:
-            changed = {"count" if self.is_experts and cut.dim == 0 else "outputs": length}
+            changed = {"count" if self.is_experts and sharding.dim == 0 else "outputs": length}
         return replace(self, form=replace(self.form, **changed), scheme=scheme)
 
-    def shares(self, cut: Cut, world_size: int) -> dict[str, Share]:
-        """How its buffers are divided; those that are not named are whole on every rank."""
-        ranges = [tuple(cut.ranges(rank, world_size)) for rank in range(world_size)]
+    def specs(self, sharding: DimSharding, world_size: int) -> dict[str, ShardSpec]:
+        """How its buffers are sharded; those that are not named are replicated."""
+        ranges = [tuple(sharding.ranges(rank, world_size)) for rank in range(world_size)]
         names = [name for name in self.shapes() if name != "columns"]
-        if not self.is_by_inputs(cut):
-            rows = Share(0, self.form.count * self.form.outputs, tuple(map(self._rows_of(cut), ranges)))
+        if not self.is_by_inputs(sharding):
+            rows = ShardSpec(
+                0, self.form.count * self.form.outputs, tuple(map(self._rows_of(sharding), ranges))
+            )
             return dict.fromkeys(names, rows)
         if self.scheme.bits == 8:
-            return {"weight": Share(1, self.form.inputs, tuple(ranges))}
-        size = self.group_size(cut, world_size)
-        found = {name: _every(size, self.form.inputs, ranges, self.scheme.group_size) for name in names}
-        return found | {"weight": _every(2, self.form.inputs, ranges, 2)}  # two columns in a byte
+            return {"weight": ShardSpec(1, self.form.inputs, tuple(ranges))}
+        size = self.group_size(sharding, world_size)
+        found = {
+            name: _spec_of_groups(size, self.form.inputs, ranges, self.scheme.group_size) for name in names
+        }
+        return found | {"weight": _spec_of_groups(2, self.form.inputs, ranges, 2)}  # two columns in a byte
 
-    def _rows_of(self, cut: Cut) -> Any:
-        """From ranges of a parameter to those of the matrix."""
+    def _rows_of(self, sharding: DimSharding) -> Any:
+        """A function from ranges of the parameter to rows of the matrix."""
         outputs = self.form.outputs
-        if self.is_experts and cut.dim == 0:
+        if self.is_experts and sharding.dim == 0:
             return lambda ranges: tuple((first * outputs, last * outputs) for first, last in ranges)
         return lambda ranges: tuple(
             (expert * outputs + first, expert * outputs + last)
@@ -109,27 +115,27 @@ class Weight:
         )
 
 
-def _every(size: int, inputs: int, ranges: list[Ranges], of: int) -> Share:
-    """Of what there is one of for ``of`` columns, and on a rank one for ``size`` of them."""
+def _spec_of_groups(size: int, inputs: int, ranges: list[Ranges], of: int) -> ShardSpec:
+    """For a buffer with one element for ``of`` columns, and on a rank one for ``size`` of them."""
     own = tuple(tuple((first // size, last // size) for first, last in each) for each in ranges)
-    return Share(1, inputs // size, own, of // size)
+    return ShardSpec(1, inputs // size, own, of // size)
 
 
 def modules_of(model: nn.Module) -> dict[str, QuantizedWeight]:
-    """What keeps weights of ``model`` as integers, by name."""
+    """The modules of ``model`` that hold quantized weights, by name."""
     return {name: each for name, each in model.named_modules() if isinstance(each, QuantizedWeight)}
 
 
 def parameter_of(name: str, module: QuantizedWeight) -> str:
-    """The name of the parameter that a module stands for, or is beside."""
+    """The name of the parameter that a module replaces, or whose layer it is."""
     return name if isinstance(module, QuantizedExperts) else f"{name}.weight"
 
 
 def weights_of(model: nn.Module, awaited: dict[str, Choice] | None = None) -> dict[str, Weight]:
-    """The weights of integers of ``model``, by the names of their parameters.
+    """The quantized weights of ``model``, by the names of their parameters.
 
     Args:
-        awaited: Experts that are parameters still and will be integers, by name.
+        awaited: Experts that are still parameters and will be quantized, by name.
     """
     found = {parameter_of(name, each): Weight.of(each) for name, each in modules_of(model).items()}
     for name, choice in (awaited or {}).items():
@@ -139,13 +145,13 @@ def weights_of(model: nn.Module, awaited: dict[str, Choice] | None = None) -> di
 
 
 def units_of(weights: dict[str, Weight]) -> dict[str, tuple[int, int]]:
-    """What `layout.of` is told of them."""
+    """What `layout.infer_layout` takes."""
     return {name: weight.units() for name, weight in weights.items()}
 
 
 @contextlib.contextmanager
 def as_plain(model: nn.Module) -> Iterator[None]:
-    """While it lasts, what is integers is floating point on the meta device, for who looks for that."""
+    """Within the context, quantized weights are floating-point parameters on the meta device."""
     found = modules_of(model)
     for name, module in found.items():
         if isinstance(module, QuantizedExperts):
@@ -183,83 +189,83 @@ def _plain(layer: QuantizedLinear) -> nn.Module:
     return plain
 
 
-def why_not(weights: dict[str, Weight], plan: Plan) -> str:
-    """Why ``plan`` cannot divide ``weights``, or an empty string."""
+def why_not(weights: dict[str, Weight], plan: ShardingPlan) -> str:
+    """Why ``plan`` cannot shard ``weights``, or an empty string."""
     if plan.world_size == 1:
         return ""
     for name, weight in weights.items():
-        cut = plan.cuts.get(name)
-        if cut is None or not weight.is_by_inputs(cut):
+        sharding = plan.shardings.get(name)
+        if sharding is None or not weight.is_by_inputs(sharding):
             continue
         if not weight.keeps_order:
             return (
-                f"{name}, which is divided by its inputs, keeps its columns in another order (desc_act, or "
+                f"{name}, which is sharded by its inputs, keeps its columns in another order (desc_act, or "
                 "groups of more than 4 bits)"
             )
-        if not weight.group_size(cut, plan.world_size):
-            return f"{name} would be divided elsewhere than at a multiple of {min(GROUP_SIZES)} columns"
+        if not weight.group_size(sharding, plan.world_size):
+            return f"{name} would be sharded elsewhere than at a multiple of {min(GROUP_SIZES)} columns"
     return ""
 
 
-def world_sizes(model: nn.Module, layout: Layout, whole_experts: bool = False) -> list[int]:
-    """Numbers of ranks that can share ``model``, whose ``layout`` this is."""
+def world_sizes(model: nn.Module, layout: Layout, expert_parallel: bool = False) -> list[int]:
+    """World sizes over which ``model``, whose ``layout`` this is, can be sharded."""
     weights = weights_of(model)
-    return [size for size in layout.world_sizes() if not why_not(weights, layout.plan(size, whole_experts))]
+    return [size for size in layout.world_sizes() if not why_not(weights, layout.plan(size, expert_parallel))]
 
 
-def cut(model: nn.Module, plan: Plan, rank: int) -> None:
-    """Give what keeps integers of ``model`` the sizes of this rank, and its part of what is loaded."""
+def shard_weights(model: nn.Module, plan: ShardingPlan, rank: int) -> None:
+    """Keep this rank's shards of the quantized weights of ``model``, with their sizes."""
     for name, module in modules_of(model).items():
-        how = plan.cuts.get(parameter_of(name, module))
-        if how is None:
+        sharding = plan.shardings.get(parameter_of(name, module))
+        if sharding is None:
             continue
-        weight, was_arranged = Weight.of(module), module.is_arranged
-        held, shares = weight.part(how, rank, plan.world_size), weight.shares(how, plan.world_size)
-        if was_arranged:
+        weight, was_packed = Weight.of(module), module.is_arranged
+        shard, specs = weight.local(sharding, rank, plan.world_size), weight.specs(sharding, plan.world_size)
+        if was_packed:
             module.lay_back()
         if module.weight.is_meta:
-            for part, (shape, dtype) in held.shapes().items():
+            for part, (shape, dtype) in shard.shapes().items():
                 setattr(module, part, torch.empty(shape, dtype=dtype, device="meta"))
         else:
-            module.fill(part_of(module.saved(), shares, rank))
-        _resize(module, held)
-        note(module, shares)
-        if was_arranged:
+            module.fill(local_shard(module.saved(), specs, rank))
+        _resize(module, shard)
+        record_specs(module, specs)
+        if was_packed:
             module.arrange()
 
 
-def note(module: nn.Module, shares: dict[str, Share]) -> None:
-    """Keep on ``module`` how its buffers are divided, for `shares_of`."""
-    vars(module)["shares"] = shares
+def record_specs(module: nn.Module, specs: dict[str, ShardSpec]) -> None:
+    """Record on ``module`` how its buffers are sharded, for `shard_specs_of`."""
+    vars(module)["specs"] = specs
 
 
-def shares_of(model: nn.Module) -> dict[str, Share]:
-    """How the buffers of ``model``, which is divided, are; by their names."""
+def shard_specs_of(model: nn.Module) -> dict[str, ShardSpec]:
+    """How the buffers of a sharded ``model`` are sharded, by their names."""
     return {
-        f"{name}.{part}": share
+        f"{name}.{part}": spec
         for name, module in modules_of(model).items()
-        for part, share in vars(module).get("shares", {}).items()
+        for part, spec in vars(module).get("specs", {}).items()
     }
 
 
-def _resize(module: QuantizedWeight, held: Weight) -> None:
-    module.scheme = held.scheme
-    module.in_features, module.out_features = held.form.inputs, held.form.count * held.form.outputs
+def _resize(module: QuantizedWeight, shard: Weight) -> None:
+    module.scheme = shard.scheme
+    module.in_features, module.out_features = shard.form.inputs, shard.form.count * shard.form.outputs
     if isinstance(module, QuantizedExperts):
-        module.form = held.form
+        module.form = shard.form
 
 
-def part_of(kept: Quantized, shares: dict[str, Share], rank: int) -> Quantized:
-    """What ``rank`` holds of a weight."""
+def local_shard(stored: Quantized, specs: dict[str, ShardSpec], rank: int) -> Quantized:
+    """The shard of a weight that ``rank`` holds."""
     return Quantized(
         **{
-            name: shares[name].held(tensor, rank) if name in shares else tensor
-            for name, tensor in kept.tensors().items()
+            name: specs[name].local(tensor, rank) if name in specs else tensor
+            for name, tensor in stored.tensors().items()
         }
     )
 
 
-def nbytes(weight: Weight, how: Cut | None, rank: int, world_size: int) -> int:
-    """Of the integers and the scales that ``rank`` holds of ``weight``."""
-    held = weight if how is None else weight.part(how, rank, world_size)
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in held.shapes().values())
+def nbytes(weight: Weight, sharding: DimSharding | None, rank: int, world_size: int) -> int:
+    """Bytes of the shard of ``weight`` that ``rank`` holds, scales included."""
+    shard = weight if sharding is None else weight.local(sharding, rank, world_size)
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shard.shapes().values())

@@ -1,4 +1,4 @@
-"""What the code of a module says about whether it can be divided. Read from its source, conservatively."""
+"""Whether a module can be sharded, decided conservatively from its source code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import nn
 
 from ...huggingface.class_code import methods as _methods
 
-#: Functions and methods that compute each channel by itself.
-_BY_CHANNEL = {
+#: Channelwise functions and methods.
+_CHANNELWISE = {
     *("gelu", "silu", "relu", "relu2", "sigmoid", "tanh", "clamp", "dropout", "mul", "pow", "square"),
     *("to", "type", "float", "contiguous", "type_as"),
     *("getattr", "isinstance", "len"),
 }
 _ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation", "torch.nn.modules.dropout")
-#: Methods that run before a model is divided, or that nobody calls of one that is.
+#: Methods that run before a model is sharded, or that are not called on a sharded one.
 _SET_UP = ("__init__", "_init_", "init_weights", "reset_", "tie_weights", "_tie", "resize_", "set_", "prune_")
 _HARMLESS_READS = ("dtype", "device")
 
 
-#: Arguments of experts: tokens, and of each the experts and their weights.
+#: Arguments of experts: tokens, and for each its experts and their weights.
 ROUTED = ("hidden_states", "top_k_index", "top_k_weights")
 
 
@@ -45,7 +45,7 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def why_read(module: nn.Module, children: tuple[str, ...]) -> str:
-    """Why children cannot be divided: the code reads their weights, beside calling them."""
+    """Why children cannot be sharded: the code reads their weights, beside calling them."""
     methods = _methods(type(module))
     if "forward" not in methods:
         return f"the source of {type(module).__name__}.forward is not there"
@@ -60,12 +60,12 @@ def why_read(module: nn.Module, children: tuple[str, ...]) -> str:
     return ""
 
 
-def why_exchanged(parent: nn.Module, child: str) -> str:
-    """Why a child cannot be divided: its parent puts another module in its place, by the configuration."""
+def why_replaced(parent: nn.Module, child: str) -> str:
+    """Why a child cannot be sharded: its parent replaces it, depending on the configuration."""
     for name, method in _methods(type(parent)).items():
         for node in ast.walk(method) if name != "__init__" else ():
             if isinstance(node, ast.Assign) and any(path_of(target) == child for target in node.targets):
-                return f"{name} exchanges it"
+                return f"{name} replaces it"
     return ""
 
 
@@ -78,7 +78,7 @@ def _is_harmless(read: ast.Attribute, method: ast.FunctionDef) -> bool:
 
 
 def why_input_width(module: nn.Module) -> str:
-    """Why attention cannot be divided: ``forward`` shapes its result by the width of its input."""
+    """Why attention cannot be sharded: ``forward`` shapes its result by the width of its input."""
     forward = _methods(type(module)).get("forward")
     nodes = list(ast.walk(forward)) if forward is not None else []
     widths = {
@@ -129,8 +129,8 @@ def is_of_result(module: nn.Module, norm: str, layer: str) -> bool:
     return False
 
 
-def why_not_by_channel(module: nn.Module, wide: tuple[str, ...], narrow: str) -> str:
-    """Why what is between the layers of an MLP cannot be divided: it is not computed channel by channel."""
+def why_not_channelwise(module: nn.Module, wide: tuple[str, ...], narrow: str) -> str:
+    """Why an MLP cannot be sharded: the code between its layers is not channelwise."""
     if "." in narrow:  # BERT: each layer in a module of its own, which begins or ends with it
         first = _named(module, wide[0].rpartition(".")[0])
         second = _named(module, narrow.rpartition(".")[0])
@@ -162,7 +162,7 @@ def _mentions(node: ast.AST, children: tuple[str, ...]) -> bool:
 
 
 def _why_not(module: nn.Module, node: ast.AST, children: tuple[str, ...]) -> str:
-    """Why a statement does not compute channel by channel."""
+    """Why a statement is not channelwise."""
     if isinstance(node, (ast.For, ast.While, ast.With, ast.Try)):
         return "a loop or a block between its layers"
     for part in ast.walk(node):
@@ -174,7 +174,7 @@ def _why_not(module: nn.Module, node: ast.AST, children: tuple[str, ...]) -> str
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         halves = name == "chunk" and [ast.unparse(value) for value in call.args[:1]] == ["2"]
-        if path or not (name in _BY_CHANNEL or halves):
+        if path or not (name in _CHANNELWISE or halves):
             return f"{ast.unparse(call.func)} between its layers"
     return ""
 
@@ -210,8 +210,8 @@ def _why_not_begins(module: nn.Module, layer: str) -> str:
     return f"{type(module).__name__} does not begin with {layer}"
 
 
-def why_gate_not_by_channel(module: nn.Module) -> str:
-    """Why the gate of experts cannot be divided with their channels."""
+def why_gate_not_channelwise(module: nn.Module) -> str:
+    """Why the gate of experts cannot be sharded with their channels."""
     gate = _methods(type(module)).get("_apply_gate")
     if gate is None:  # the library's own: act(gate) * up, of two halves
         act = getattr(module, "act_fn", None)
@@ -228,14 +228,14 @@ def why_gate_not_by_channel(module: nn.Module) -> str:
     for call in _calls(gate):
         path = path_of(call.func)
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if name in _BY_CHANNEL or name == "chunk" or (path and _is_activation(getattr(module, path, None))):
+        if name in _CHANNELWISE or name == "chunk" or (path and _is_activation(getattr(module, path, None))):
             continue
         return f"{ast.unparse(call.func)} in its gate"
     return ""
 
 
-def stands_other_experts(module: nn.Module) -> bool:
-    """Whether experts take the number ``num_experts`` for one of another process, as transformers does."""
+def supports_expert_parallel(module: nn.Module) -> bool:
+    """Whether experts take the index ``num_experts`` for an expert of another rank, as transformers does."""
     forward = _methods(type(module)).get("forward")
     if forward is None or [each.arg for each in forward.args.args[1:]] != list(ROUTED):
         return False
