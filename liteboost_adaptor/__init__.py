@@ -23,13 +23,14 @@ environment.prepare()
 
 def _activate(_: Any) -> None:
     from .huggingface.runtime import runtime
-    from .parallel import mesh, offline
+    from .parallel.checkpoint import offline
+    from .parallel.runtime import mesh
 
     offline.follow(runtime)
-    if config.launched() or mesh.is_for_several(_settings):
-        from .parallel import loading
+    if config.launched() or mesh.needs_several_processes(_settings):
+        from .parallel import from_pretrained
 
-        loading.follow(runtime)
+        from_pretrained.follow(runtime)
     from .quantization import registration
 
     registration.follow(runtime)

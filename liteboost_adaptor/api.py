@@ -17,7 +17,7 @@ from .huggingface import huge_pages, int8_caches, sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
 from .parallel import shard as parallel_shard
-from .parallel.plan import Plan
+from .parallel.tensor.plan import ShardingPlan
 from .replacements import cache
 from .report import Status, report
 
@@ -44,9 +44,9 @@ def apply(
         level, disable, strict, nz, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
             ``LITEBOOST_STRICT``, ``LITEBOOST_NZ`` and ``LITEBOOST_SPARSE``.
         tp, dp, sp, cp, ep: In place of ``LITEBOOST_TP``, ``LITEBOOST_DP``, ``LITEBOOST_SP``,
-            ``LITEBOOST_CP`` and ``LITEBOOST_EP``, for models that are loaded afterwards; `shard` divides one
+            ``LITEBOOST_CP`` and ``LITEBOOST_EP``, for models that are loaded afterwards; `shard` shards one
             that is loaded.
-        quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantised in place, and `undo` does not bring its
+        quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantized in place, and `undo` does not bring its
             former weights back; ``"kv8"`` alone changes no weight.
 
     Returns:
@@ -55,7 +55,7 @@ def apply(
     Raises:
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
-        QuantizationError: ``model`` cannot be quantised so.
+        QuantizationError: ``model`` cannot be quantized so.
     """
     sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp, "ep": ep}
     wanted = with_overrides(
@@ -128,8 +128,8 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
         runtime.return_to(before)
 
 
-def shard(model: torch.nn.Module) -> Plan:
-    """Divide ``model`` over all processes, in place, and free what this one no longer holds.
+def shard(model: torch.nn.Module) -> ShardingPlan:
+    """Shard ``model`` over all processes, in place, and free what this one no longer holds.
 
     Every process calls it with the same model. `torchrun` starts them; a process group that exists is used.
     The model is for inference afterwards, and is not put together again by `undo`.
@@ -138,12 +138,12 @@ def shard(model: torch.nn.Module) -> Plan:
         model: A loaded model of transformers, in eval mode.
 
     Returns:
-        What each process holds, and where they exchange.
+        What each process holds, and where they communicate.
 
     Raises:
-        PlanError: The model cannot be divided over so many processes; before anything is changed.
+        PlanError: The model cannot be sharded over so many processes; before anything is changed.
         ParallelError: No launcher has started the processes, or they have different models; the model is
-            divided already, or in training mode.
+            sharded already, or in training mode.
     """
     return parallel_shard.shard(model)
 

@@ -40,7 +40,7 @@ class AuditError(LiteBoostError, RuntimeError):
 
 
 class PlanError(LiteBoostError, ValueError):
-    """A model cannot be divided over so many ranks; says all that does not fit, and which numbers would."""
+    """A model cannot be sharded over so many ranks; says all that does not fit, and which numbers would."""
 
 
 class CheckpointError(LiteBoostError, ValueError):
@@ -52,7 +52,7 @@ class ParallelError(LiteBoostError, RuntimeError):
 
 
 class QuantizationError(LiteBoostError, ValueError):
-    """A model, layer or file cannot be quantised as asked, or a quantised one cannot be read."""
+    """A model, layer or file cannot be quantized as asked, or a quantized one cannot be read."""
 
 
 class StateError(QuantizationError, RuntimeError):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, ParallelError
-from ..parallel.plan import HEAD, Layout, Plan
-from ..parallel.quantized import as_plain, world_sizes
-from ..parallel.summary import brought, held
+from ..parallel.tensor.plan import HEAD, Layout, ShardingPlan
+from ..parallel.tensor.plan_summary import local_nbytes, sent_nbytes
+from ..parallel.tensor.quantized import as_plain, world_sizes
 from . import models
 from .cards import (
     CARDS,
@@ -80,7 +80,7 @@ class Planned:
 
 def planned(
     model: Any,
-    how: Plan,
+    how: ShardingPlan,
     layout: Layout,
     device: str,
     context: int,
@@ -112,7 +112,7 @@ def planned(
 
 def _planned(
     model: Any,
-    how: Plan,
+    how: ShardingPlan,
     layout: Layout,
     card: Card,
     context: int,
@@ -160,21 +160,21 @@ def over(
     context: int,
     batch: int,
     most: int,
-    whole_experts: bool = False,
+    expert_parallel: bool = False,
     sharing: Sharing = Sharing(),  # noqa: B008 - it is frozen
 ) -> list[Planned]:
     """`planned` for weights on one card and on every number up to ``most`` that fits the model."""
     found = []
-    for size in (1, *(size for size in world_sizes(model, layout, whole_experts) if size <= most)):
+    for size in (1, *(size for size in world_sizes(model, layout, expert_parallel) if size <= most)):
         try:
-            how = layout.plan(size, whole_experts)
+            how = layout.plan(size, expert_parallel)
             found.append(planned(model, how, layout, device, context, batch, sharing))
         except ParallelError:  # so many leave no heads to share
             continue
     return found
 
 
-def _cache(model: Any, layout: Layout, how: Plan, sharing: Sharing, context: int, rows: int) -> int:
+def _cache(model: Any, layout: Layout, how: ShardingPlan, sharing: Sharing, context: int, rows: int) -> int:
     """Bytes of keys and values of a card. Shared out, a cache keeps all keys of layers with a window."""
     windows = _windows(model)
     if sharing.of_tokens > 1:
@@ -208,7 +208,7 @@ def cache_width(model: Any, layout: Layout) -> int:
         return text.kv_lora_rank + text.qk_rope_head_dim
     head_dim = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
     # What was found in the layers says more than the configuration, where they are all alike.
-    found = {need.units for need in layout.needs if need.what == "heads of keys and values"}
+    found = {need.units for need in layout.requirements if need.what == "heads of keys and values"}
     kv_heads = found.pop() if len(found) == 1 else getattr(text, "num_key_value_heads", None)
     return 2 * (kv_heads or heads) * head_dim
 
@@ -218,23 +218,23 @@ def _keeps_latent(model: Any) -> bool:
     return bool(getattr(model.config.get_text_config(), "kv_lora_rank", None))
 
 
-def _share_of_heads(model: Any, layout: Layout, how: Plan, layers: int) -> float:
+def _share_of_heads(model: Any, layout: Layout, how: ShardingPlan, layers: int) -> float:
     """How much of the cache the rank with most keeps."""
     if _keeps_latent(model):
         return 1.0
-    of_keys = [need for need in layout.needs if need.what == "heads of keys and values"]
-    needs = of_keys or [need for need in layout.needs if need.what == "attention heads"]
+    of_keys = [need for need in layout.requirements if need.what == "heads of keys and values"]
+    needs = of_keys or [need for need in layout.requirements if need.what == "attention heads"]
     if not needs or not layers:
         return 1.0
     divided = sum(max(1, need.units // how.world_size) / need.units for need in needs)
     return min(1.0, (divided + max(0, layers - len(needs))) / layers)
 
 
-def _weights(model: Any, how: Plan) -> int:
-    return max(sum(held(model, how, rank).values()) for rank in range(how.world_size))
+def _weights(model: Any, how: ShardingPlan) -> int:
+    return max(sum(local_nbytes(model, how, rank).values()) for rank in range(how.world_size))
 
 
-def _read_a_token(model: Any, how: Plan, batch: int) -> float:
+def _read_a_token(model: Any, how: ShardingPlan, batch: int) -> float:
     """Bytes of weights that rank 0 reads in a step; of experts those that a batch is expected to choose."""
     chosen = models.chosen_experts(model.config.get_text_config())
     some = 1 - (1 - chosen) ** batch
@@ -242,7 +242,7 @@ def _read_a_token(model: Any, how: Plan, batch: int) -> float:
     head = model.get_output_embeddings()
     found = 0.0
     parameters = dict(model.named_parameters())
-    for name, nbytes in held(model, how, 0).items():
+    for name, nbytes in local_nbytes(model, how, 0).items():
         parameter = parameters.get(name)
         if id(parameter) in tables and (head is None or parameter is not head.weight):
             continue
@@ -250,21 +250,21 @@ def _read_a_token(model: Any, how: Plan, batch: int) -> float:
     return found
 
 
-def _brought(model: Any, how: Plan) -> Iterator[float]:
+def _brought(model: Any, how: ShardingPlan) -> Iterator[float]:
     """Bytes of each exchange for one token; one process makes none."""
     for name, role in how.roles.items() if how.world_size > 1 else ():
         # Logits are put together: half of what a sum of as many bytes as all ranks bring takes.
-        yield brought(model, how, name, role) * (how.world_size / 2 if role == HEAD else 1)
+        yield sent_nbytes(model, how, name, role) * (how.world_size / 2 if role == HEAD else 1)
 
 
-def _activations(model: Any, how: Plan, tokens: int, batch: int) -> int:
+def _activations(model: Any, how: ShardingPlan, tokens: int, batch: int) -> int:
     """Hidden states three times, all that the layers of the widest block give, and logits, in fp32, too."""
     widths: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or isinstance(_owner(model, name), torch.nn.Embedding):
             continue
         block = name.rpartition(".")[0].rpartition(".")[0]
-        widths[block] = widths.get(block, 0) + how.shape(name, tuple(parameter.shape), 0)[-2]
+        widths[block] = widths.get(block, 0) + how.local_shape(name, tuple(parameter.shape), 0)[-2]
     text = model.config.get_text_config()
     widths.pop("", None)  # the head
     widest = 3 * text.hidden_size + max(widths.values(), default=0)
@@ -276,7 +276,7 @@ def _owner(model: Any, name: str) -> Any:
 
 
 def _prefill(
-    model: Any, how: Plan, card: Card, cost: models.Cost, context: int, rows: int, sharing: Sharing
+    model: Any, how: ShardingPlan, card: Card, cost: models.Cost, context: int, rows: int, sharing: Sharing
 ) -> float:
     """Arithmetic of the card that has most of it, and the exchanges of its tokens for divided weights."""
     peak = card.cube.get(str(model.dtype).removeprefix("torch."), card.cube["float16"])

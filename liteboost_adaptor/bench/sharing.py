@@ -1,6 +1,6 @@
 """Processes that share batches and prompts beside the weights: who holds what, and what is exchanged.
 
-As `parallel.replicas` and `parallel.sequence` do it. Counted for one process; of uneven parts, the longest.
+As `parallel.data` and `parallel.sequence` do it. Counted for one process; of uneven parts, the longest.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..parallel.exchange import Heads
-from ..parallel.plan import Layout
+from ..parallel.sequence.ulysses import HeadShards
+from ..parallel.tensor.plan import Layout
 from .cards import Card, all_reduce_seconds, send_seconds
 
 #: Elements of an fp32 logarithm beside the output that a process brings to the others.
@@ -98,7 +98,7 @@ def exchanged(model: Any, layout: Layout, parts: int, sharing: Sharing, length: 
     heads, kv_heads, key_dim, value_dim = _heads(text, layout)
     heads, kv_heads = max(1, heads // parts), max(1, kv_heads // parts)
     # As many as go to a process are needed there, some by several.
-    kv_there = len(Heads.of(heads, kv_heads, sharing.sp).key_value[0])
+    kv_there = len(HeadShards.of(heads, kv_heads, sharing.sp).key_value[0])
     there = heads // sharing.sp
     of_token = there * key_dim + kv_there * (key_dim + value_dim) + there * value_dim
     itemsize = model.dtype.itemsize
@@ -117,7 +117,7 @@ def _heads(text: Any, layout: Layout) -> tuple[int, int, int, int]:
     heads = text.num_attention_heads
     if getattr(text, "kv_lora_rank", None):
         return heads, heads, text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
-    found = {need.units for need in layout.needs if need.what == "heads of keys and values"}
+    found = {need.units for need in layout.requirements if need.what == "heads of keys and values"}
     kv_heads = found.pop() if len(found) == 1 else getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     return heads, kv_heads, head_dim, head_dim

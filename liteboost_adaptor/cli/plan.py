@@ -1,4 +1,4 @@
-"""``python -m liteboost_adaptor plan``: how a model would be divided over processes, by its configuration."""
+"""``python -m liteboost_adaptor plan``: how a model would be sharded over processes, by its configuration."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def plan(
     """
     from ..bench import planned
     from ..bench.sharing import Sharing
-    from ..parallel import layout, quantized
-    from ..parallel.summary import summary
+    from ..parallel.tensor import layout, quantized
+    from ..parallel.tensor.plan_summary import summary
     from .bench import check_outputs
 
     check_outputs(None, plot, None)
@@ -72,7 +72,7 @@ def plan(
     built = _on_meta(model, trust_remote_code)
     weights = quantized.weights_of(built)
     with quantized.as_plain(built):
-        found = layout.of(built, quantized.units_of(weights))
+        found = layout.infer_layout(built, quantized.units_of(weights))
     how = found.plan(tp, ep)
     reason = quantized.why_not(weights, how)
     if reason:
@@ -159,7 +159,7 @@ def _quantization(config: Any) -> Any:
     method = said.get("quant_method")
     if method != QUANT_METHOD:
         raise PlanError(
-            f"its weights are quantised as {method} says, and plan counts those of {QUANT_METHOD} only; load "
+            f"its weights are quantized as {method} says, and plan counts those of {QUANT_METHOD} only; load "
             "and save it once, which writes such a checkpoint, and plan that"
         )
     return LiteBoostConfig(**said)
@@ -181,11 +181,11 @@ def _text(how: Any, figures: dict[str, Any], title: str) -> str:
     lines.append(
         f"  numbers of processes that can share the weights: {', '.join(map(str, figures['world_sizes']))}"
     )
-    if how.whole:
+    if how.replicated:
         lines.append("  recognised, and whole in every process:")
-        lines += [f"    {name}: {reason}" for name, reason in list(how.whole.items())[:_NAMED]]
-        if len(how.whole) > _NAMED:
-            lines.append(f"    and {len(how.whole) - _NAMED} more")
+        lines += [f"    {name}: {reason}" for name, reason in list(how.replicated.items())[:_NAMED]]
+        if len(how.replicated) > _NAMED:
+            lines.append(f"    and {len(how.replicated) - _NAMED} more")
     return "\n".join(lines) + "\n"
 
 

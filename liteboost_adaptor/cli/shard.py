@@ -1,4 +1,4 @@
-"""``python -m liteboost_adaptor shard``: a checkpoint divided into a file a process, or put together."""
+"""``python -m liteboost_adaptor shard``: a checkpoint sharded into a file a process, or put together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def shard(
     source: Annotated[Path, typer.Argument(help="folder of a model", exists=True, file_okay=False)],
     target: Annotated[Path, typer.Argument(help="folder that is made")],
     tp: Annotated[int | None, typer.Option("--tp", min=2, help="number of processes")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="put a divided checkpoint together again")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="put a sharded checkpoint together again")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="run Python code that lies in the folder of the model")
     ] = False,
 ) -> None:
-    """Divide a checkpoint into a file for each of so many processes, or put one together again (--merge).
+    """Shard a checkpoint into a file for each of so many processes, or put one together again (--merge).
 
     `from_pretrained` of the new folder, under torchrun with as many processes, reads a process's own file.
     """
@@ -25,13 +25,15 @@ def shard(
         raise typer.BadParameter("give either --tp N or --merge")
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..parallel import resharding
+    from ..parallel.checkpoint import resharding
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
-        task = bar.add_task("merging" if merge else "dividing", total=resharding.size_of(source))
+        task = bar.add_task("merging" if merge else "sharding", total=resharding.size_of(source))
         if merge:
-            resharding.merge(source, target, lambda count: bar.advance(task, count))
+            resharding.merge_checkpoint(source, target, lambda count: bar.advance(task, count))
         else:
-            resharding.divide(source, target, tp, lambda count: bar.advance(task, count), trust_remote_code)
+            resharding.shard_checkpoint(
+                source, target, tp, lambda count: bar.advance(task, count), trust_remote_code
+            )
         bar.update(task, completed=resharding.size_of(target), total=resharding.size_of(target))

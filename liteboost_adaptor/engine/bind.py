@@ -64,7 +64,7 @@ class Binding:
     model: weakref.ref[torch.nn.Module]
     modules: list[weakref.ref[torch.nn.Module]] = field(default_factory=list)
     refusals: list[Outcome] = field(default_factory=list)
-    #: Found out where it matters (`parallel.locality`), and true for as long as the model is bound so.
+    #: Found out where it matters (`parallel.sequence`), and true for as long as the model is bound so.
     mixes_in_attention_only: bool = False
 
     def undo(self) -> list[str]:

@@ -6,5 +6,5 @@ from __future__ import annotations
 QUANT_METHOD = "liteboost"
 #: The row of the status.
 RULE = "quantization"
-#: Attribute of a model whose weights several processes divide: how (`parallel.plan.Plan`).
+#: Attribute of a model that is sharded over processes: its `parallel.tensor.plan.ShardingPlan`.
 PLAN = "_liteboost_plan"

@@ -1,6 +1,6 @@
 """Attention while the tokens of a prompt, or the keys of a cache, are shared by several processes.
 
-What is computed then is another's (`parallel.exchange`); here is only where served attention asks for it.
+What is computed then is another's (`parallel.sequence`); here is only where served attention asks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run by test_ranks_families.py in every rank: families divided over NPUs, held against one process."""
+"""Run by test_ranks_families.py in every rank: families sharded over NPUs, held against one process."""
 
 from __future__ import annotations
 

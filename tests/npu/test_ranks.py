@@ -1,4 +1,4 @@
-"""Models divided over NPUs: unmodified scripts under ``torchrun``, on the simulator's hccl."""
+"""Models sharded over NPUs: unmodified scripts under ``torchrun``, on the simulator's hccl."""
 
 from __future__ import annotations
 

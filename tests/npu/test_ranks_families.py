@@ -1,4 +1,4 @@
-"""Every family divided over NPUs, on the simulator's hccl, computes what its original does in one process."""
+"""Every family sharded over NPUs, on the simulator's hccl, computes what its original does in one process."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def collectives(names: list[str]) -> dict[str, Any]:
 
 
 def behaviour() -> dict[str, Any]:
-    """What a divided model does beside computing the same."""
+    """What a sharded model does beside computing the same."""
     _quiet()
     found: dict[str, Any] = {}
     model = tiny_models.build("llama")
@@ -174,7 +174,7 @@ def _raised(action: Any) -> str:
 
 @torch.no_grad()
 def rounding(name: str) -> dict[str, float]:
-    """How far bf16 is from fp32, by one process and divided."""
+    """How far bf16 is from fp32, by one process and sharded."""
     _quiet()
     model = tiny_models.build(name)
     inputs = tiny_models.example_inputs(model, batch=3, length=13)
@@ -182,12 +182,12 @@ def rounding(name: str) -> dict[str, float]:
     model.to(torch.bfloat16)
     alone = model(**inputs).logits.float()
     liteboost_adaptor.shard(model)
-    divided = model(**inputs).logits.float()
-    return {"alone": (alone - exact).norm().item(), "divided": (divided - exact).norm().item()}
+    sharded = model(**inputs).logits.float()
+    return {"alone": (alone - exact).norm().item(), "sharded": (sharded - exact).norm().item()}
 
 
-def whole_experts(folder: str, names: list[str]) -> dict[str, Any]:
-    """Families with whole experts on each rank, divided in place and loaded from ``folder/name``."""
+def expert_parallel(folder: str, names: list[str]) -> dict[str, Any]:
+    """Families with whole experts on each rank, sharded in place and loaded from ``folder/name``."""
     _quiet()
     step.RECORDED_AT = 3
     liteboost_adaptor.undo()
@@ -196,7 +196,7 @@ def whole_experts(folder: str, names: list[str]) -> dict[str, Any]:
     for name in names:
         model = tiny_models.build(name)
         inputs = tiny_models.example_inputs(model, batch=3, padding=3)
-        with liteboost_adaptor.patched(level=0):  # not divided yet
+        with liteboost_adaptor.patched(level=0):  # not sharded yet
             tokens, alone = families.decode(model, inputs, 12)
         plan = liteboost_adaptor.shard(model)
         before = _recorded_steps()

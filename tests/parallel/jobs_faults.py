@@ -11,7 +11,7 @@ from parallel import ranks
 from parallel.jobs import _quiet, _raised
 from transformers import AutoModelForCausalLM
 
-from liteboost_adaptor.parallel import presence
+from liteboost_adaptor.parallel.runtime import heartbeat
 
 
 def one_ends(folder: str, when: str) -> None:
@@ -41,7 +41,7 @@ def waits_for_missing(folder: str, seconds: float) -> dict[str, Any]:
     """What loading says where ranks are missing, and how long after; they wait ``seconds``, 0: as ever."""
     _quiet()
     ranks.wait_as_usual()
-    presence.limits.to_come = seconds or presence.limits.to_come
+    heartbeat.timeouts.start = seconds or heartbeat.timeouts.start
     start = time.monotonic()
     text = _raised(lambda: AutoModelForCausalLM.from_pretrained(folder))
     return {"text": text, "seconds": time.monotonic() - start}

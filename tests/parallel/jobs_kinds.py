@@ -15,7 +15,9 @@ from parallel import ranks
 from parallel.jobs import _quiet
 from transformers import AutoModelForCausalLM, LogitsProcessor, StoppingCriteria
 
-from liteboost_adaptor.parallel import loading, presence, saving
+from liteboost_adaptor.parallel import from_pretrained
+from liteboost_adaptor.parallel.checkpoint import saving
+from liteboost_adaptor.parallel.runtime import heartbeat
 
 TOKENS = 24
 #: The token before which something happens; by then steps are recorded.
@@ -96,7 +98,7 @@ def scenario(folder: str, target: str, who: int, where: str, what: str, wait: fl
     _quiet()
     ranks.wait_as_usual()
     if wait:
-        presence.limits.to_come = presence.limits.absent = wait
+        heartbeat.timeouts.start = heartbeat.timeouts.absent = wait
     rank = int(os.environ["RANK"])
     did = what if rank == who else ""
     outcomes: list[dict[str, Any]] = []
@@ -136,14 +138,14 @@ def _loaded(folder: str, where: str, did: str, tried: Any) -> Any:
             return None
         _act(did)
     if where == "load" and did and did != "inputs":
-        read = loading._tensors
+        read = from_pretrained._read_tensors
 
         def planted(*arguments: Any) -> Any:
             found = read(*arguments)
             _act(did)
             return found
 
-        loading._tensors = planted
+        from_pretrained._read_tensors = planted
     name = "other" if where == "load" and did == "inputs" else "llama"
     return tried("load", lambda: AutoModelForCausalLM.from_pretrained(f"{folder}/{name}"))
 

@@ -45,7 +45,7 @@ def _of_family(folder: str, name: str) -> dict[str, Any]:
     liteboost_adaptor.shard(whole)
     mine, theirs = model.state_dict(), whole.state_dict()
     return {
-        "divided": hasattr(model, PLAN),
+        "sharded": hasattr(model, PLAN),
         "distance": relative(logits, alone[1]),
         "same": set(mine) == set(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine),
         "read": read / _nbytes(model),
@@ -92,7 +92,7 @@ def ways(folder: str) -> dict[str, Any]:
     found["train"] = _raised(model.train)
     found["eval"] = model.eval() is model
     found["adapters"] = _raised(lambda: model.add_adapter(None))
-    found["quantised"] = _raised(lambda: liteboost_adaptor.apply(model, quant="w8a16"))
+    found["quantized"] = _raised(lambda: liteboost_adaptor.apply(model, quant="w8a16"))
     found["multiplied out"] = _raised(model.dequantize)
     with torch.no_grad():
         found["pickled"] = torch.equal(_pickled(model)(**inputs).logits, model(**inputs).logits)
@@ -115,20 +115,20 @@ def _without_threads(distance: Any) -> float:
 
 
 def _wholes(folder: str) -> dict[str, Any]:
-    """Why a model was not divided: what was said of it."""
+    """Why a model was not sharded: what was said of it."""
     found: dict[str, Any] = {}
     for name, settings in {"tp 1": {"tp": 1}, "level 1": {"level": 1}, "tp 3": {"tp": 3}}.items():
         liteboost_adaptor.apply(**settings)
         found[name] = _raised(lambda: hasattr(_loaded(folder)[0], PLAN) and found)
-        found[f"{name} divided"] = found[name] == "nothing raised" and hasattr(_loaded(folder)[0], PLAN)
+        found[f"{name} sharded"] = found[name] == "nothing raised" and hasattr(_loaded(folder)[0], PLAN)
     liteboost_adaptor.apply()
-    found["again divided"] = hasattr(_loaded(folder)[0], PLAN)
+    found["again sharded"] = hasattr(_loaded(folder)[0], PLAN)
     from accelerate import PartialState
 
     PartialState()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found["accelerator divided"] = hasattr(_loaded(folder)[0], PLAN)
+        found["accelerator sharded"] = hasattr(_loaded(folder)[0], PLAN)
     found["accelerator"] = [str(each.message) for each in said if "loaded whole" in str(each.message)]
     found["accelerator noted"] = any("Accelerator" in note for note in liteboost_adaptor.status().environment)
     return found
@@ -147,6 +147,6 @@ def logits(folder: str) -> dict[str, Any]:
     model, _ = _loaded(folder, dtype=torch.float32)
     return {
         "logits": model(torch.arange(5, 17)[None]).logits.flatten().tolist(),
-        "divided": hasattr(model, PLAN),
+        "sharded": hasattr(model, PLAN),
         "experts": sum(each.numel() for name, each in model.named_parameters() if "_proj" in name),
     }

@@ -11,7 +11,7 @@ from parallel.jobs import _quiet
 from transformers import AutoModelForCausalLM
 
 from liteboost_adaptor.checkpoint import files as checkpoint
-from liteboost_adaptor.parallel import groups
+from liteboost_adaptor.parallel.runtime import groups
 
 _STATUS = Path("/proc/self/status")
 _PERIOD = 0.005

@@ -1,4 +1,4 @@
-"""What ranks do with checkpoints that are divided already."""
+"""What ranks do with checkpoints that are sharded already."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from liteboost_adaptor.quantization import LiteBoostConfig
 
 
 def of_families(folder: str, names: list[str]) -> dict[str, Any]:
-    """Each family loaded from ``folder/name divided``, compared with one process and the whole checkpoint."""
+    """Each family loaded from ``folder/name sharded``, compared with one process and the whole checkpoint."""
     _quiet()
     found: dict[str, Any] = {}
     for name in names:
         whole = tiny_models.build(name)
         inputs = tiny_models.example_inputs(whole, batch=3, padding=3)
         alone = families.decode(whole, inputs, 4)
-        model, read = _loaded(f"{folder}/{name} divided")
+        model, read = _loaded(f"{folder}/{name} sharded")
         _, logits = families.decode(model, inputs, 4, forced=alone[0])
         other, _ = _loaded(f"{folder}/{name}")
         mine, theirs = model.state_dict(), other.state_dict()
         found[name] = {
-            "divided": hasattr(model, PLAN),
+            "sharded": hasattr(model, PLAN),
             "distance": relative(logits, alone[1]),
             "same": set(mine) == set(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine),
             "read": read / _nbytes(model),
@@ -46,10 +46,10 @@ def with_integers_in_the_cache(folder: str) -> dict[str, Any]:
     expected = alone(ids, use_cache=True)
     liteboost_adaptor.apply(tp=2)
     config = LiteBoostConfig("kv8")
-    model = AutoModelForCausalLM.from_pretrained(f"{folder}/llama divided", quantization_config=config)
+    model = AutoModelForCausalLM.from_pretrained(f"{folder}/llama sharded", quantization_config=config)
     found = model(ids, use_cache=True)
     return {
-        "divided": hasattr(model, PLAN),
+        "sharded": hasattr(model, PLAN),
         "distance": relative(found.logits, expected.logits),
         "kept": str(vars(found.past_key_values.layers[0])["keys"].dtype),
         "heads": found.past_key_values.layers[0].keys.shape[1],

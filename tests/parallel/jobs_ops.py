@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from parallel import ranks
 
-from liteboost_adaptor.parallel import groups
+from liteboost_adaptor.parallel.runtime import groups
 
 ops = torch.ops.liteboost_parallel
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -15,7 +15,7 @@ from support import families, tiny_models
 from torch.nn.parallel import DistributedDataParallel
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel import groups
+from liteboost_adaptor.parallel.runtime import groups
 
 
 def whole_again(folder: str, names: list[str]) -> dict[str, Any]:
@@ -24,11 +24,11 @@ def whole_again(folder: str, names: list[str]) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     seen: list[str] = []
     models = {name: class_of(f"{folder}/{name}").from_pretrained(f"{folder}/{name}") for name in names}
-    divided = all(hasattr(model, PLAN) for model in models.values())
+    sharded = all(hasattr(model, PLAN) for model in models.values())
     for name, model in models.items():
         model.register_forward_hook(lambda *_, name=name: seen.append(name))
         model.users_own = name
-    found: dict[str, Any] = {"divided": divided}
+    found: dict[str, Any] = {"sharded": sharded}
     for name, model in models.items():
         whole = tiny_models.build(name)
         inputs = tiny_models.example_inputs(whole, batch=2, length=9 + rank)  # other ones on each rank
@@ -63,7 +63,7 @@ def later(folder: str) -> dict[str, Any]:
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
-    found["was divided"] = hasattr(model, PLAN)
+    found["was sharded"] = hasattr(model, PLAN)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found["apart"] = generated(model, rank)
@@ -76,7 +76,7 @@ def later(folder: str) -> dict[str, Any]:
 
 
 def changed(folder: str) -> str:
-    """What parting says where weights were changed in memory; the model goes on divided."""
+    """What parting says where weights were changed in memory; the model goes on sharded."""
     _quiet()
     model = class_of(folder).from_pretrained(folder)
     with torch.no_grad():
@@ -96,32 +96,32 @@ def wrapped(folder: str) -> dict[str, Any]:
     """A model in a wrapper of data-parallel work, in which ranks have other inputs and gradients."""
     _quiet()
     model = class_of(folder).from_pretrained(folder)
-    was_divided = hasattr(model, PLAN)
+    was_sharded = hasattr(model, PLAN)
     parallel = DistributedDataParallel(model)
     ids = torch.arange(5, 17)[None] + int(os.environ["RANK"])
     parallel(input_ids=ids, labels=ids).loss.backward()
     gradient = model.get_input_embeddings().weight.grad
-    return {"was divided": was_divided, "sum": gradient.double().abs().sum().item()}
+    return {"was sharded": was_sharded, "sum": gradient.double().abs().sum().item()}
 
 
 def launched(folder: str) -> dict[str, Any]:
     """What becomes of a model in processes that a launcher of data-parallel work has started."""
     _quiet()
     model = class_of(folder).from_pretrained(folder)
-    return {"divided": hasattr(model, PLAN), "met": groups.has_met(), "tokens": generated(model)}
+    return {"sharded": hasattr(model, PLAN), "met": groups.is_connected(), "tokens": generated(model)}
 
 
 def quantized(folder: str) -> dict[str, Any]:
     """Ranks part that hold parts of integers; the logits of the whole, and of one loaded whole."""
     _quiet()
     model = class_of(folder).from_pretrained(folder)
-    was_divided = hasattr(model, PLAN)
+    was_sharded = hasattr(model, PLAN)
     ids = torch.arange(5, 17)[None] + int(os.environ["RANK"])
     with torch.no_grad():
         found = model(ids).logits
         loaded = class_of(folder).from_pretrained(folder)
         return {
-            "was divided": was_divided,
+            "was sharded": was_sharded,
             "same": torch.equal(found, loaded(ids).logits),
             "whole": not hasattr(model, PLAN) and not hasattr(loaded, PLAN),
         }
@@ -130,11 +130,11 @@ def quantized(folder: str) -> dict[str, Any]:
 def memory(folder: str) -> str:
     """What parting says where there is no room for the whole model."""
     _quiet()
-    from liteboost_adaptor.parallel import memory as room
+    from liteboost_adaptor.parallel.data import memory as room
 
     model = class_of(folder).from_pretrained(folder)
     room.free_memory = lambda: 1000
     text = _raised(lambda: generated(model, int(os.environ["RANK"])))
-    again = generated(model) if hasattr(model, PLAN) and not groups.ways.reason else []
+    again = generated(model) if hasattr(model, PLAN) and not groups.divergence.reason else []
     ranks.report({"text": text, "again": again})
     return text

@@ -13,7 +13,7 @@ from support.numbers import relative
 from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel.layers import QuantizedSum
+from liteboost_adaptor.parallel.tensor.layers import QuantizedRowParallelLinear
 from liteboost_adaptor.program import step
 from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear
 from liteboost_adaptor.quantization.experts import QuantizedExperts
@@ -38,7 +38,7 @@ def load(folders: list[str], length: int) -> dict[str, Any]:
             "held": sum(layer.weight.nbytes for layer in layers),
             "layers": len(layers),
             "recorded": _recorded_steps() - before,
-            "divided": any(isinstance(each, QuantizedSum) for each in layers),
+            "sharded": any(isinstance(each, QuantizedRowParallelLinear) for each in layers),
         }
     return found
 
@@ -51,7 +51,7 @@ def refused(folder: str) -> str:
 
 @torch.no_grad()
 def experts(folder: str, forms: dict[str, list[Any]], length: int) -> dict[str, Any]:
-    """Models with experts of integers: ``NAME`` is the plain checkpoint, ``NAME quantised`` that of integers.
+    """Models with experts of integers: ``NAME`` is the plain checkpoint, ``NAME quantized`` that of integers.
 
     Saves what was read as integers, and what was rounded while it was read, beside them.
     """
@@ -60,7 +60,7 @@ def experts(folder: str, forms: dict[str, list[Any]], length: int) -> dict[str, 
     found = {}
     for name, form in forms.items():
         root = Path(folder) / name
-        whole = root.with_name(f"{name} quantised")
+        whole = root.with_name(f"{name} quantized")
         model = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32).eval()
         steps = _recorded_steps()
         ids = torch.arange(5, 25)[None]

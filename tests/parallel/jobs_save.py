@@ -12,11 +12,11 @@ from support import tiny_models
 from transformers import AutoConfig
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel import saving
+from liteboost_adaptor.parallel.checkpoint import saving
 
 
 def saves(folder: str, names: list[str]) -> dict[str, Any]:
-    """Each family saved after it was loaded in parts, and one that was divided by `shard` in small files."""
+    """Each family saved after it was loaded in parts, and one that was sharded by `shard` in small files."""
     _quiet()
     root = Path(folder)
     found: dict[str, Any] = {}
@@ -39,13 +39,13 @@ def saves(folder: str, names: list[str]) -> dict[str, Any]:
     saving.Tensors.local = planted
     found["other"] = _raised(lambda: built.save_pretrained(root / "never"))
     saving.Tensors.local = local
-    room = saving.Share.room
+    room = saving.ShardSpec.empty_global
 
     def none_left(*_: Any) -> Any:
         raise MemoryError("planted")
 
-    saving.Share.room = none_left
+    saving.ShardSpec.empty_global = none_left
     found["no memory"] = _raised(lambda: built.save_pretrained(root / "never"))
-    saving.Share.room = room
+    saving.ShardSpec.empty_global = room
     found["state_dict"] = _raised(lambda: built.save_pretrained(root / "x", state_dict={"a": 1}))
     return found

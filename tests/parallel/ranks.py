@@ -42,9 +42,9 @@ usual: dict[str, float] = {}
 
 def wait_as_usual() -> None:
     """Let this rank wait no longer for others than outside of tests."""
-    from liteboost_adaptor.parallel import presence
+    from liteboost_adaptor.parallel.runtime import heartbeat
 
-    vars(presence.limits).update(usual)
+    vars(heartbeat.timeouts).update(usual)
 
 
 @dataclass
@@ -180,11 +180,11 @@ def _run(job: str, arguments: list[Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from liteboost_adaptor.parallel import presence
+    from liteboost_adaptor.parallel.runtime import heartbeat
 
     torch.set_num_threads(1)
-    usual.update(vars(presence.limits))
-    presence.limits.to_come = presence.limits.absent = presence.PATIENCE_S
+    usual.update(vars(heartbeat.timeouts))
+    heartbeat.timeouts.start = heartbeat.timeouts.absent = heartbeat.COLLECTIVE_TIMEOUT_S
     module, _, function = job.partition(":")
     report(getattr(importlib.import_module(module), function)(*arguments))
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""A model is divided as it is loaded: each rank reads its part of the files, and no more."""
+"""A model is sharded as it is loaded: each rank reads its part of the files, and no more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(results: list[dict[str, dict]], names: tuple[str, ...], held: float, r
             name: each
             for name, each in found.items()
             if "fault" in each
-            or not (each["divided"] and each["same"])
+            or not (each["sharded"] and each["same"])
             or not each["distance"] <= 1e-5
             or not each["read"] <= read
         }
@@ -71,7 +71,7 @@ def test_experts_that_become_floating_point_while_they_are_read(tmp_path: Path, 
     (alone,) = ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1")
     expected = torch.tensor(alone["logits"])
     for found in ranks.run(size, *job):
-        assert found["divided"] and found["experts"] < (1 / size + 0.1) * alone["experts"]
+        assert found["sharded"] and found["experts"] < (1 / size + 0.1) * alone["experts"]
         assert (torch.tensor(found["logits"]) - expected).norm() <= 1e-5 * expected.norm()
 
 
@@ -113,17 +113,17 @@ def test_ways_to_load(tmp_path: Path) -> None:
         assert "cannot be trained" in found["train"] and "LITEBOOST_TP=1" in found["train"]
         assert found["eval"] and found["pickled"]
         assert "take no adapters" in found["adapters"]
-        assert "Quantise it as it is loaded (LITEBOOST_QUANT" in found["quantised"]
-        assert "LITEBOOST_TP=1 to multiply its weights out" in found["multiplied out"]
+        assert "Quantise it as it is loaded (LITEBOOST_QUANT" in found["quantized"]
+        assert "LITEBOOST_TP=1 to dequantize it" in found["multiplied out"]
         assert "max_new_tokens=2 and 3" in found["settings"] and "LITEBOOST_TP=1" in found["settings"]
         assert "has shape [256, 64]" in found["mismatch"] and "[64, 64]" in found["mismatch"]
         assert "has no model.layers.0.mlp.up_proj.weight" in found["missing"]
         assert "cut short" in found["short"] and "short on 1" in found["short"]
         assert found["short"].startswith("CheckpointError" if rank else "ParallelError: rank 1 has failed")
         whole = found["whole"]
-        assert not whole["tp 1 divided"] and not whole["level 1 divided"] and whole["again divided"]
+        assert not whole["tp 1 sharded"] and not whole["level 1 sharded"] and whole["again sharded"]
         assert "LITEBOOST_TP=3, and 2 processes have been started" in whole["tp 3"]
-        assert not whole["accelerator divided"] and whole["accelerator noted"]
+        assert not whole["accelerator sharded"] and whole["accelerator noted"]
         assert len(whole["accelerator"]) == (1 if rank == 0 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints divided into a file a rank: made, loaded, put together again, refused where not right."""
+"""Checkpoints sharded into a file a rank: made, loaded, put together again, refused where not right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import liteboost_adaptor
 from liteboost_adaptor import cli
 from liteboost_adaptor.errors import CheckpointError
-from liteboost_adaptor.parallel.plan import Plan
+from liteboost_adaptor.parallel.tensor.plan import ShardingPlan
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -31,8 +31,8 @@ def shard(*arguments: object) -> None:
 def there_and_back(folder: Path, names: tuple[str, ...], size: int) -> None:
     save(folder, names)
     for name in names:
-        shard(folder / name, folder / f"{name} divided", "--tp", size)
-        shard("--merge", folder / f"{name} divided", folder / f"{name} merged")
+        shard(folder / name, folder / f"{name} sharded", "--tp", size)
+        shard("--merge", folder / f"{name} sharded", folder / f"{name} merged")
         assert files(folder / name) == files(folder / f"{name} merged"), name
 
 
@@ -44,23 +44,23 @@ def test_divided_loaded_and_merged(tmp_path: Path) -> None:
         for each in found.values():
             each["held"] = 0
     check(results, FIRST, held=1, read=1.1)
-    plan = Plan.from_json((tmp_path / "llama divided" / "liteboost_strategy.json").read_text())
+    plan = ShardingPlan.from_json((tmp_path / "llama sharded" / "liteboost_strategy.json").read_text())
     assert plan.world_size == 2 and plan.model == "LlamaForCausalLM"
 
 
 def test_a_divided_folder_with_a_cache_of_integers(tmp_path: Path) -> None:
     save(tmp_path, ("llama",))
-    shard(tmp_path / "llama", tmp_path / "llama divided", "--tp", 2)
+    shard(tmp_path / "llama", tmp_path / "llama sharded", "--tp", 2)
     for found in ranks.run(2, "parallel.jobs_offline:with_integers_in_the_cache", str(tmp_path)):
         assert found.pop("distance") <= 1e-4  # some states are near a tie
-        assert found == {"divided": True, "kept": "torch.int8", "heads": 1}
+        assert found == {"sharded": True, "kept": "torch.int8", "heads": 1}
 
 
 def test_several_files_are_merged_to_the_same_files(tmp_path: Path) -> None:
     tiny_models.build("llama").save_pretrained(tmp_path / "whole", max_shard_size="50KB")
-    shard(tmp_path / "whole", tmp_path / "divided", "--tp", 4)
-    assert len(list((tmp_path / "divided").glob("*.safetensors"))) == 4
-    shard("--merge", tmp_path / "divided", tmp_path / "merged")
+    shard(tmp_path / "whole", tmp_path / "sharded", "--tp", 4)
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) == 4
+    shard("--merge", tmp_path / "sharded", tmp_path / "merged")
     assert files(tmp_path / "whole") == files(tmp_path / "merged")
 
 
@@ -100,27 +100,27 @@ def test_one_process_and_wrong_folders_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, ("llama",))
-    shard(tmp_path / "llama", tmp_path / "divided", "--tp", 2)
+    shard(tmp_path / "llama", tmp_path / "sharded", "--tp", 2)
     refused = pytest.raises(CheckpointError, match=r"for 2 processes, and 1 has been started.*shard --merge")
     # Whatever a test before this one has undone.
     with liteboost_adaptor.patched(level=2), refused:
-        AutoModelForCausalLM.from_pretrained(tmp_path / "divided")
+        AutoModelForCausalLM.from_pretrained(tmp_path / "sharded")
     for arguments, says in (
-        (("llama", "divided", "--tp", "2"), "exists and is not empty"),
-        (("divided", "again", "--tp", "2"), "is divided already"),
-        (("--merge", "llama", "again"), "is not divided"),
+        (("llama", "sharded", "--tp", "2"), "exists and is not empty"),
+        (("sharded", "again", "--tp", "2"), "is sharded already"),
+        (("--merge", "llama", "again"), "is not sharded"),
         (("llama", "again", "--tp", "3"), "World sizes that work: 2, 4."),
     ):
         paths = [
-            str(tmp_path / each) if each in ("llama", "divided", "again") else each for each in arguments
+            str(tmp_path / each) if each in ("llama", "sharded", "again") else each for each in arguments
         ]
         assert cli.main(["shard", *paths]) == 1
         assert says in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
     assert cli.main(["shard", str(tmp_path / "llama"), str(tmp_path / "again")]) == 2
-    index = tmp_path / "divided" / "liteboost_shards.json"
+    index = tmp_path / "sharded" / "liteboost_shards.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"format": 99}))
-    assert cli.main(["shard", "--merge", str(tmp_path / "divided"), str(tmp_path / "again")]) == 1
+    assert cli.main(["shard", "--merge", str(tmp_path / "sharded"), str(tmp_path / "again")]) == 1
     assert "format 99" in capsys.readouterr().err
 
 

@@ -28,17 +28,17 @@ def right(folder: Path) -> dict[str, Any]:
 
 def test_models_are_whole_again(folder: Path) -> None:
     for found in ranks.run(2, "parallel.jobs_parts:whole_again", str(folder), FIRST):
-        assert found.pop("divided")
+        assert found.pop("sharded")
         assert set(found) == set(FIRST)
         assert all(all(each.values()) for each in found.values()), found
 
 
 def test_ranks_part_at_any_call(folder: Path, right: dict[str, Any]) -> None:
     for rank, found in enumerate(ranks.run(2, "parallel.jobs_parts:later", str(folder / "llama"))):
-        assert found["together"] == [right["tokens"]] * 2 and found["was divided"]
+        assert found["together"] == [right["tokens"]] * 2 and found["was sharded"]
         assert found["apart"] == right["others" if rank else "tokens"] and found["again"] == right["others"]
         assert len(found["warned"]) == 1 and "different inputs" in found["warned"][0]
-        assert "filled while the model was divided" in found["cache"]
+        assert "filled while the model was sharded" in found["cache"]
         assert found["loaded whole"] and found["noted"]
 
 
@@ -66,7 +66,7 @@ def test_division_that_was_asked_for_stays(folder: Path) -> None:
 def test_wrappers_of_data_parallel_work_get_whole_models(folder: Path) -> None:
     job = ("parallel.jobs_parts:wrapped", str(folder / "llama"))
     found = ranks.run(2, *job)
-    assert all(each["was divided"] for each in found)
+    assert all(each["was sharded"] for each in found)
     # The mean over both processes: the same on each.
     assert found[0]["sum"] == pytest.approx(found[1]["sum"], rel=1e-6) and found[0]["sum"] > 0
 
@@ -83,7 +83,7 @@ def test_launchers_of_data_parallel_work_divide_nothing(
     folder: Path, right: dict[str, Any], variables: dict[str, str]
 ) -> None:
     for found in ranks.run(2, "parallel.jobs_parts:launched", str(folder / "llama"), **variables):
-        assert found == {"divided": False, "met": False, "tokens": right["tokens"]}
+        assert found == {"sharded": False, "met": False, "tokens": right["tokens"]}
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", pytest.param("w4a16", marks=pytest.mark.full)])

@@ -14,9 +14,17 @@ from liteboost_adaptor import cli
 from liteboost_adaptor.bench import cards, planned
 from liteboost_adaptor.bench.sharing import Exchanged, Sharing, exchanged
 from liteboost_adaptor.errors import ConfigError, ParallelError, PlanError
-from liteboost_adaptor.parallel import layout
-from liteboost_adaptor.parallel.plan import EMBEDDING, HEAD, NORM, SUM, Cut, Part, Plan
-from liteboost_adaptor.parallel.summary import summary
+from liteboost_adaptor.parallel.tensor import layout
+from liteboost_adaptor.parallel.tensor.plan import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    ROWWISE,
+    DimSharding,
+    Segment,
+    ShardingPlan,
+)
+from liteboost_adaptor.parallel.tensor.plan_summary import summary
 
 
 def on_meta(family: str) -> torch.nn.Module:
@@ -26,7 +34,7 @@ def on_meta(family: str) -> torch.nn.Module:
 
 def test_parts_are_shared_evenly_and_without_gaps() -> None:
     for units, ranks in ((8, 2), (7, 3), (4, 4), (99, 4)):
-        spans = [Part(units * 3, units).span(rank, ranks) for rank in range(ranks)]
+        spans = [Segment(units * 3, units).span(rank, ranks) for rank in range(ranks)]
         assert spans[0][0] == 0 and spans[-1][1] == units * 3
         assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
         assert all((last - first) % 3 == 0 for first, last in spans)
@@ -34,11 +42,11 @@ def test_parts_are_shared_evenly_and_without_gaps() -> None:
 
 
 def test_fewer_units_than_ranks_are_repeated() -> None:
-    assert [Part(32, 2).span(rank, 4) for rank in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
+    assert [Segment(32, 2).span(rank, 4) for rank in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
 
 
 def test_ranges_of_a_fused_projection() -> None:
-    cut = Cut(0, (Part(64, 4), Part(32, 2), Part(32, 2)))
+    cut = DimSharding(0, (Segment(64, 4), Segment(32, 2), Segment(32, 2)))
     assert cut.ranges(0, 2) == [(0, 32), (64, 80), (96, 112)]
     assert cut.ranges(1, 2) == [(32, 64), (80, 96), (112, 128)]
     assert cut.ranges(0, 1) == [(0, 128)]  # adjacent ranges are one
@@ -46,93 +54,93 @@ def test_ranges_of_a_fused_projection() -> None:
 
 
 def test_plan_of_llama() -> None:
-    how = layout.of(on_meta("llama")).plan(2)
+    how = layout.infer_layout(on_meta("llama")).plan(2)
     layer = "model.layers.0"
-    assert how.cuts[f"{layer}.self_attn.q_proj.weight"] == Cut(0, (Part(64, 4),))
-    assert how.cuts[f"{layer}.self_attn.k_proj.weight"] == Cut(0, (Part(32, 2),))
-    assert how.cuts[f"{layer}.self_attn.o_proj.weight"] == Cut(1, (Part(64, 4),))
-    assert how.cuts[f"{layer}.mlp.down_proj.weight"].dim == 1
-    assert f"{layer}.input_layernorm.weight" not in how.cuts
+    assert how.shardings[f"{layer}.self_attn.q_proj.weight"] == DimSharding(0, (Segment(64, 4),))
+    assert how.shardings[f"{layer}.self_attn.k_proj.weight"] == DimSharding(0, (Segment(32, 2),))
+    assert how.shardings[f"{layer}.self_attn.o_proj.weight"] == DimSharding(1, (Segment(64, 4),))
+    assert how.shardings[f"{layer}.mlp.down_proj.weight"].dim == 1
+    assert f"{layer}.input_layernorm.weight" not in how.shardings
     roles = [role for name, role in how.roles.items() if name.startswith(f"{layer}.")]
-    assert roles == [SUM, SUM]  # two exchanges a layer
+    assert roles == [ROWWISE, ROWWISE]  # two exchanges a layer
     assert how.roles["lm_head"] == HEAD
-    assert not how.whole
+    assert not how.replicated
 
 
 def test_two_heads_of_keys_on_four_ranks_change_the_group() -> None:
-    how = layout.of(on_meta("llama"))
+    how = layout.infer_layout(on_meta("llama"))
     assert how.plan(2).attributes["model.layers.0.self_attn"] == {"num_key_value_groups": 2}
     assert how.plan(4).attributes["model.layers.0.self_attn"] == {"num_key_value_groups": 1}
 
 
 def test_fused_projections_are_divided_by_their_parts() -> None:
-    how = layout.of(on_meta("phi3")).plan(2)
-    assert how.cuts["model.layers.0.self_attn.qkv_proj.weight"].parts == (
-        Part(64, 4),
-        Part(32, 2),
-        Part(32, 2),
+    how = layout.infer_layout(on_meta("phi3")).plan(2)
+    assert how.shardings["model.layers.0.self_attn.qkv_proj.weight"].segments == (
+        Segment(64, 4),
+        Segment(32, 2),
+        Segment(32, 2),
     )
-    assert how.cuts["model.layers.0.mlp.gate_up_proj.weight"].parts == (Part(96, 96),) * 2
+    assert how.shardings["model.layers.0.mlp.gate_up_proj.weight"].segments == (Segment(96, 96),) * 2
     # Its forward asks the configuration where queries end.
     assert how.attributes["model.layers.0.self_attn"]["config.num_attention_heads"] == 2
 
 
 def test_biases_behind_a_sum_are_added_once() -> None:
-    how = layout.of(on_meta("gpt2")).plan(2)
-    assert "transformer.h.0.attn.c_proj.bias" in how.once
-    assert "transformer.h.0.attn.c_attn.bias" in how.cuts
-    assert how.cuts["transformer.h.0.attn.c_attn.weight"].dim == 1  # Conv1D keeps its weight transposed
+    how = layout.infer_layout(on_meta("gpt2")).plan(2)
+    assert "transformer.h.0.attn.c_proj.bias" in how.rank0_only
+    assert "transformer.h.0.attn.c_attn.bias" in how.shardings
+    assert how.shardings["transformer.h.0.attn.c_attn.weight"].dim == 1  # Conv1D keeps its weight transposed
 
 
 def test_a_norm_over_all_heads_exchanges_sums_of_squares() -> None:
-    how = layout.of(on_meta("olmo2")).plan(2)
+    how = layout.infer_layout(on_meta("olmo2")).plan(2)
     assert how.roles["model.layers.0.self_attn.q_norm"] == NORM
-    assert how.cuts["model.layers.0.self_attn.k_norm.weight"] == Cut(0, (Part(32, 2),))
+    assert how.shardings["model.layers.0.self_attn.k_norm.weight"] == DimSharding(0, (Segment(32, 2),))
 
 
 @pytest.mark.parametrize("family", ["bloom", "stablelm", "xlnet", "trocr", "doge"])
 def test_attention_that_is_not_understood_stays_whole(family: str) -> None:
-    how = layout.of(on_meta(family)).plan(2)
-    touched = [name for name in how.cuts if "attn" in name or "attention" in name]
+    how = layout.infer_layout(on_meta(family)).plan(2)
+    touched = [name for name in how.shardings if "attn" in name or "attention" in name]
     assert not touched
 
 
 def test_an_mlp_that_looks_at_all_channels_stays_whole_whatever_its_plan_says() -> None:
     model = on_meta("gemma3n_text")
     assert model.tp_plan["model.layers.*.mlp.down_proj"] == "rowwise"
-    how = layout.of(model)
-    assert "_gaussian_topk" in how.whole["model.layers.0.mlp"]
-    assert "model.layers.0.mlp.down_proj.weight" not in how.cuts
+    how = layout.infer_layout(model)
+    assert "_gaussian_topk" in how.replicated["model.layers.0.mlp"]
+    assert "model.layers.0.mlp.down_proj.weight" not in how.shardings
 
 
 def test_a_norm_of_the_inputs_is_no_norm_of_heads() -> None:
-    how = layout.of(on_meta("blt"))
+    how = layout.infer_layout(on_meta("blt"))
     assert NORM not in how.roles.values()
-    assert any("norm over heads" in reason for reason in how.whole.values())
+    assert any("norm over heads" in reason for reason in how.replicated.values())
 
 
 def test_attention_beside_an_mlp_leaves_its_exchange_to_it() -> None:
-    how = layout.of(on_meta("gpt_neox")).plan(2)
+    how = layout.infer_layout(on_meta("gpt_neox")).plan(2)
     layer = "gpt_neox.layers.0"
-    assert how.pairs[f"{layer}.mlp.dense_4h_to_h"] == f"{layer}.attention.dense"
+    assert how.deferred[f"{layer}.mlp.dense_4h_to_h"] == f"{layer}.attention.dense"
     assert [name for name in how.roles if name.startswith(layer)] == [f"{layer}.mlp.dense_4h_to_h"]
     model = on_meta("gpt_neox")
     for module in model.modules():
         if hasattr(module, "use_parallel_residual"):
             module.use_parallel_residual = False  # then the MLP reads what attention has computed
-    assert not layout.of(model).pairs
-    assert not layout.of(on_meta("llama")).pairs
+    assert not layout.infer_layout(model).deferred
+    assert not layout.infer_layout(on_meta("llama")).deferred
 
 
 def test_ties_are_cut_alike() -> None:
     model = tiny_models.build("gemma")
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    cuts = layout.of(model).cuts
-    assert cuts["lm_head.weight"] == cuts["model.embed_tokens.weight"]
+    shardings = layout.infer_layout(model).shardings
+    assert shardings["lm_head.weight"] == shardings["model.embed_tokens.weight"]
 
 
 def test_everything_that_does_not_fit_is_one_error_with_the_sizes_that_do() -> None:
-    how = layout.of(on_meta("llama"))
+    how = layout.infer_layout(on_meta("llama"))
     with pytest.raises(PlanError) as caught:
         how.plan(3)
     text = str(caught.value)
@@ -146,23 +154,23 @@ def test_nothing_to_divide_is_an_error() -> None:
     model.model.layers = torch.nn.ModuleList()
     model.get_input_embeddings = model.get_output_embeddings = lambda: None
     with pytest.raises(PlanError, match="no part of it is recognised"):
-        layout.of(model).plan(2)
+        layout.infer_layout(model).plan(2)
 
 
 def test_a_plan_is_plain_data() -> None:
-    how = layout.of(on_meta("mixtral")).plan(2)
-    assert Plan.from_json(how.to_json()) == how
-    assert Plan.from_json(how.to_json()).digest() == how.digest()
+    how = layout.infer_layout(on_meta("mixtral")).plan(2)
+    assert ShardingPlan.from_json(how.to_json()) == how
+    assert ShardingPlan.from_json(how.to_json()).digest() == how.digest()
 
 
 def test_figures_of_a_plan() -> None:
     model = on_meta("llama")
-    how = layout.of(model).plan(2)
+    how = layout.infer_layout(model).plan(2)
     figures = summary(model, how)
     norms = sum(p.nbytes for name, p in model.named_parameters() if "norm" in name)
     assert figures["repeated"] == norms
     assert figures["weights"] == [norms + (figures["all_weights"] - norms) // 2] * 2
-    assert figures["exchanges"] == {SUM: 4, EMBEDDING: 1, HEAD: 1}
+    assert figures["exchanges"] == {ROWWISE: 4, EMBEDDING: 1, HEAD: 1}
     # Two layers exchange 64 hidden states twice, the embedding once; half of 256 logits are put together.
     assert figures["exchanged"] == (5 * 64 + 128) * model.dtype.itemsize
 
@@ -192,7 +200,7 @@ def test_command_prints_the_plan_or_what_does_not_fit(
 
 def test_memory_and_time_on_cards() -> None:
     model = on_meta("llama")
-    found = layout.of(model)
+    found = layout.infer_layout(model)
     one, two, four = (
         planned.planned(model, found.plan(size), found, "910B", context=100, batch=3) for size in (1, 2, 4)
     )
@@ -214,7 +222,7 @@ def test_memory_and_time_on_cards() -> None:
 
 def test_memory_and_time_of_what_is_shared_beside_the_weights() -> None:
     model = on_meta("llama")
-    found = layout.of(model)
+    found = layout.infer_layout(model)
 
     def of(tp: int = 1, context: int = 4096, batch: int = 4, **sizes: int) -> planned.Planned:
         how = found.plan(tp)
@@ -239,7 +247,7 @@ def test_memory_and_time_of_what_is_shared_beside_the_weights() -> None:
 
 def test_what_attention_exchanges_is_counted() -> None:
     model = on_meta("llama")  # 4 heads, 2 of keys and values, of 16; fp32
-    found = layout.of(model)
+    found = layout.infer_layout(model)
     rows, length, item = 3, 64, model.dtype.itemsize
     heads = exchanged(model, found, 1, Sharing(sp=2), length, rows)
     # 32 tokens of 2 heads of queries and outputs and 1 of keys and values go to the other process.
@@ -258,7 +266,7 @@ def test_what_attention_exchanges_is_counted() -> None:
 )
 def test_cache_that_the_plan_counts_is_the_cache_there_is(family: str, share: float) -> None:
     model = on_meta(family)
-    found = layout.of(model)
+    found = layout.infer_layout(model)
     built = tiny_models.build(family)
     with torch.no_grad():
         kept = built(torch.ones(1, 4, dtype=torch.long), use_cache=True).past_key_values

@@ -1,4 +1,4 @@
-"""Models of integers, quantised offline and divided over two ranks as they are loaded."""
+"""Models of integers, quantized offline and sharded over two ranks as they are loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.checkpoint.files import File, Slice
-from liteboost_adaptor.parallel.quantized_loading import _checked_by
+from liteboost_adaptor.parallel.checkpoint.quantized_reads import _checked_by
 from liteboost_adaptor.quantization import LiteBoostConfig, offline
 
 pytestmark = pytest.mark.usefixtures("native_only")
@@ -36,7 +36,7 @@ def test_two_ranks_write_what_one_process_writes(tmp_path: Path) -> None:
     for found in ranks.run(2, "parallel.jobs_quantized:load", folders, LENGTH):
         for folder in folders:
             one, part = alone[folder], found[folder]
-            assert part["divided"] and not one["divided"]
+            assert part["sharded"] and not one["sharded"]
             assert part["tokens"] == one["tokens"] and part["recorded"] > 0
             logits, expected = torch.tensor(part["logits"]), torch.tensor(one["logits"])
             assert (logits - expected).norm() <= 1e-5 * expected.norm()
@@ -52,7 +52,7 @@ def test_integer_activations_are_as_near_as_in_one_process(tmp_path: Path) -> No
     one = (torch.tensor(alone[folders[0]]["logits"]) - exact).norm()
     results = [each[folders[0]] for each in ranks.run(2, "parallel.jobs_quantized:load", folders, LENGTH)]
     for found in results:
-        assert found["divided"] and found["held"] == alone[folders[0]]["held"] / 2
+        assert found["sharded"] and found["held"] == alone[folders[0]]["held"] / 2
         assert found["recorded"] > 0
         assert found["tokens"] == results[0]["tokens"] and found["logits"] == results[0]["logits"]
         assert 0 < (torch.tensor(found["logits"]) - exact).norm() <= 1.2 * one
@@ -77,11 +77,11 @@ def test_what_cannot_be_divided_is_whole_on_every_rank(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "plain")
     offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
     first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
-    assert first == second and not first[str(tmp_path / "new")]["divided"]
+    assert first == second and not first[str(tmp_path / "new")]["sharded"]
 
 
 def test_fewer_runs_than_ranks_are_whole_on_every_rank(tmp_path: Path) -> None:
-    """An MLP of 32 channels, one run of 4 bits: values could be divided, integers not."""
+    """An MLP of 32 channels, one run of 4 bits: values could be sharded, integers not."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 96}
@@ -89,7 +89,7 @@ def test_fewer_runs_than_ranks_are_whole_on_every_rank(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "plain")
     offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
     first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
-    assert first == second and not first[str(tmp_path / "new")]["divided"]
+    assert first == second and not first[str(tmp_path / "new")]["sharded"]
 
 
 def test_scales_that_are_wrong_on_one_rank_end_all(tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_whole_experts_beside_layers_of_integers(tmp_path: Path) -> None:
     for found in ranks.run(2, "parallel.jobs_quantized:load", folders, 4, LITEBOOST_EP="1"):
         part, one = found[folders[0]], alone[folders[0]]
         logits, expected = torch.tensor(part["logits"]), torch.tensor(one["logits"])
-        assert part["divided"] and (logits - expected).norm() <= 1e-5 * expected.norm()
+        assert part["sharded"] and (logits - expected).norm() <= 1e-5 * expected.norm()

@@ -1,4 +1,4 @@
-"""Experts of integers, divided over ranks: by channels, by whole experts; read, rounded, saved."""
+"""Experts of integers, sharded over ranks: by channels, by whole experts; read, rounded, saved."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from liteboost_adaptor import cli, config
 from liteboost_adaptor.checkpoint.files import requests
-from liteboost_adaptor.parallel import layout, quantized
-from liteboost_adaptor.parallel.shares import put
+from liteboost_adaptor.parallel.tensor import layout, quantized
+from liteboost_adaptor.parallel.tensor.shard_spec import copy_shard
 from liteboost_adaptor.quantization import LiteBoostConfig, offline, quantize_model
 from liteboost_adaptor.quantization.digests import DIGESTS
 from liteboost_adaptor.quantization.reading import tensors_of
@@ -25,8 +25,8 @@ from liteboost_adaptor.quantization.reading import tensors_of
 pytestmark = pytest.mark.usefixtures("native_only")
 
 LENGTH = 16
-NAME = "mixtral quantised/model.safetensors"
-#: Model -> how it is quantised, (experts, gate and up, down) of each rank.
+NAME = "mixtral quantized/model.safetensors"
+#: Model -> how it is quantized, (experts, gate and up, down) of each rank.
 FORMS: dict[str, tuple[tuple, list[list[list[int]]]]] = {
     # Ranks meet inside of groups of 64: 192 channels.
     "mixtral": (("w4a16", 64, False), [[[4, 192, 64], [4, 64, 96]]] * 2),
@@ -45,11 +45,11 @@ def mixtral(channels: int) -> torch.nn.Module:
 
 
 def built(folder: Path, names: tuple[str, ...] = tuple(FORMS)) -> dict[str, Any]:
-    """Checkpoints of models and of what they are quantised to; the forms for a job."""
+    """Checkpoints of models and of what they are quantized to; the forms for a job."""
     for name in names:
         model = mixtral(192) if name == "mixtral" else tiny_models.build(name)
         model.save_pretrained(folder / name)
-        offline.quantize_folder(folder / name, folder / f"{name} quantised", LiteBoostConfig(*FORMS[name][0]))
+        offline.quantize_folder(folder / name, folder / f"{name} quantized", LiteBoostConfig(*FORMS[name][0]))
     return {name: FORMS[name][0] for name in names}
 
 
@@ -94,7 +94,7 @@ def test_two_ranks_divide_experts(tmp_path: Path, capsys: pytest.CaptureFixture[
             expected = torch.tensor(one["logits"])
             for logits in (each["logits"], each["rounded"]):
                 assert (torch.tensor(logits) - expected).norm() <= 1e-5 * expected.norm(), name
-            planned = figures(tmp_path / f"{name} quantised", capsys)
+            planned = figures(tmp_path / f"{name} quantized", capsys)
             assert planned["weights"][rank] == each["held"] < 0.65 * one["held"], name
             assert planned["all_weights"] == one["held"]
             assert planned["exchanges"] == each["roles"]
@@ -110,27 +110,27 @@ def test_a_rank_reads_its_part_and_checks_its_share(tmp_path: Path) -> None:
     model = quantize_model(mixtral(192), LiteBoostConfig(*FORMS["mixtral"][0]))
     weights, found = quantized.weights_of(model), tensors_of([str(tmp_path / NAME)])
     with quantized.as_plain(model):
-        how = layout.of(model, quantized.units_of(weights)).plan(2)
+        how = layout.infer_layout(model, quantized.units_of(weights)).plan(2)
     for name in ("gate_up_proj", "down_proj"):
         full = f"model.layers.0.mlp.experts.{name}"
-        share = weights[full].shares(how.cuts[full], 2)["weight"]
+        spec = weights[full].specs(how.shardings[full], 2)["weight"]
         tensor = found[f"{full}.weight"]
         before = requests.bytes
-        parts = [share.read(tensor, rank, checks=False)[...] for rank in range(2)]
+        parts = [spec.read(tensor, rank, checks=False)[...] for rank in range(2)]
         whole = tensor[...]
         assert requests.bytes - before == 2 * whole.nbytes  # once in parts, and once whole
-        held = share.room(parts[0])
-        for part, ranges in zip(parts, share.ranges, strict=True):
-            put(held, part, share.dim, ranges)
-        assert torch.equal(share.folded(held), whole)
+        held = spec.empty_global(parts[0])
+        for part, ranges in zip(parts, spec.ranges, strict=True):
+            copy_shard(held, part, spec.dim, ranges)
+        assert torch.equal(spec.without_repeats(held), whole)
         before = requests.bytes
-        assert torch.equal(share.read(tensor, 1)[...], parts[1])
+        assert torch.equal(spec.read(tensor, 1)[...], parts[1])
         assert requests.bytes - before == whole.nbytes + parts[1].nbytes
 
 
 def test_a_byte_that_has_changed_is_found_by_one_of_the_ranks(tmp_path: Path) -> None:
     built(tmp_path, ("mixtral",))
-    folder = tmp_path / "mixtral quantised"
+    folder = tmp_path / "mixtral quantized"
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         names = [name for name in file.keys() if "experts" in name and name.endswith("weight")]
     for index, name in enumerate(names[:2]):
@@ -149,23 +149,23 @@ def test_experts_of_integers_are_whole_where_their_channels_do_not_fit() -> None
     model = quantize_model(mixtral(96), LiteBoostConfig("w4a16"))
     weights = quantized.weights_of(model)
     with quantized.as_plain(model):
-        found = layout.of(model, quantized.units_of(weights))
+        found = layout.infer_layout(model, quantized.units_of(weights))
     how = found.plan(2)
     assert "experts" in how.roles.values() and "sum_output" not in how.roles.values()
     assert not quantized.why_not(weights, how)
     name = "model.layers.0.mlp.experts.down_proj"
-    assert weights[name].part(how.cuts[name], 1, 2).form.shape == (2, 64, 96)
-    assert {share.ranges for share in weights[name].shares(how.cuts[name], 2).values()} == {
+    assert weights[name].local(how.shardings[name], 1, 2).form.shape == (2, 64, 96)
+    assert {spec.ranges for spec in weights[name].specs(how.shardings[name], 2).values()} == {
         (((0, 128),), ((128, 256),))
     }
-    assert any("runs of 32 channels of experts" in need.what for need in found.needs)
+    assert any("runs of 32 channels of experts" in need.what for need in found.requirements)
 
 
 def test_a_plan_says_what_models_that_are_quantised_while_they_are_read_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built(tmp_path, ("qwen3_moe",))
-    wanted = figures(tmp_path / "qwen3_moe quantised", capsys)
+    wanted = figures(tmp_path / "qwen3_moe quantized", capsys)
     plain = figures(tmp_path / "qwen3_moe", capsys)
     monkeypatch.setattr(config, "settings", lambda: config.read({"LITEBOOST_QUANT": "w8a16"}))
     assert figures(tmp_path / "qwen3_moe", capsys)["weights"] == wanted["weights"] < plain["weights"]
@@ -176,7 +176,7 @@ def test_four_ranks_and_whole_experts(tmp_path: Path) -> None:
     forms = {"four bits": ("w4a16", 64, False), "eight": ("w8a16",)}
     for name, form in forms.items():
         mixtral(256).save_pretrained(tmp_path / name)
-        offline.quantize_folder(tmp_path / name, tmp_path / f"{name} quantised", LiteBoostConfig(*form))
+        offline.quantize_folder(tmp_path / name, tmp_path / f"{name} quantized", LiteBoostConfig(*form))
     job = ("parallel.jobs_quantized:experts", str(tmp_path), forms, LENGTH)
     (alone,) = ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1")
     for settings in ({}, {"LITEBOOST_EP": "1"}):

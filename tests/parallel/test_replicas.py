@@ -58,9 +58,9 @@ def test_two_replicas(tmp_path: Path) -> None:
 def test_two_replicas_of_two_parts(tmp_path: Path) -> None:
     save(tmp_path, ("llama",))
     folder = tmp_path / "llama"
-    divided = tmp_path / "llama divided"
-    shard(folder, divided, "--tp", 2)
-    results = ranks.run(4, "parallel.jobs_replicas:replicas", str(folder), str(divided), LITEBOOST_DP="2")
+    sharded = tmp_path / "llama sharded"
+    shard(folder, sharded, "--tp", 2)
+    results = ranks.run(4, "parallel.jobs_replicas:replicas", str(folder), str(sharded), LITEBOOST_DP="2")
     check(results, replicas=2)
     assert results[0]["held"] < 0.51 * sum(p.numel() for p in tiny_models.build("llama").parameters())
     check_saved(folder)

@@ -1,4 +1,4 @@
-"""A divided model is saved as one checkpoint, the same as that of the undivided model."""
+"""A sharded model is saved as one checkpoint, the same as that of the unsharded model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from parallel import ranks
 from support import families
 
 from liteboost_adaptor.errors import ParallelError
-from liteboost_adaptor.parallel.exchange import Heads
+from liteboost_adaptor.parallel.sequence.ulysses import HeadShards
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("native_only")
 #: sinks, norms of queries and keys, latent attention, experts.
 FIRST = ("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "ministral", "qwen2_moe")
 FIRST_ON_FOUR = ("llama", "gemma3_text")
-#: Ring attention, Ulysses, both, and each with divided weights. Of two heads of keys and values each of four
+#: Ring attention, Ulysses, both, and each with sharded weights. Of two heads of keys and values each of four
 #: ranks has one.
 ON_TWO = ({"cp": 2}, {"sp": 2})
 ON_FOUR = ({"cp": 4}, {"sp": 4}, {"sp": 2, "cp": 2}, {"tp": 2, "cp": 2}, {"tp": 2, "sp": 2})
@@ -119,12 +119,12 @@ def test_what_mixes_tokens_elsewhere_is_refused() -> None:
 
 
 def test_heads_of_keys_go_where_their_queries_are() -> None:
-    assert Heads.of(8, 4, 2).key_value == [[0, 1], [2, 3]]
-    assert Heads.of(8, 2, 4).key_value == [[0], [0], [1], [1]]
+    assert HeadShards.of(8, 4, 2).key_value == [[0, 1], [2, 3]]
+    assert HeadShards.of(8, 2, 4).key_value == [[0], [0], [1], [1]]
     # Of three groups of two, each rank has one whole and half of another: its queries bring their own.
-    assert Heads.of(6, 3, 2).key_value == [[0, 0, 1], [1, 2, 2]]
+    assert HeadShards.of(6, 3, 2).key_value == [[0, 0, 1], [1, 2, 2]]
     with pytest.raises(ParallelError, match="Sizes that work: 1, 2, 3, 6"):
-        Heads.of(6, 2, 4)
+        HeadShards.of(6, 2, 4)
 
 
 @pytest.mark.full

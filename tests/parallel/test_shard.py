@@ -1,4 +1,4 @@
-"""A model divided over processes computes what one process computes."""
+"""A model sharded over processes computes what one process computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support import families, tiny_models
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import ParallelError
-from liteboost_adaptor.parallel import layout
+from liteboost_adaptor.parallel.tensor import layout
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -106,7 +106,7 @@ WHOLE_EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
 def test_whole_experts_on_ranks(tmp_path: Path) -> None:
     for name in WHOLE_EXPERTS:
         tiny_models.build(name).save_pretrained(tmp_path / name)
-    results = ranks.run(2, "parallel.jobs:whole_experts", str(tmp_path), WHOLE_EXPERTS)
+    results = ranks.run(2, "parallel.jobs:expert_parallel", str(tmp_path), WHOLE_EXPERTS)
     for found in results:
         for name, result in found.items():
             assert result["distance"] <= 1e-5 and result["same"] and result["recorded"] >= 5, name
@@ -128,9 +128,9 @@ def test_experts_are_whole_where_their_channels_do_not_fit() -> None:
         experts.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj[:, :66])
         experts.down_proj = torch.nn.Parameter(experts.down_proj[:, :, :33])
         experts.intermediate_dim = 33
-    how = layout.of(model).plan(2)
+    how = layout.infer_layout(model).plan(2)
     assert "experts" in how.roles.values() and "sum_output" not in how.roles.values()
-    assert how.shape("model.layers.0.mlp.experts.down_proj", (4, 64, 33), 1) == (2, 64, 33)
+    assert how.local_shape("model.layers.0.mlp.experts.down_proj", (4, 64, 33), 1) == (2, 64, 33)
 
 
 def test_behaviour() -> None:
@@ -138,7 +138,7 @@ def test_behaviour() -> None:
     assert results[0]["sampled"] == results[1]["sampled"]
     for found in results:
         assert "training mode" in found["not_in_training"]
-        assert "divided already" in found["twice"]
+        assert "sharded already" in found["twice"]
         assert found["copied"] and found["pickled"] and not found["gradients"]
         assert "different inputs" in found["other_inputs"]
         assert "different model" in found["other_models"]
@@ -151,7 +151,7 @@ def test_behaviour() -> None:
 
 def test_rounding_in_16_bits() -> None:
     for found in (each["rounding"] for each in of_two_ranks()):
-        assert 0 < found["divided"] <= 1.5 * found["alone"]
+        assert 0 < found["sharded"] <= 1.5 * found["alone"]
 
 
 def test_without_a_launcher_it_says_how_to_start() -> None:

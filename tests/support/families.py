@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from liteboost_adaptor.parallel import layout
+from liteboost_adaptor.parallel.tensor import layout
 
 from . import coverage, families_images, tiny_models
 
@@ -124,7 +124,7 @@ def decode(
     """``generate`` with a cache: tokens ``[rows, steps]`` and their logits ``[rows, steps, vocabulary]``.
 
     Args:
-        forced: Tokens to go on with in place of the likeliest, so that runs compare at every step.
+        forced: TokenShards to go on with in place of the likeliest, so that runs compare at every step.
     """
     settings = tiny_models.greedy_settings(model, steps)
     if hasattr(model, "num_codebooks"):  # their generate fails on a padding token among the tokens
@@ -140,6 +140,6 @@ def decode(
 
 
 def world_sizes(family: str) -> list[int]:
-    """Numbers of ranks among which a tiny model can be divided."""
+    """Numbers of ranks among which a tiny model can be sharded."""
     with torch.device("meta"):
-        return layout.of(tiny_models._from_config(family)).world_sizes()
+        return layout.infer_layout(tiny_models._from_config(family)).world_sizes()

@@ -41,6 +41,10 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 #: Beside the order above: the engine knows no model and no op, and only those who bind models, or set
 #: something on its undo stack, know it.
 ENGINE_IMPORTS = {"config", "errors", "report", "watch"}
+#: Packages of `parallel`, and "" for its own modules: each may import those before it.
+PARALLEL = ("runtime", "tensor", "sequence", "data", "checkpoint", "")
+#: Of these, three stand beside each other.
+PARALLEL_SIBLINGS = {"sequence", "data", "checkpoint"}
 ENGINE_IMPORTERS = {"huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
 
 
@@ -50,10 +54,10 @@ def part_of(file: Path) -> str:
     return "" if relative.parts == ("__init__",) else relative.parts[0]
 
 
-def imported_parts(file: Path) -> set[str]:
-    """Parts of the package that ``file`` imports, at its top or inside a function."""
+def imported_names(file: Path) -> set[tuple[str, ...]]:
+    """What of the package ``file`` imports, at its top or inside a function; names below the package."""
     here = ("liteboost_adaptor", *file.relative_to(PACKAGE).with_suffix("").parts)
-    found: set[str] = set()
+    found: set[tuple[str, ...]] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
@@ -63,8 +67,13 @@ def imported_parts(file: Path) -> set[str]:
             names = [[*base, alias.name] for alias in node.names]
         else:
             continue
-        found |= {name[1] for name in names if name[0] == "liteboost_adaptor" and len(name) > 1}
-    return found - {"__version__"}
+        found |= {tuple(name[1:]) for name in names if name[0] == "liteboost_adaptor" and len(name) > 1}
+    return found - {("__version__",)}
+
+
+def imported_parts(file: Path) -> set[str]:
+    """Parts of the package that ``file`` imports."""
+    return {name[0] for name in imported_names(file)}
 
 
 def sources(folder: Path = PACKAGE) -> list[Path]:
@@ -86,6 +95,21 @@ def test_imports_point_one_way(file: Path) -> None:
             assert part in ENGINE_IMPORTERS, f"{part} imports engine"
         elif part:
             assert RANK[imported] < RANK[part], f"{part} imports {imported}"
+
+
+@pytest.mark.parametrize(
+    "file", sources(PACKAGE / "parallel"), ids=lambda file: str(file.relative_to(PACKAGE))
+)
+def test_imports_within_parallel_point_one_way(file: Path) -> None:
+    below = file.relative_to(PACKAGE / "parallel").parts
+    package = below[0] if len(below) > 1 else ""
+    for name in imported_names(file):
+        if name[0] != "parallel" or len(name) < 2:
+            continue
+        imported = name[1] if name[1] in PARALLEL else ""
+        if imported != package:
+            assert PARALLEL.index(imported) < PARALLEL.index(package), f"{package} imports {'.'.join(name)}"
+            assert not {imported, package} <= PARALLEL_SIBLINGS, f"{package} imports {'.'.join(name)}"
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -1,0 +1,1 @@
+"""Sequence and context parallelism: ranks share the tokens of a prompt and the KV cache."""

@@ -1,0 +1,313 @@
+"""Layers that run on a rank's shard of their parameters, and communicate.
+
+A row-parallel layer is not an ``nn.Linear``: code that looks for that type to wrap or replace it (adapters,
+quantizers) would lose the all-reduce, and compute something else without an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...program.state import RECORDABLE
+from ...quantization.layers import QuantizedLinear
+from ...replacements.guards import autocast, unserved
+from . import matmul_all_reduce
+from .layout_builder import is_transposed
+from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, ROWWISE
+from .shard_spec import DimSharding
+from .source_checks import ROUTED
+
+collectives = torch.ops.liteboost_parallel
+ops = torch.ops.liteboost
+
+
+class _ParallelLinear(nn.Module):
+    """``nn.Linear`` or ``Conv1D`` on a shard of its weight."""
+
+    weight: Tensor
+    bias: Tensor | None
+    in_features: int
+    out_features: int
+    group: str
+    is_transposed: bool
+
+    def product(self, x: Tensor) -> Tensor:
+        """``x @ weight^T + bias``."""
+        parameters = self._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        if self.is_transposed:
+            return F.linear(x, weight.t(), bias)
+        if weight.dtype != x.dtype or unserved(x, weight, bias) or autocast(x):
+            return F.linear(x, weight, bias)
+        return ops.linear(x, weight, bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, group={self.group!r}"
+
+
+def _all_reduce(tensor: Tensor, group: str) -> Tensor:
+    """All-reduce of a tensor that nobody else uses: in place, where the process group would copy it."""
+    # Not on a CPU: there is no copy, and a recorded step may not decide by a value behind a write.
+    return collectives.all_reduce(tensor, group) if tensor.is_cpu else collectives.all_reduce_(tensor, group)
+
+
+class RowParallelLinear(_ParallelLinear):
+    """A linear layer sharded by its inputs; the outputs are all-reduced, and rank 0 adds the bias.
+
+    Attributes:
+        deferred: Empty, or the product of a `DeferredReduceLinear`, which is reduced together with this one.
+        is_fusible: Whether nothing, a bias included, is added before the all-reduce.
+    """
+
+    deferred: list[Tensor]
+    is_fusible: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        deferred = self.__dict__["deferred"]
+        if not x.is_cpu and self.__dict__["is_fusible"] and not deferred:
+            summed = matmul_all_reduce.matmul_all_reduce(x, self._parameters["weight"], self.group)
+            if summed is not None:
+                return summed
+        product = self.product(x)
+        return _all_reduce(product + deferred.pop() if deferred else product, self.group)
+
+
+class DeferredReduceLinear(_ParallelLinear):
+    """As `RowParallelLinear`; its output is only ever added to that of a later layer, which reduces both."""
+
+    deferred: list[Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = self.product(x)
+        self.__dict__["deferred"][:] = [product]
+        return torch.zeros_like(product)
+
+
+class ColumnParallelHead(_ParallelLinear):
+    """A linear layer sharded by its outputs; the outputs of all ranks are all-gathered."""
+
+    sizes: list[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return collectives.all_gather(self.product(x), self.sizes, self.group)
+
+
+class QuantizedRowParallelLinear(RowParallelLinear, QuantizedLinear):
+    """`RowParallelLinear` with a quantized weight."""
+
+    product = QuantizedLinear.forward
+
+
+class QuantizedDeferredReduceLinear(DeferredReduceLinear, QuantizedLinear):
+    """`DeferredReduceLinear` with a quantized weight."""
+
+    product = QuantizedLinear.forward
+
+
+class QuantizedColumnParallelHead(ColumnParallelHead, QuantizedLinear):
+    """`ColumnParallelHead` with a quantized weight."""
+
+    product = QuantizedLinear.forward
+
+
+_QUANTIZED = {
+    RowParallelLinear: QuantizedRowParallelLinear,
+    DeferredReduceLinear: QuantizedDeferredReduceLinear,
+    ColumnParallelHead: QuantizedColumnParallelHead,
+}
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Holds rows ``first`` to ``first + num_embeddings`` of an embedding; the outputs are all-reduced."""
+
+    first: int
+    num_embeddings: int
+    group: str
+
+    def forward(self, ids: Tensor) -> Tensor:
+        local = ids - self.first
+        is_remote = (local < 0) | (local >= self.num_embeddings)
+        rows = super().forward(local.masked_fill(is_remote, 0))  # type: ignore[misc]
+        mine = rows.masked_fill(is_remote.unsqueeze(-1), 0)
+        # Ranks that have sampled different tokens would go on with a text that none of them has.
+        return (
+            collectives.all_reduce_of(mine, ids, self.group) if mine.is_cpu else _all_reduce(mine, self.group)
+        )
+
+
+@functools.cache
+def _vocab_parallel_class(cls: type) -> type:
+    """`VocabParallelEmbedding` before ``cls``, whose own forward then looks the local rows up."""
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__reduce_ex__": _reduce_embedding,
+    }
+    return type(cls.__name__, (VocabParallelEmbedding, cls), names)
+
+
+def _reduce_embedding(self: Any, protocol: Any) -> Any:
+    # Made at run time: a pickle cannot find it by its name.
+    return _restored, (type(self).__mro__[2], self.__dict__.copy())
+
+
+def _restored(cls: type, state: dict[str, Any]) -> Any:
+    made = _vocab_parallel_class(cls)
+    module = made.__new__(made)
+    module.__dict__.update(state)
+    return module
+
+
+class ParallelRMSNorm(nn.Module):
+    """RMSNorm over all heads, of which a rank holds some; the sums of squares are all-reduced.
+
+    Attributes:
+        width: Number of elements on all ranks together.
+        rounding: When the result is rounded: ``"before"`` it is multiplied by the weight, or ``"after"``.
+    """
+
+    weight: Tensor
+    eps: float
+    width: int
+    rounding: str
+    group: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        squares = collectives.all_reduce(wide.pow(2).sum(-1, keepdim=True), self.group)
+        return _scaled(wide, squares / self.width, self.weight, self.eps, x.dtype, self.rounding)
+
+
+def _scaled(
+    wide: Tensor, mean: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, rounding: str
+) -> Tensor:
+    normed = wide * torch.rsqrt(mean + eps)
+    return weight * normed.to(dtype) if rounding == "before" else (weight * normed).to(dtype)
+
+
+def norm_rounding(norm: nn.Module) -> str:
+    """How ``norm`` rounds, determined by calling it; empty where it computes something else."""
+    weight = norm.weight
+    generator = torch.Generator().manual_seed(0)
+    eps = norm_eps(norm)
+    for rounding in ("before", "after"):
+        agrees = True
+        for dtype in (torch.float32, torch.bfloat16):
+            x = (torch.randn(5, weight.numel(), generator=generator) * 3).to(dtype)
+            probe = torch.randn(weight.numel(), generator=generator).to(dtype)
+            with torch.no_grad():
+                found = torch.func.functional_call(norm, {"weight": probe}, (x,))
+            wide = x.to(torch.float32)
+            agrees &= torch.equal(
+                found, _scaled(wide, wide.pow(2).mean(-1, keepdim=True), probe, eps, dtype, rounding)
+            )
+        if agrees:
+            return rounding
+    return ""
+
+
+def norm_eps(norm: nn.Module) -> float:
+    """The epsilon of a norm, whatever its name."""
+    return next(
+        float(getattr(norm, name)) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(norm, name)
+    )
+
+
+def _all_reduce_output(group: str, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return collectives.all_reduce(output, group)
+
+
+def _local_experts(first: int, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Arguments for the experts from ``first`` on: those of other ranks get no index, and weight 0."""
+    given = dict(zip(ROUTED, args, strict=False)) | kwargs
+    index = given["top_k_index"] - first
+    is_remote = (index < 0) | (index >= module.num_experts)
+    given["top_k_index"] = index.masked_fill(is_remote, module.num_experts)
+    given["top_k_weights"] = given["top_k_weights"].masked_fill(is_remote, 0)
+    return tuple(given[name] for name in ROUTED), {}
+
+
+def defer_all_reduce(later: nn.Module, earlier: nn.Module, group: str) -> None:
+    """Let `RowParallelLinear` ``later`` reduce the output of the linear layer ``earlier`` with its own."""
+    _parallelize_linear(earlier, DeferredReduceLinear, group)
+    vars(earlier)["deferred"] = vars(later)["deferred"]
+
+
+def allow_fused_all_reduce(module: nn.Module) -> None:
+    """Let `RowParallelLinear` ``module``, unless it adds a bias, use the fused operator."""
+    is_plain = not isinstance(module, QuantizedLinear) and not module.is_transposed
+    vars(module)["is_fusible"] = is_plain and module._parameters["bias"] is None
+
+
+def _parallelize_linear(module: nn.Module, cls: type, group: str) -> None:
+    own = vars(module)
+    own["group"], own["deferred"], own["is_fusible"] = group, [], False
+    if isinstance(module, QuantizedLinear):
+        module.__class__ = _QUANTIZED[cls]
+        return
+    own["is_transposed"] = is_transposed(module)
+    module.__class__ = cls
+    shape = module.weight.shape
+    own["in_features"], own["out_features"] = shape if own["is_transposed"] else reversed(shape)
+
+
+def parallelize_module(
+    module: nn.Module, role: str, sharding: DimSharding | None, rank: int, world_size: int, group: str
+) -> None:
+    """Give ``module``, whose parameters are sharded, its role."""
+    if role == EXPERTS:
+        (first, last), *_ = sharding.ranges(rank, world_size)
+        module.num_experts = last - first
+        choose = functools.partial(_local_experts, first)
+        setattr(choose, RECORDABLE, True)
+        module.register_forward_pre_hook(choose, with_kwargs=True)
+    if role in (ALL_REDUCE_OUTPUT, EXPERTS):
+        hook = functools.partial(_all_reduce_output, group)
+        setattr(hook, RECORDABLE, True)
+        module.register_forward_hook(hook)
+        return
+    own = vars(module)
+    own["group"] = group
+    if role in (ROWWISE, HEAD):
+        _parallelize_linear(module, RowParallelLinear if role == ROWWISE else ColumnParallelHead, group)
+    if role == HEAD:
+        own["sizes"] = [sharding.length(each, world_size) for each in range(world_size)]
+    if role == EMBEDDING:
+        own["first"] = sharding.ranges(rank, world_size)[0][0]
+        own["num_embeddings"] = module.weight.shape[0]
+        own["padding_idx"] = None  # matters for gradients only
+        module.__class__ = _vocab_parallel_class(type(module))
+    if role == NORM:
+        own["eps"] = norm_eps(module)
+        # With fewer heads than ranks each head is added as often as it is held.
+        own["width"] = sum(sharding.length(each, world_size) for each in range(world_size))
+        module.__class__ = ParallelRMSNorm
+
+
+#: Attributes, beside parameters, that sharding sets on a module.
+OWN_ATTRIBUTES = (
+    *("group", "deferred", "is_fusible", "is_transposed", "sizes", "first", "num_embeddings", "padding_idx"),
+    *("eps", "width", "rounding", "in_features", "out_features", "nx", "nf", "num_experts", "specs"),
+)
+
+
+def unsharded_config(config: Any) -> Any:
+    """``config``, or the one that a `LocalConfig` wraps."""
+    return config._config if isinstance(config, LocalConfig) else config
+
+
+class LocalConfig:
+    """A configuration in which some values are those of this rank, for one module."""
+
+    def __init__(self, config: Any, local: dict[str, int]) -> None:
+        self._config, self._local = config, local
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_config", "_local"):
+            raise AttributeError(name)
+        return self._local[name] if name in self._local else getattr(self._config, name)
