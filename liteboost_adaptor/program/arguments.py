@@ -30,8 +30,7 @@ def kinds(kwargs: dict[str, Any]) -> Any:
         or ids.device.type not in DEVICES
     ):
         return None
-    # What is made in inference mode is another kind of tensor, and a forward may ask.
-    found: list[Any] = [torch.is_inference_mode_enabled()]
+    found: list[Any] = []
     names: dict[int, str] = {}
     for name, value in kwargs.items():
         if value is None or value is True or value is False:

@@ -60,6 +60,12 @@ class State:
         self._told: list[tuple[torch.Tensor, str, Any]] = []
         # Operators ask for it in every run; a comparison on an NPU sets it for a while.
         self._determinism = _determinism()
+        # What is made in inference mode is another kind of tensor.
+        self._asks_for_mode = any(
+            not names_of(code).all.isdisjoint(("is_inference", "is_inference_mode_enabled"))
+            for code in ran.unread()
+        )
+        self._mode = torch.is_inference_mode_enabled()
         self._asks_for_ranks = any("is_initialized" in names_of(code).all for code in ran.unread())
         self._ranks = self._asks_for_ranks and _has_ranks()
         self._reads_determinism = any(
@@ -129,6 +135,8 @@ class State:
     def _has_settings(self) -> bool:
         is_registered = self._registered is not None and abc.get_cache_token() != self._registered
         if self._reads_determinism and _determinism() != self._determinism:
+            return False
+        if self._asks_for_mode and torch.is_inference_mode_enabled() != self._mode:
             return False
         if self._asks_for_ranks and _has_ranks() != self._ranks:
             return False
