@@ -350,7 +350,7 @@ def _is_submodule(place: Place, value: Any) -> bool:
 
 
 def _can_be_judged(value: Any) -> bool:
-    return callable(value) or isinstance(value, (classmethod, staticmethod))
+    return callable(value) or isinstance(value, (classmethod, staticmethod, property))
 
 
 def _is_of_author(place: Place, value: Any) -> bool:
@@ -382,6 +382,9 @@ def _package(function: types.FunctionType) -> str:
 
 def _is_of_torch(value: Any, name: str, space: Any) -> bool:
     """Whether ``value`` is what torch (its part for a device, or this package) has under ``name``."""
+    if isinstance(value, property):
+        parts = [part for part in (value.fget, value.fset, value.fdel) if part is not None]
+        return all(type(part) is types.FunctionType and _package(part) in _OWN_PACKAGES for part in parts)
     if isinstance(value, (classmethod, staticmethod)):
         value = value.__func__
     if type(value) is types.FunctionType:

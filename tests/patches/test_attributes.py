@@ -65,9 +65,10 @@ def test_what_the_original_reads_counts(edit: Callable[[nn.Module], None], is_bo
     assert numbers.relative(found, expected) <= TOLERANCE
 
 
+@pytest.mark.parametrize("is_bound_before", [False, True])
 @pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_property_that_the_class_is_given_counts(name: str) -> None:
-    plain, served, ids = _pair(True)
+def test_a_property_that_the_class_is_given_counts(name: str, is_bound_before: bool) -> None:
+    plain, served, ids = _pair(is_bound_before)
 
     def made(self: nn.Module) -> torch.Tensor:
         found = self._parameters["weight"]
