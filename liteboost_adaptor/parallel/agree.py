@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import ParallelError
 from ..huggingface.runtime import AROUND
 from ..program.state import RECORDABLE
-from . import groups, replicas, undivided
+from . import alike, groups, replicas, undivided
 from .circle import Apart, Circle
 from .groups import Group, circle_of, gathered
 from .mesh import Mesh
@@ -59,6 +59,7 @@ def together(model: nn.Module, group: Group, facts: dict[str, Any]) -> Iterator[
         raise Apart(groups.ways.reason)
     may_part = undivided.is_possible(model)
     facts = {**facts, "random": _random_state() if circle.presence.rank == circle.members[0] else None}
+    facts["changes"] = alike.changes(model) if may_part else {}
     try:
         found = circle.meet(facts, _why_apart)
     except Apart as apart:
@@ -93,6 +94,11 @@ def _why_apart(found: dict[int, dict[str, Any]]) -> str:
             )
             return (
                 f"{own['call']} was called with different settings on rank {first} and on rank {rank}: {said}"
+            )
+        if changed := alike.different(own.get("changes", {}), theirs.get("changes", {})):
+            return (
+                f"the model was changed since it was loaded, on rank {first} otherwise than on rank {rank}: "
+                f"{', '.join(changed[:3])}"
             )
     other = [rank for rank in others if found[rank]["inputs"] != own["inputs"]]
     if other:

@@ -27,6 +27,7 @@ from ..errors import CheckpointError, ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..report import report
 from . import (
+    alike,
     groups,
     layout,
     offline,
@@ -290,7 +291,9 @@ def _share(model: nn.Module, pending: _Pending) -> None:
     if not pending.is_cut:
         shard.cut(model, pending.plan, pending.mesh.tensor)
     quantized_loading.note_experts(model, pending.weights, pending.plan)
-    return shard.become_part(model, pending.plan, pending.mesh, pending.forms)
+    shard.become_part(model, pending.plan, pending.mesh, pending.forms)
+    if pending.origin is not None:
+        alike.remember(model, pending.plan.cuts, pending.plan.once)
 
 
 def _say(sentence: str) -> None:

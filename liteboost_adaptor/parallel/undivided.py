@@ -22,7 +22,7 @@ from ..huggingface.runtime import AROUND, PRIVATE, runtime
 from ..quantization.names import PLAN
 from ..quantization.weights import QuantizedWeight
 from ..report import report
-from . import layers, memory, quantized
+from . import alike, layers, memory, quantized
 from .plan import Plan
 
 #: Where a model keeps how it was loaded, and why it could not become whole.
@@ -208,7 +208,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: Plan) -> None:
         if name in wanted and parameter.is_leaf:
             parameter.requires_grad_(wanted[name].requires_grad)
     own = vars(model)
-    for name in (*_METHODS, PLAN, AROUND, _ORIGIN, "_cache"):
+    for name in (*_METHODS, PLAN, AROUND, _ORIGIN, alike.BEFORE, "_cache"):
         own.pop(name, None)
     for module in model.modules():
         _drop_hooks(module)
