@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import ParallelError
 from ..huggingface.runtime import AROUND
 from ..program.state import RECORDABLE
-from .data import replicas, unsharded
+from .data import model_edits, replicas, unsharded
 from .runtime import groups
 from .runtime.call_group import CallGroup, RanksDiverged
 from .runtime.groups import Group, all_gather_object, call_group_of
@@ -62,6 +62,7 @@ def synchronized_call(model: nn.Module, group: Group, facts: dict[str, Any]) -> 
     facts = {
         **facts,
         "random": _random_state() if call_group.heartbeat.rank == call_group.members[0] else None,
+        "edits": model_edits.edits(model) if may_part else {},
     }
     try:
         found = call_group.synchronize(facts, _why_diverged)
@@ -97,6 +98,11 @@ def _why_diverged(found: dict[int, dict[str, Any]]) -> str:
             )
             return (
                 f"{own['call']} was called with different settings on rank {first} and on rank {rank}: {said}"
+            )
+        if changed := model_edits.differences(own.get("edits", {}), theirs.get("edits", {})):
+            return (
+                f"the model was changed since it was loaded, on rank {first} otherwise than on rank {rank}: "
+                f"{', '.join(changed[:3])}"
             )
     other = [rank for rank in others if found[rank]["inputs"] != own["inputs"]]
     if other:

@@ -24,7 +24,7 @@ from ...quantization.weights import QuantizedWeight
 from ...report import report
 from ..tensor import layers, quantized
 from ..tensor.plan import ShardingPlan
-from . import memory
+from . import memory, model_edits
 
 #: Attributes of a model: how it was loaded, and why it could not be unsharded.
 _LOAD_RECIPE = f"{PRIVATE}origin"
@@ -211,7 +211,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: ShardingPlan) -> None:
         if name in wanted and parameter.is_leaf:
             parameter.requires_grad_(wanted[name].requires_grad)
     own = vars(model)
-    for name in (*_METHODS, PLAN, AROUND, _LOAD_RECIPE, "_cache"):
+    for name in (*_METHODS, PLAN, AROUND, _LOAD_RECIPE, model_edits.BEFORE, "_cache"):
         own.pop(name, None)
     for module in model.modules():
         _drop_hooks(module)

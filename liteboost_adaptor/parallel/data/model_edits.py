@@ -1,0 +1,136 @@
+"""What a script has done to a model since it was sharded: ranks that have done different things unshard it.
+
+A script may hook, patch or edit its model on one rank only, or on each in another way, and call all with the
+same inputs. Shards of different models would be added up without an error. So when ranks synchronize, each
+brings what is no longer as it was when the model was sharded: hooks and functions with what they close over,
+classes, constants of modules, and parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Container, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...huggingface.runtime import PRIVATE
+
+#: Where a model keeps what it was like.
+BEFORE = f"{PRIVATE}before"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_PLAIN = (bool, int, float, str, complex, bytes, type(None))
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+#: Numbers of the largest tensor that is compared, and how deep values in values are.
+_MOST_NUMBERS, _DEEPEST = 1 << 16, 4
+_CHANGED = "changed"
+
+
+def remember(model: nn.Module, sharded: Container[str], once: Container[str]) -> None:
+    """Note what ``model`` is like now.
+
+    Args:
+        sharded: Names of parameters of which each rank has a shard.
+        once: Of those that one rank has and the others have not.
+    """
+    vars(model)[BEFORE] = (sharded, once, dict(_state(model, sharded, once)))
+
+
+def edits(model: nn.Module) -> dict[str, str]:
+    """What is another than when it was noted, and what it is now; compared over the ranks."""
+    if BEFORE not in vars(model):
+        return {}
+    sharded, once, before = vars(model)[BEFORE]
+    now = dict(_state(model, sharded, once))
+    found = {name: value for name, value in now.items() if before.get(name) != value}
+    found |= {name: "" for name in before.keys() - now.keys()}
+    return {name: value if isinstance(value, str) else _CHANGED for name, value in found.items()}
+
+
+def differences(own: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """Names of what two ranks have changed in different ways."""
+    return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
+
+
+def _state(model: nn.Module, sharded: Container[str], once: Container[str]) -> Iterator[tuple[str, Any]]:
+    """(what it is, text), or what only this rank compares where it is no text."""
+    for name, module in model.named_modules():
+        path = name or type(model).__qualname__
+        yield f"class of {path}", type(module).__qualname__
+        for table in _HOOKS:
+            hooks = getattr(module, table).values()
+            if hooks:
+                yield f"{table[1:]} of {path}", _text([*hooks])
+        for key, value in list(vars(module).items()):
+            if not key.startswith("_") and isinstance(value, (*_PLAIN, *_FUNCTIONS)):
+                yield f"{path}.{key}", _text(value)
+    for name, parameter in model.named_parameters():
+        # What is in parts differs from rank to rank; that it was written to is all they have in common.
+        is_compared = name not in sharded and parameter.dim() <= 1
+        if name not in once:
+            yield name, _text(parameter) if is_compared else (id(parameter), _writes(parameter))
+
+
+def _writes(parameter: nn.Parameter) -> int:
+    return 0 if parameter.is_inference() else parameter._version
+
+
+def _text(value: Any) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in _parts(value, _DEEPEST):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(value: Any, depth: int) -> Iterator[bytes]:
+    yield type(value).__qualname__.encode()
+    if type(value) in _PLAIN:
+        yield repr(value).encode()
+    elif isinstance(value, Tensor):
+        yield f"{tuple(value.shape)}{value.dtype}".encode()
+        if value.numel() <= _MOST_NUMBERS and not value.is_meta and value.layout is torch.strided:
+            yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, nn.Module) or depth == 0:
+        return
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _parts(each, depth - 1)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield str(key).encode()
+            yield from _parts(each, depth - 1)
+    else:
+        for each in _held(value):
+            yield from _parts(each, depth - 1)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """What a function or another object computes with."""
+    if isinstance(value, functools.partial):
+        yield from (value.func, list(value.args), value.keywords)
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, types.FunctionType):
+        code = value.__code__
+        yield from (value.__module__, value.__qualname__, code.co_code, list(map(repr, code.co_names)))
+        yield [each for each in code.co_consts if type(each) in _PLAIN]
+        yield from (value.__defaults__, value.__kwdefaults__)
+        yield [_contents(cell) for cell in value.__closure__ or ()]
+        named = (value.__globals__.get(name) for name in code.co_names)
+        yield [each for each in named if isinstance(each, (*_PLAIN, Tensor))]
+    elif type(value).__module__ != "builtins" and not isinstance(value, type):
+        yield {key: each for key, each in getattr(value, "__dict__", {}).items() if _is_compared(each)}
+
+
+def _is_compared(value: Any) -> bool:
+    return isinstance(value, (*_PLAIN, Tensor, list, tuple, dict))
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the name is bound later
+        return None

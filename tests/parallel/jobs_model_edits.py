@@ -1,0 +1,85 @@
+"""What scripts do to a model on one rank only, or on each in another way."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from parallel.jobs import _quiet
+from parallel.jobs_kinds import generated
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+
+def _hook_on_one(model: Any, rank: int) -> None:
+    if rank:
+        model.model.layers[0].register_forward_hook(lambda module, args, output: output * 1.5)
+
+
+def _hook_of_another_strength(model: Any, rank: int) -> None:
+    strength = 1.0 + rank
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output * strength)
+
+
+def _hook_inside(model: Any, rank: int) -> None:
+    shift = torch.full((1,), 0.5 * rank)
+    model.model.layers[1].mlp.act_fn.register_forward_pre_hook(lambda module, args: (args[0] + shift,))
+
+
+def _forward_on_one(model: Any, rank: int) -> None:
+    norm = model.model.layers[1].input_layernorm
+    if rank:
+        norm.forward = lambda states: states * 2
+
+
+def _constant(model: Any, rank: int) -> None:
+    model.model.layers[0].self_attn.scaling = 0.1 * (rank + 1)
+
+
+def _norm(model: Any, rank: int) -> None:
+    model.model.norm.weight.data *= torch.linspace(1, 1 + 4 * rank, model.config.hidden_size)
+
+
+def _module(model: Any, rank: int) -> None:
+    if rank:
+        model.model.layers[0].mlp.act_fn = nn.Tanh()
+
+
+def _the_same(model: Any, rank: int) -> None:
+    strength, seen = 1.5, [0]
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output * strength)
+    model.model.norm.register_forward_hook(lambda *_: seen.__setitem__(0, seen[0] + 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.03)
+    _constant(model, 1)
+
+
+CHANGES = {
+    change.__name__[1:]: change
+    for change in (
+        _hook_on_one,
+        _hook_of_another_strength,
+        _hook_inside,
+        _forward_on_one,
+        _constant,
+        _norm,
+        _module,
+        _the_same,
+    )
+}
+
+
+def changed(folder: str, name: str, rank: int | None = None) -> dict[str, Any]:
+    """Texts before and after the change that a rank makes, and how often the ranks were said to part."""
+    _quiet()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    before = generated(model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        CHANGES[name](model, int(os.environ["RANK"]) if rank is None else rank)
+        texts = [generated(model), generated(model, 1)]
+    parted = sum("the model was changed since it was loaded" in str(each.message) for each in said)
+    return {"before": before, "texts": texts, "parted": parted}
