@@ -65,6 +65,15 @@ _CHANGING = frozenset(
     {
         *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "_backward_hooks", "_version"),
         *("is_inference", "is_shared", "is_pinned", "name", "output_nr", "_base", "_is_view"),
+        "storage_offset",
+    }
+)
+#: How a tensor lies in memory, of which those that no operator takes tell Python alone.
+_FORM = frozenset(
+    {
+        *("shape", "dtype", "device", "layout", "ndim", "size", "stride", "dim", "numel", "nelement"),
+        *("ndimension", "element_size", "itemsize", "nbytes", "is_contiguous", "is_floating_point"),
+        *("is_complex", "is_signed", "type", "__len__", "dim_order"),
     }
 )
 #: Operators that are made of others, and read values in C++ before the dispatcher is asked.
@@ -143,6 +152,8 @@ class Functions(TorchFunctionMode):
         if name in _CHANGING and not known.is_known(frame.f_code, frame.f_globals):
             is_seen = bool(args) and recorder.tell(args[0], name, result)
             self.fault = self.fault or ("" if is_seen else f"asks for {name} of a tensor")
+        elif name in _FORM and args and not known.is_known(frame.f_code, frame.f_globals):
+            recorder.tell_form(args[0])
         return result
 
 

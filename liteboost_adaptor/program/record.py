@@ -26,7 +26,7 @@ from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
 from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
-from .tensors import Known, Written, attribute, memory
+from .tensors import FORM, Known, Written, attribute, memory
 from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
@@ -146,6 +146,13 @@ class Recorder(TorchDispatchMode):
             return False
         self.told.append((real, name, value))
         return True
+
+    def tell_form(self, tensor: torch.Tensor) -> None:
+        """Python was told how ``tensor`` lies in memory: what was there before has to lie so in every run."""
+        if isinstance(tensor, torch.Tensor) and type(tensor) is not Tracked:
+            known = self._known.find(tensor)
+            if known is not None and not any(each is known and name == FORM for each, name, _ in self.told):
+                self.told.append((known, FORM, attribute(known, FORM)))
 
     def hold(self, *tensors: torch.Tensor) -> None:
         """``tensors`` of ours are constants of the step: whoever made them knows when they are right."""

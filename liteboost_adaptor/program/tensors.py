@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+#: Stands for size, dtype, device and strides together.
+FORM = "form"
+
 
 class Known:
     """Tensors that existed before a step: what nothing in it has made may be one of these."""
@@ -88,6 +91,12 @@ def memory(tensor: torch.Tensor) -> Any:
 
 
 def attribute(tensor: torch.Tensor, name: str) -> Any:
-    """What Python is told for ``tensor.name``, or by that method."""
+    """What Python is told for ``tensor.name``, or by that method; `FORM`: how it lies in memory."""
+    if name == FORM:
+        return tensor.shape, tensor.dtype, tensor.device, tensor.layout, _strides(tensor)
     found = getattr(tensor, name)
     return found() if callable(found) else found
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tensor.stride() if tensor.layout == torch.strided else ()

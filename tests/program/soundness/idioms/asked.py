@@ -129,3 +129,14 @@ add(
     forward="ids.clamp_(max=20)",
     after="user.log.append(user.ids.sum().item())",
 )
+for _asked, _given in (
+    ("size(0)", "torch.ones(5)"),
+    ("element_size()", "torch.ones(1).double()"),
+    ("stride(0)", "torch.ones(3, 2)[:, 0]"),
+):
+    add(
+        f"{_asked.partition('(')[0]}_of_a_parameter_asked",
+        init="self.asked_@n = nn.Parameter(torch.ones(1))",
+        forward=f"x = x * self.asked_@n.{_asked}",
+        between=_ALL + f"each.asked_@n.data = {_given}",
+    )
