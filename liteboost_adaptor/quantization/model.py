@@ -35,7 +35,7 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
         QuantizationError: It is quantised already, is divided over processes, has no layer for it, or a
             weight cannot be rounded.
     """
-    if getattr(vars(model).get(PLAN), "cuts", None):
+    if getattr(vars(model).get(PLAN), "shardings", None):
         raise QuantizationError(
             f"this {type(model).__name__} is divided over processes already, and a rank has only parts of "
             "what has one scale. Quantise it as it is loaded (LITEBOOST_QUANT, or quantization_config)"
