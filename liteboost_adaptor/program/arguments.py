@@ -12,6 +12,8 @@ GROWING = ("attention_mask",)
 DEVICES = ("cpu", "npu")
 #: Arguments that are a cache.
 CACHES = ("past_key_values", "cache_params")
+#: What we ourselves write on tensors begins so; who reads it is asked before every run.
+_OURS = "_liteboost_"
 
 
 def cache_name(kwargs: dict[str, Any]) -> str:
@@ -36,7 +38,7 @@ def kinds(kwargs: dict[str, Any]) -> Any:
         if value is None or value is True or value is False:
             found += (name, value)
         elif type(value) is torch.Tensor:
-            if value.__dict__:
+            if value.__dict__ and not all(name.startswith(_OURS) for name in value.__dict__):
                 return None  # what somebody has written on it is for the forward to read
             shape = value.shape
             if name in GROWING:
