@@ -258,9 +258,8 @@ bool is_same_list(const Python& p, Object* live, Object* saved) {
 // `types`, with the attributes' dicts they have now; to be let go of by liteboost_forget; null where this is not to be
 // had. All but `missing` are lists.
 LB_CALLED_BY_PYTHON void* liteboost_note(Object* dicts, Object* saved, Object* cells, Object* contents,
-                                             Object* functions, Object* insides, Object* spaces,
-                                             Object* names, Object* values, Object* missing, Object* objects,
-                                             Object* types) {
+                                         Object* functions, Object* insides, Object* spaces, Object* names,
+                                         Object* values, Object* missing, Object* objects, Object* types) {
   const Python* p = python();
   try {
     return p == nullptr ? nullptr
@@ -276,7 +275,7 @@ LB_CALLED_BY_PYTHON void liteboost_forget(void* remembered) { delete static_cast
 // `saved_lists` does, and each dict of `empty` nothing; else 0. All but `remembered` are lists. Called with the
 // interpreter's lock, like all here: it notes versions.
 LB_CALLED_BY_PYTHON int liteboost_is_as_noted(void* remembered, Object* lists, Object* saved_lists,
-                                            Object* empty) {
+                                              Object* empty) {
   const Python* p = python();
   if (p == nullptr || remembered == nullptr) return 0;
   for (std::ptrdiff_t i = 0, size = p->list_size(empty); i < size; ++i) {
