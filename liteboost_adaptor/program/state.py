@@ -51,7 +51,8 @@ class State:
             "dicts": (dicts, [dict(dict.items(each)) for each in dicts]),
             "lists": (reached.lists, [list(each) for each in reached.lists]),
         }
-        self.has_read = bool(ran.unread())
+        names = [names_of(code) for code in ran.unread()]
+        self.has_read = bool(names)
         self._process = _process()
         self._registered: object = None
         #: How many kernels were registered from Python.
@@ -61,19 +62,14 @@ class State:
         # Operators ask for it in every run; a comparison on an NPU sets it for a while.
         self._determinism = _determinism()
         # What is made in inference mode is another kind of tensor.
-        self._asks_for_mode = any(
-            not names_of(code).all.isdisjoint(("is_inference", "is_inference_mode_enabled"))
-            for code in ran.unread()
-        )
+        modes = ("is_inference", "is_inference_mode_enabled")
+        self._asks_for_mode = any(not used.all.isdisjoint(modes) for used in names)
         self._mode = torch.is_inference_mode_enabled()
-        self._asks_for_ranks = any("is_initialized" in names_of(code).all for code in ran.unread())
+        self._asks_for_ranks = any("is_initialized" in used.all for used in names)
         self._ranks = self._asks_for_ranks and _has_ranks()
-        self._reads_determinism = any(
-            "determinis" in name for code in ran.unread() for name in names_of(code).all
-        )
-        self._asks_for_classes = any(
-            not names_of(code).globals.isdisjoint(("isinstance", "issubclass")) for code in ran.unread()
-        )
+        self._reads_determinism = any("determinis" in name for used in names for name in used.all)
+        classes_asked = ("isinstance", "issubclass")
+        self._asks_for_classes = any(not used.globals.isdisjoint(classes_asked) for used in names)
         self._bases = [
             (cls, cls.__mro__)
             for cls in reached.namespaces

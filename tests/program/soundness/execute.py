@@ -50,7 +50,7 @@ class Outcome:
         recorded: How the run with recorded steps differs from the one without them, or nothing.
         served: How the run on our ops differs from that of transformers.
         counts: How the numbers of calls that the status gives cannot be.
-    shadow: What a shadow check has found to differ: it is mended, but should not have been recorded.
+        shadow: What a shadow check has found to differ: it is mended, but should not have been recorded.
         replays: Steps that ran as programs.
         reasons: Why steps were not recorded.
         raised: What steps raised without us.

@@ -29,6 +29,15 @@ limit_@n = Limit_@n()
 """,
     "limit_@n()",
 )
+#: An object in an object.
+_DEEP = """class Deep_@n:
+    pass
+
+DEEP_@n = Deep_@n()
+DEEP_@n.inner = Deep_@n()
+DEEP_@n.inner.scale = 1.0
+"""
+
 add(
     "bound_get",
     module="TABLE_@n = {'scale': 1.0}\nget_@n = TABLE_@n.get",
@@ -49,28 +58,13 @@ add(
 )
 add(
     "partial_getattr",
-    module="""
-        class Deep_@n:
-            pass
-
-        DEEP_@n = Deep_@n()
-        DEEP_@n.inner = Deep_@n()
-        DEEP_@n.inner.scale = 1.0
-        inner_@n = functools.partial(getattr, DEEP_@n, 'inner')
-    """,
+    module=f"{_DEEP}inner_@n = functools.partial(getattr, DEEP_@n, 'inner')",
     forward="x = x * inner_@n().scale",
     between="user.module.DEEP_@n.inner.scale = @v",
 )
 add(
     "attribute_by_format",
-    module="""
-        class Deep_@n:
-            pass
-
-        DEEP_@n = Deep_@n()
-        DEEP_@n.inner = Deep_@n()
-        DEEP_@n.inner.scale = 1.0
-    """,
+    module=_DEEP,
     forward="x = x * float('{0.inner.scale}'.format(DEEP_@n))",
     between="user.module.DEEP_@n.inner.scale = @v",
 )
