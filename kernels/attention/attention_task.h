@@ -133,7 +133,8 @@ LB_INLINE void softmax_row(const AttentionArgs& a, const Task& t, int64_t row, f
   if (begin < end) {
     if constexpr (kScaled) {
       const float scale = t.query_scales[row];
-      multiply_by(logits, t.key_scales, scale == 0.0f ? 1.0f : scale, begin, end);
+      // A scale that is NaN reaches no number of an empty row.
+      if (a.head_dim > 0) multiply_by(logits, t.key_scales, scale == 0.0f ? 1.0f : scale, begin, end);
     }
     if (!t.unscaled) scale_logits(logits, begin, end, a.scaling, a.softcap);
     if (cover == Cover::some) apply_mask(logits, begin, end, mask_row(a, t, row, key));

@@ -40,6 +40,13 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DYNAMIC = torch.Tag.dynamic_output_shape
 
 
+class _Shapes(ShapeEnv):
+    """Symbols that are made by us alone."""
+
+    def _get_user_frame(self) -> None:
+        """Which line of a user's asks for a symbol: none. To look for it torch imports its compiler."""
+
+
 class Tracked(torch.Tensor):
     """A tensor with symbolic sizes: ``actual`` with the sizes of this step, ``shaped`` with the symbols."""
 
@@ -99,13 +106,14 @@ class Recorder(TorchDispatchMode):
         self._known = known
         self.places: list[tuple[int, Place]] = []
         self._owns = owns
-        self._shapes = ShapeEnv(duck_shape=False)
+        self._shapes = _Shapes(duck_shape=False)
         self._fakes = FakeTensorMode(shape_env=self._shapes)
         self._slots: dict[int, int] = {}
         self._made: dict[Any, int] = {}
         self._alive: list[Any] = []
         self._symbols: dict[int, torch.SymInt] = {}
         self._static: dict[int, torch.Tensor] = {}
+        self._forms: dict[tuple[Any, ...], torch.Tensor] = {}
         self.before: list[dict[str, Any]] = []
         self.told: list[tuple[torch.Tensor, str, Any]] = []
         self.requirements: list[tuple[str, Callable[[torch.Tensor], bool]]] = []
@@ -160,25 +168,29 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         """What the layers keep has symbolic sizes from here on."""
-        for at, own in enumerate(self._owns):
-            grown = own.get(rooms.ROOMS, {})
-            for name, value in list(own.items()):
-                if isinstance(value, torch.Tensor):
-                    slot = self.recording.held[at, name] = self._slot(value)
-                    self.recording.tensors[slot] = value
-                    if isinstance(room := grown.get(name), rooms.Room):
-                        if value.size(room.dim) < 2:
-                            self.recording.fault = SHORT
-                            continue
-                        dim = room.dim
-                        length = self._symbol(value.size(dim), Place("length", name, at, dim))
-                        capacity = self._symbol(room.memory.size(dim), Place("capacity", name, at, dim))
-                        own[name] = self._tracked(value, dim, length, capacity)
-                        self.recording.tensors[slot] = own[name]
-                elif type(value) is int and name in self._numbers and value > 1:
-                    own[name] = self._symbol(value, Place("number", name, at))
-            self.before.append(dict(own))
+        with unwatched():
+            for at, own in enumerate(self._owns):
+                self._hold_layer(at, own)
+                self.before.append(dict(own))
         return super().__enter__()
+
+    def _hold_layer(self, at: int, own: dict[Any, Any]) -> None:
+        grown = own.get(rooms.ROOMS, {})
+        for name, value in list(own.items()):
+            if isinstance(value, torch.Tensor):
+                slot = self.recording.held[at, name] = self._slot(value)
+                self.recording.tensors[slot] = value
+                if isinstance(room := grown.get(name), rooms.Room):
+                    if value.size(room.dim) < 2:
+                        self.recording.fault = SHORT
+                        continue
+                    dim = room.dim
+                    length = self._symbol(value.size(dim), Place("length", name, at, dim))
+                    capacity = self._symbol(room.memory.size(dim), Place("capacity", name, at, dim))
+                    own[name] = self._tracked(value, dim, length, capacity)
+                    self.recording.tensors[slot] = own[name]
+            elif type(value) is int and name in self._numbers and value > 1:
+                own[name] = self._symbol(value, Place("number", name, at))
 
     def __exit__(self, *fault: Any) -> None:
         """What is kept is real again; `changed` is known."""
@@ -196,7 +208,11 @@ class Recorder(TorchDispatchMode):
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `replacements.cache` does for an append, and a note of it."""
-        with unwatched(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        with unwatched():
+            return self._noted_append(held, layer, name, new, dim)
+
+    def _noted_append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
             mine = vars(layer).setdefault(rooms.ROOMS, {})
             room = mine.get(name)
             real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
@@ -238,10 +254,18 @@ class Recorder(TorchDispatchMode):
         for at in sorted(range(real.dim()), key=lambda at: (real.stride(at), -at)):
             strides[at] = step
             step = step * (capacity if at == dim else real.shape[at])
+        form = (
+            *(value.node.expr if isinstance(value, torch.SymInt) else value for value in sizes + strides),
+            real.dtype,
+            real.device,
+        )
         with _disable_current_modes():
-            with self._fakes:
-                fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
-            made = Tracked(real, fake)
+            if form not in self._forms:
+                with self._fakes:
+                    self._forms[form] = torch.empty_strided(
+                        sizes, strides, dtype=real.dtype, device=real.device
+                    )
+            made = Tracked(real, self._forms[form])
         self._alive.append(made)
         return made
 
@@ -313,6 +337,11 @@ class Recorder(TorchDispatchMode):
                 self.recording.fault or f"computes with a length in floating point ({func})"
             )
         is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
+        if is_symbolic and torch.Tag.inplace_view in func.tags:
+            self.is_tainted = True  # what stands for the tensor goes on as it was made
+            self.recording.fault = (
+                self.recording.fault or f"changes the form of a tensor with symbolic sizes ({func})"
+            )
         real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
         if func._schema.is_mutable:
             self.written.about_to(func, real_args, real_kwargs)

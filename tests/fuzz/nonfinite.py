@@ -227,8 +227,9 @@ def _token_by_token(*, initial_state: Tensor | None, **arguments: Any) -> tuple[
     Its reference's chunks multiply what a token does not see by 0, and subtract logarithms of decays.
     """
     key, value = arguments["key"], arguments["value"]
-    state = initial_state
-    if state is None:
+    if initial_state is not None:
+        state = initial_state.clone(memory_format=torch.contiguous_format)  # no element in two places
+    else:
         dtype = torch.promote_types(value.dtype, torch.float32)
         state = value.new_zeros(len(value), value.shape[2], key.shape[3], value.shape[3], dtype=dtype)
     return recurrent_gated_delta_rule(**arguments, state=state), state

@@ -157,3 +157,29 @@ add(
     bases=ROTARY,
     between="model.model.norm = nn.Identity()",
 )
+for copied in ("", " * 2"):
+    for name, text in {
+        "transposed": "kept.transpose_(1, 2)",
+        "unsqueezed": "kept.unsqueeze_(0)",
+        "unsqueezed_and_back": "kept.unsqueeze_(0).squeeze_(0)",
+    }.items():
+        add(
+            f"attention_{name}_in_place_{'copies' if copied else 'keys'}",
+            module=f"""
+                from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+                def attend_@n(module, query, key, value, mask, **kwargs):
+                    made, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+                    kept = key{copied}
+                    {text}
+                    return made + kept.mean() + kept.size(1) * 1e-3 + kept.dim() * 1e-3, weights
+            """,
+            between="""
+                AttentionInterface.register("mine_@n", user.module.attend_@n)
+                AttentionMaskInterface.register("mine_@n", masking_utils.sdpa_mask)
+                user.kept["a@n"] = model.config._attn_implementation
+                model.config._attn_implementation = "mine_@n"
+            """,
+            back="model.config._attn_implementation = user.kept['a@n']",
+            **({} if copied else {"raises": True}),
+        )

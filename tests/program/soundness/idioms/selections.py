@@ -173,3 +173,39 @@ add(
     "data_pointer_alignment",
     forward="x = x * (1.0 if x.clone().data_ptr() % 2 == 0 else 2.0)",
 )
+add(
+    "form_changed_in_place",
+    forward="""
+        part@n = x * @v
+        part@n.unsqueeze_(0)
+        part@n.transpose_(0, 1)
+        x = x + part@n.sum(1) * part@n.dim() + part@n.size(0)
+    """,
+)
+add(
+    "form_of_an_alias_changed_in_place",
+    forward="""
+        part@n = x * @v
+        alias@n = part@n.detach()
+        alias@n.transpose_(-1, -2)
+        x = x + part@n * alias@n.size(-1) + alias@n.mean()
+    """,
+)
+add(
+    "form_of_data_changed_in_place",
+    forward="""
+        part@n = x * @v
+        alias@n = part@n.data
+        alias@n.transpose_(-1, -2)
+        x = x + part@n * alias@n.size(-1) + alias@n.mean()
+    """,
+)
+add(
+    "form_of_a_detached_parameter_changed_in_place",
+    init="self.scale@n = nn.Parameter(torch.arange(3.)[None] + @v)",
+    forward="""
+        scale@n = self.scale@n.data
+        scale@n.t_()
+        x = x + (self.scale@n * scale@n).mean() + scale@n.size(0)
+    """,
+)
