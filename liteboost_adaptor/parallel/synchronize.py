@@ -47,8 +47,15 @@ def synchronize_calls(model: nn.Module, mesh: Mesh) -> None:
 
 
 @contextlib.contextmanager
-def synchronized_call(model: nn.Module, group: Group, facts: dict[str, Any]) -> Iterator[None]:
-    """A call of ``model`` that all ranks of ``group`` make, if they agree on it.
+def synchronized_call(
+    model: nn.Module, group: Group, facts: dict[str, Any], draws: bool = False
+) -> Iterator[None]:
+    """A call of ``model`` that all ranks of ``group`` make, if they agree on it: from rank 0's random state.
+
+    Args:
+        draws: Whether numbers are drawn in the call, or may be by what it gives. Then ranks with different
+            random states are to have different results, where each can have a model of its own; where not,
+            all go on from the state of rank 0. A call that draws nothing leaves each the state it had.
 
     Raises:
         RanksDiverged: They do not, and ``model`` is unsharded on this rank now. Nothing is done yet.
@@ -59,9 +66,11 @@ def synchronized_call(model: nn.Module, group: Group, facts: dict[str, Any]) -> 
         unsharded.unshard(model, groups.divergence.reason)
         raise RanksDiverged(groups.divergence.reason)
     may_part = unsharded.can_unshard(model)
+    own = _random_state()
     facts = {
         **facts,
-        "random": _random_state() if call_group.heartbeat.rank == call_group.members[0] else None,
+        "random": own if call_group.heartbeat.rank == call_group.members[0] else None,
+        "drawn from": digest(own) if may_part and draws else "",
         "edits": model_edits.edits(model) if may_part else {},
     }
     try:
@@ -72,9 +81,12 @@ def synchronized_call(model: nn.Module, group: Group, facts: dict[str, Any]) -> 
         groups.divergence.reason = str(apart)
         unsharded.unshard(model, str(apart))
         raise
-    _set_random_state(found[call_group.members[0]]["random"])
+    common = found[call_group.members[0]]["random"]
+    _set_random_state(common)
     with call_group.inside():
         yield
+    if not draws and _is_same_state(_random_state(), common):
+        _set_random_state(own)
 
 
 def _why_diverged(found: dict[int, dict[str, Any]]) -> str:
@@ -104,6 +116,11 @@ def _why_diverged(found: dict[int, dict[str, Any]]) -> str:
                 f"the model was changed since it was loaded, on rank {first} otherwise than on rank {rank}: "
                 f"{', '.join(changed[:3])}"
             )
+        if own.get("drawn from") != theirs.get("drawn from"):
+            return (
+                f"the random state of rank {first} is another than that of rank {rank} (torch.manual_seed "
+                "with different seeds, or one of them has drawn more)"
+            )
     other = [rank for rank in others if found[rank]["inputs"] != own["inputs"]]
     if other:
         return (
@@ -128,7 +145,8 @@ def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
     }
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(synchronized_call(model, mesh.world, facts))
+            draws = bool(kwargs.get("do_sample", settings.do_sample))
+            stack.enter_context(synchronized_call(model, mesh.world, facts, draws))
         except RanksDiverged:
             return model.generate(*args, **kwargs)
         if mesh.data.size == 1:
@@ -154,7 +172,8 @@ def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, 
     }
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(synchronized_call(model, group, facts))
+            # What comes next may be drawn from the logits.
+            stack.enter_context(synchronized_call(model, group, facts, draws=True))
         except RanksDiverged:
             return model(*args, **kwargs)
         return _with_cache_recorded(call(*args, **kwargs))
@@ -231,6 +250,10 @@ def _random_state() -> list[Tensor]:
     npu = getattr(torch, "npu", None)
     states = [torch.random.get_rng_state()]
     return [*states, npu.get_rng_state()] if npu is not None and npu.is_available() else states
+
+
+def _is_same_state(state: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(state, other, strict=True))
 
 
 def _set_random_state(states: list[Tensor]) -> None:

@@ -92,6 +92,28 @@ def moved(folder: str) -> list[int]:
     return generated(model, int(os.environ["RANK"]))
 
 
+def seeded(folder: str, how: str) -> dict[str, Any]:
+    """What a script draws whose ranks have seeds of their own, and the number it would draw next."""
+    _quiet()
+    rank = int(os.environ["RANK"]) if "RANK" in os.environ else 0
+    model = class_of(folder).from_pretrained(folder)
+    ids = torch.arange(5, 17)[None]
+    found: dict[str, Any] = {"was sharded": hasattr(model, PLAN)}
+    torch.manual_seed(int(os.environ.get("SEED", rank)))
+    if how == "loop":
+        drawn, cache = [], None
+        with torch.no_grad():
+            for _ in range(6):
+                step = model(ids, past_key_values=cache, use_cache=True)
+                cache, ids = step.past_key_values, torch.multinomial(step.logits[:, -1].softmax(-1), 1)
+                drawn.append(ids.item())
+        found["tokens"] = drawn
+    else:
+        text = model.generate(ids, do_sample=how == "sampled", max_new_tokens=6, min_new_tokens=6)
+        found["tokens"] = text[0].tolist()
+    return found | {"next": torch.rand(1).item(), "sharded": hasattr(model, PLAN)}
+
+
 def wrapped(folder: str) -> dict[str, Any]:
     """A model in a wrapper of data-parallel work, in which ranks have other inputs and gradients."""
     _quiet()

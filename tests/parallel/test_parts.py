@@ -55,6 +55,25 @@ def test_what_a_script_has_done_to_the_model_stays(folder: Path, right: dict[str
     assert found == [right["tokens"], right["others"]]
 
 
+@pytest.mark.parametrize("how", ["sampled", "greedy", "loop"])
+def test_ranks_with_seeds_of_their_own_draw_by_these(folder: Path, how: str) -> None:
+    job = ("parallel.jobs_parts:seeded", str(folder / "llama"), how)
+    alone = [ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1", SEED=str(rank))[0] for rank in range(2)]
+    assert alone[0]["next"] != alone[1]["next"]
+    for found, right in zip(ranks.run(2, *job), alone, strict=True):
+        assert (found["tokens"], found["next"]) == (right["tokens"], right["next"])
+        assert found["was sharded"] and found["sharded"] == (how == "greedy")
+    for found in ranks.run(2, *job, SEED="1"):
+        assert (found["tokens"], found["next"]) == (alone[1]["tokens"], alone[1]["next"]) and found["sharded"]
+
+
+def test_ranks_that_are_to_share_a_model_draw_what_rank_0_draws(folder: Path) -> None:
+    job = ("parallel.jobs_parts:seeded", str(folder / "llama"), "loop")
+    right = ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1", SEED="0")[0]
+    for found in ranks.run(2, *job, LITEBOOST_TP="2"):
+        assert (found["tokens"], found["next"]) == (right["tokens"], right["next"]) and found["sharded"]
+
+
 def test_division_that_was_asked_for_stays(folder: Path) -> None:
     for found in ranks.run(2, "parallel.jobs_parts:moved", str(folder / "llama"), LITEBOOST_TP="1"):
         assert found
