@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from torch import Tensor
 
+from liteboost_adaptor.ops.paged_attention import PageError
+
 #: What a number may be instead. No NaN: nothing is asked of it.
 NUMBERS = [-1, 0, 1, 2, 3, 7, 10**6, -(2**40), 2**40]
 FLOATS = [-1.0, -0.5, float("inf"), -float("inf")]
 ERRORS = (TypeError, ValueError, IndexError, RuntimeError)
+#: Those that are about values.
+VALUES = (IndexError, PageError)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
 
@@ -69,6 +73,15 @@ def outcome(function: Any, arguments: dict[str, Any]) -> str:
         return next(kind.__name__ for kind in ERRORS if isinstance(error, kind))
     results = [result] if isinstance(result, Tensor) else result or ()
     return str([(tuple(each.shape), each.dtype) for each in results])
+
+
+def is_about_values(function: Any, arguments: dict[str, Any]) -> bool:
+    """Whether ``function`` refuses values, which a kernel that only says shapes does not have."""
+    try:
+        function(**arguments)
+    except ERRORS as error:
+        return isinstance(error, VALUES)
+    return False
 
 
 def to_meta(arguments: dict[str, Any]) -> dict[str, Any]:

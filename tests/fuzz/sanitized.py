@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -113,11 +114,12 @@ def fuzz(folder: Path, watched: dict[str, str], cases: int) -> dict[str, int]:
             for process in running:
                 process.terminate()
                 process.wait()
+        outputs = [(Path(scratch) / f"{at}.out").read_text(errors="replace") for at in range(PROCESSES)]
         for number, process in enumerate(running):
-            output = (Path(scratch) / f"{number}.out").read_text(errors="replace")
-            if process.returncode and process.returncode != -15:
+            if process.returncode not in (0, -signal.SIGTERM):  # those are ended where another one fails
                 last = (Path(scratch) / f"{number}.case").read_text(errors="replace").rstrip("\0")
-                raise JobError(f"{output[-20_000:]}\nin the case {last}")
+                raise JobError(f"{outputs[number][-20_000:]}\nin the case {last}")
+        for output in outputs:
             for name, ran in json.loads(output.splitlines()[-1]).items():
                 counts[name] = counts.get(name, 0) + ran
     return counts
