@@ -33,9 +33,12 @@ AttentionMask mask_type(const at::Tensor& mask) {
   }
 }
 
-// With no channels all dot products are 0.
+// Keys of one channel that is 0 for keys of none; rows of integers with a scale of 0, for theirs may be NaN.
 at::Tensor without_channels(const at::Tensor& key) {
-  return key.scalar_type() == at::kChar ? at::constant_pad_nd(key, {1, 0}) : one_zero_column(key);
+  if (key.scalar_type() != at::kChar) return one_zero_column(key);
+  c10::DimVector sizes(key.sizes());
+  sizes.back() += 1;
+  return empty_cpu(sizes, at::kChar).zero_();
 }
 
 }  // namespace

@@ -226,6 +226,7 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
       pack_query<Words>(query, a.head_dim, t.queries_packed + row * t.query_stride);
       if constexpr (is_int8<Stored>) t.query_scales[row] = 1.0f;
     }
+    if (a.mask_type == AttentionMask::boolean && !is_finite(query, a.head_dim)) t.has_nonfinite_query = true;
     t.maximum[row] = kMinusInfinity;
     t.total[row] = 0.0f;
   }

@@ -78,6 +78,17 @@ LB_INLINE void prefetch(const void* p, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += 64) fetch_ahead(static_cast<const char*>(p) + b);
 }
 
+// Whether none of the n numbers is NaN or infinite.
+template <typename T>
+bool is_finite(const T* row, int64_t n) {
+  VF difference = {};
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const VF x = load_some(row + j, n - j);
+    difference += x - x;
+  }
+  return sum(difference) == 0.0f;
+}
+
 // One query row as words, padded with zeros to a multiple of kLanes words.
 template <typename Words, typename T>
 void pack_query(const T* row, int64_t n, float* out) {

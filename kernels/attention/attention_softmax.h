@@ -77,11 +77,12 @@ LB_INLINE void apply_bool_mask(float* logits, const uint8_t* mask, int64_t strid
       Bytes bytes;
       memcpy(&bytes, mask + j, sizeof(bytes));
       const VU seen = __builtin_convertvector(bytes, VU);
-      store(logits + j, seen != splat_u(0u) ? load(logits + j) : splat(kMinusInfinity));
+      const VF logit = load(logits + j);
+      store(logits + j, seen != splat_u(0u) ? logit : logit + splat(kMinusInfinity));
     }
   }
   for (; j < n; ++j) {
-    if (mask[j * stride] == 0) logits[j] = kMinusInfinity;
+    if (mask[j * stride] == 0) logits[j] += kMinusInfinity;
   }
 }
 

@@ -48,6 +48,8 @@ struct Task {
   // Softmax works on dot products as they are, and scales their differences: a positive factor keeps the
   // order. Not so where something else is done to the scaled ones.
   bool unscaled;
+  // Whether a query holds NaN or infinity, which reaches its row through keys that the mask hides, too.
+  bool has_nonfinite_query;
 
   float* queries_packed;  // [rows][query_stride] words
   float* keys_packed;
@@ -119,7 +121,8 @@ Cover mask_cover(const AttentionArgs& a, const Task& t, int64_t begin, int64_t e
     scan_bool_mask(mask_row(a, t, row, key + first).at<uint8_t>(0), a.mask_strides[3], last - first, any,
                    all);
   }
-  return !any ? Cover::none : all ? Cover::all : Cover::some;
+  if (!any) return t.has_nonfinite_query ? Cover::some : Cover::none;
+  return all ? Cover::all : Cover::some;
 }
 
 // Softmax of one row of dot products with the n keys at `key`, of which [from, from + width) were computed.
@@ -133,8 +136,7 @@ LB_INLINE void softmax_row(const AttentionArgs& a, const Task& t, int64_t row, f
   if (begin < end) {
     if constexpr (kScaled) {
       const float scale = t.query_scales[row];
-      // A scale that is NaN reaches no number of an empty row.
-      if (a.head_dim > 0) multiply_by(logits, t.key_scales, scale == 0.0f ? 1.0f : scale, begin, end);
+      multiply_by(logits, t.key_scales, scale == 0.0f ? 1.0f : scale, begin, end);
     }
     if (!t.unscaled) scale_logits(logits, begin, end, a.scaling, a.softcap);
     if (cover == Cover::some) apply_mask(logits, begin, end, mask_row(a, t, row, key));

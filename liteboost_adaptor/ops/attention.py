@@ -36,9 +36,10 @@ def attention(
     ``i`` stands at position ``i + kv_len - q_len``. A query that sees no key gives 0.
 
     A logit of NaN or infinity makes the rows that see it NaN; all of them -inf, like no key, give 0. Keys
-    that are hidden may hold anything, unless a float mask hides them (NaN - inf is NaN). A value that is not
-    finite reaches the rows that see its key; others may become NaN by it (0 * NaN, as here and in torch's
-    own) or not, because the kernels leave out blocks of keys that none of their rows sees.
+    that causality or the window hides may hold anything. What ``mask`` hides has -inf added to its logit, as
+    in torch's own: NaN or inf makes NaN there, too. A value that is not finite reaches the rows that see its
+    key; others become NaN by it as well (0 * NaN). But the kernels leave out blocks of keys that none of
+    their rows sees, whatever these hold.
 
     Args:
         query: ``[batch, num_heads, q_len, head_dim]``, fp32/bf16/fp16 (here also fp64). Any strides; read
@@ -130,7 +131,7 @@ def block_logits(
     if mask is not None:
         part = mask[:, :, start : start + step]
         if part.dtype == torch.bool:
-            logits = logits.masked_fill(~part, -math.inf)
+            logits = torch.where(part, logits, logits - math.inf)
         else:
             logits = logits + part.to(compute)
     if is_causal:

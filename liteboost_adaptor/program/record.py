@@ -10,7 +10,8 @@ into Python runs to its end, but makes no recording.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
@@ -324,6 +325,10 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with unwatched():
+            if torch.is_inference_mode_enabled() and _is_composite(func):
+                # Under no_grad it is taken apart before: what reads values is seen in its parts.
+                with _mode_on(self):
+                    return func.decompose(*args, **(kwargs or {}))
             return self._noted_call(func, args, kwargs or {})
 
     def _noted_call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -447,6 +452,22 @@ class Recorder(TorchDispatchMode):
     def _function(self, text: str) -> Callable[..., Any]:
         parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
         return eval(f"lambda {parameters}: {text}", {"math": math, "Min": min, "Max": max})
+
+
+@contextmanager
+def _mode_on(mode: TorchDispatchMode) -> Iterator[None]:
+    """``mode`` on again, inside of what it has been called for."""
+    TorchDispatchMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)
+
+
+def _is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether torch makes it of other operators on every device."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def is_untouched(tensor: Tracked) -> bool:

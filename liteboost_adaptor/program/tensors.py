@@ -39,7 +39,7 @@ class Written:
 
     def __init__(self) -> None:
         self._own: set[int] = set()
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor, _Form | None]] = {}
 
     def made(self, results: Iterable[Any], arguments: Iterable[Any]) -> None:
         """An operator made ``results`` of ``arguments``; memory that none of these had is the step's own."""
@@ -57,7 +57,7 @@ class Written:
                 continue
             for tensor in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(tensor, torch.Tensor) and not self.is_own(tensor):
-                    self._before.setdefault(id(tensor), (tensor, tensor.clone()))
+                    self._before.setdefault(id(tensor), (tensor, tensor.clone(), _form_of(tensor)))
 
     def is_own(self, tensor: torch.Tensor) -> bool:
         """Whether the step has made the memory of ``tensor``."""
@@ -66,12 +66,24 @@ class Written:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Those that were written to and are not the step's own."""
-        return [tensor for tensor, _ in self._before.values()]
+        return [tensor for tensor, *_ in self._before.values()]
 
     def give_back(self) -> None:
-        """Give all of them the values they had."""
-        for tensor, values in reversed(self._before.values()):
+        """Give all of them the form and the values they had."""
+        for tensor, values, form in reversed(self._before.values()):
+            if _form_of(tensor) != form:
+                tensor.as_strided_(*form)
             tensor.copy_(values)
+
+
+_Form = tuple[torch.Size, tuple[int, ...], int]
+
+
+def _form_of(tensor: torch.Tensor) -> _Form | None:
+    """What an operator may change of it in place, beside values."""
+    if tensor.layout != torch.strided:
+        return None
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -45,7 +45,7 @@ add(
         class Output_@n(CausalLMOutputWithPast):
             value: torch.Tensor = None
     """,
-    forward="out = Output_@n(**{**out, 'value': x.sum(-1)})",
+    forward="out = Output_@n(**{**out, 'value': x.amax(-1)})",
     after="""
         if user.out is not None and not isinstance(user.out, tuple):
             user.log.append((type(user.out).__name__, user.out.value if hasattr(user.out, 'value') else None))

@@ -163,7 +163,7 @@ add(
 )
 add(
     "storage_values",
-    forward="x = x + 0.1 * math.tanh(x.clone().untyped_storage()[@i])",
+    forward="x = x + 0.1 * math.tanh(x.clone().untyped_storage()[3])",
 )
 add(
     "typed_storage",
