@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.attention_cases import (
     DTYPES,
     FLOOR,
@@ -158,6 +159,23 @@ def test_rows_of_nan_alone(isa: str, dtype: torch.dtype, kv_len: int) -> None:
             found = attention(query, key, value, *form)
             assert torch.equal(found.isnan(), expected.isnan()) and not found[:, :, 1].isnan().any()
             assert torch.equal(found == 0, expected == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("argument", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("number", [NAN, float("inf")], ids=str)
+def test_what_a_mask_hides_is_nan_where_it_is_in_torch(
+    isa: str, dtype: torch.dtype, argument: int, number: float
+) -> None:
+    for q_len in (1, 3, 20):
+        arguments = make(2, 4, 4, q_len, 40, 32, 32, dtype)
+        arguments[argument][:, 1, 0] = number  # a key that is hidden in the first row of the batch
+        mask = torch.ones(2, 1, 1, 40, dtype=torch.bool)
+        mask[0, ..., :2] = False
+        found = attention(*arguments, mask, 0.2)
+        wanted = F.scaled_dot_product_attention(*arguments, attn_mask=mask, scale=0.2).transpose(1, 2)
+        assert found.isnan().any() and torch.equal(found.isnan(), wanted.isnan())
+        assert torch.equal(found.isinf(), wanted.isinf())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
