@@ -33,12 +33,6 @@ Join = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any] | N
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
-def carrying(function: Callable[..., Any], **attributes: Any) -> Callable[..., Any]:
-    """``function`` itself, with ``attributes`` for those who look for them; its type names none."""
-    vars(function).update(attributes)
-    return function
-
-
 def guard(
     rule: Rule, made: Callable[..., Any], original: Any, tally: Tally, owner: type | None, instance: Any
 ) -> Callable[..., Any]:
@@ -60,9 +54,9 @@ def guard(
         return _guarded_method(made, original, watch, tally, frozenset(methods - {rule.attribute}))
     guarded = _guarded(made, _EXPRESSIONS[rule.pattern], watch, tally)
     if hasattr(made, "tally"):
-        guarded = carrying(guarded, tally=made.tally)
+        vars(guarded)["tally"] = made.tally
     if hasattr(made, "of_calls"):
-        guarded = carrying(guarded, of_calls=_joining(made.of_calls, guarded))
+        vars(guarded)["of_calls"] = _joining(made.of_calls, guarded)
     return guarded
 
 
@@ -147,7 +141,8 @@ def _guarded(
             tally.fell_back(reason)
         return plain(*args)
 
-    return carrying(guarded, watch=watch)
+    vars(guarded)["watch"] = watch
+    return guarded
 
 
 def _guarded_method(
@@ -192,7 +187,8 @@ def _guarded_function(
         tally.fell_back(reason)
         return original(*args, **kwargs)
 
-    return carrying(guarded, watch=watch)  # who asks has to keep it
+    vars(guarded)["watch"] = watch  # who asks has to keep it
+    return guarded
 
 
 def _guarded_entry(
