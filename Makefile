@@ -54,7 +54,7 @@ help:
 	@echo "make soundness  recorded steps against their originals in thousands of composed programs"
 	@echo "make asan       fuzzed ops under the address and undefined behaviour sanitizers (GCC; 15 minutes)"
 	@echo "make tsan       programs, paged attention, collectives and ops in 4 threads under the thread sanitizer (GCC)"
-	@echo "make lint       ruff and clang-format; make format applies them"
+	@echo "make lint       ruff, mypy and clang-format; make format applies what ruff and clang-format say"
 	@echo "make docs       the documentation site, in build/docs/html; a warning is an error"
 	@echo "make clean      remove .venv and everything built"
 
@@ -135,6 +135,7 @@ tsan: $(READY)
 lint: $(READY)
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) -m mypy
 	@.venv/bin/clang-format --dry-run -Werror $(CPP_FILES)
 
 format: $(READY)

@@ -168,8 +168,8 @@ def inspect(path: Path, torch: str | None, build_info: str = BUILD_INFO) -> Cand
         if not isinstance(info, dict):
             raise ValueError("not a JSON object")
     except (OSError, ValueError) as fault:
-        reason = f"{path} cannot be trusted: no readable {build_info} beside it ({fault})"
-        return Candidate(path, _NO_INFO, reason)
+        why = f"{path} cannot be trusted: no readable {build_info} beside it ({fault})"
+        return Candidate(path, _NO_INFO, why)
     reason = _mismatch(path, info, torch) or damage(path) or _stale_info(path, info, build_info)
     return Candidate(path, MappingProxyType(info), reason)
 

@@ -190,7 +190,7 @@ class Watch:
         self._held[:] = [place.found() for place in self.places]
         self._codes[:] = map(_code, self._held)
         self._expected[:] = [space.get(name, _MISSING) for space, name in self._entries]
-        self._function_codes[:] = map(_code, self._functions)
+        self._function_codes[:] = [function.__code__ for function in self._functions]
         self._kernels[0] = len(torch.library._impls)
         self._said[0] = self._reason()
         return self._said[0]
@@ -208,7 +208,7 @@ class Watch:
             return None
         # Functions only: what has no code now may get one, but is then another object.
         self._functions[:] = [value for value in self._held if _code(value) is not None]
-        self._function_codes[:] = map(_code, self._functions)
+        self._function_codes[:] = [function.__code__ for function in self._functions]
         spaces, names = [space for space, _ in self._entries], [name for _, name in self._entries]
         # Held for as long as the watch lives, which whoever asks has to keep.
         self._members = [spaces, names, self._expected, self._functions, self._function_codes]

@@ -26,7 +26,7 @@ from ..config import settings
 from ..engine import catalogue
 from ..engine.catalogue import Rule
 from ..engine.fingerprint import DIGEST_LENGTH, Opaque, fingerprint
-from ..engine.fit import Fit, Fits
+from ..engine.fit import Fit, Fits, Misfit
 from ..engine.source import tree_of
 from ..report import APPLIED, PROVED
 from .instances import NotBuilt, build
@@ -188,8 +188,8 @@ class _Scanner:
             yield _judged(name, _digest(function)[0], expected[0].family, fit)
 
 
-def _judged(name: str, digest: str, family: str, fit: Fit | None) -> Target:
-    if fit is None or fit.rule is None:
+def _judged(name: str, digest: str, family: str, fit: Fit | Misfit | None) -> Target:
+    if not isinstance(fit, Fit):
         reason = fit.reason if fit else "no rule takes an interest"
         return Target(name, digest, UNKNOWN, f"{family}.*", reason)
     return Target(name, digest, _STATES[fit.state], fit.rule.id)

@@ -81,8 +81,9 @@ class _Editor(ast.NodeTransformer):
         if not isinstance(parts, ast.List) or len(parts.elts) != 2 or keyword.arg != "dim":
             return None
         first, new = parts.elts
-        is_own = isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name)
-        if not is_own or first.value.id != self.self_name or isinstance(new, ast.Starred):
+        if not isinstance(first, ast.Attribute) or not isinstance(first.value, ast.Name):
+            return None
+        if first.value.id != self.self_name or isinstance(new, ast.Starred):
             return None
         try:
             dim = ast.literal_eval(keyword.value)

@@ -22,7 +22,7 @@ from . import expressions, source, swap
 from . import rewrite as rewriting
 from .catalogue import Rule
 from .fingerprint import callables, forget
-from .fit import Fit, Fits, works_in_place
+from .fit import Fit, Fits, Misfit, works_in_place
 
 #: Plans kept. A model has about ten kinds of modules; a plan that was dropped is made again.
 _MOST_PLANS = 1000
@@ -175,7 +175,7 @@ class Binder:
         )
 
 
-def _current_forward(cls: type) -> Callable[..., Any]:
+def _current_forward(cls: type[torch.nn.Module]) -> Callable[..., Any]:
     """The forward that ``cls`` has when it is called: somebody may put another there after us."""
 
     @functools.wraps(cls.forward)
@@ -228,7 +228,7 @@ class _Planner:
         fit = self.fits.method(self.module, attribute)
         if fit is None:
             return
-        if fit.rule is None:
+        if isinstance(fit, Misfit):
             self.outcomes.append(Outcome(fit.family, fit.state, self.target, fit.reason))
             return
         replacement = self._make(fit, method, self.cls)
@@ -269,7 +269,8 @@ class _Planner:
 
     def _reroute(self, attribute: str, method: Any) -> None:
         """Expressions inside a method, by the rules of kinds ``expression`` and ``function``."""
-        routes, owners = rewriting.Routes(), {}
+        routes = rewriting.Routes()
+        owners: dict[tuple[str, str], Fit] = {}
         for name, child in self.module._modules.items():
             for fit in self.fits.expressions(child) if child is not None else ():
                 replacement = self._make(fit, child)
@@ -317,7 +318,7 @@ class _Planner:
             )
             if fit is None:
                 continue
-            if fit.rule is None:
+            if isinstance(fit, Misfit):
                 self.outcomes.append(Outcome(fit.family, fit.state, f"{self.target}: {name}", fit.reason))
                 continue
             replacement = self._make(fit, function)
@@ -336,7 +337,7 @@ class _Planner:
         for rule in self.fits.receivers:
             if rule.attribute not in names:
                 continue
-            fit = Fit(rule.family, APPLIED, rule)
+            fit = Fit(rule)
             replacement = self._make(fit, None)
             if replacement is not None:
                 routes.receiver[rule.attribute] = replacement
@@ -356,7 +357,9 @@ class _Planner:
         for text in expressions.callees_in_products(node, inner.__code__.co_varnames):
             function = expressions.resolve(text, inner.__globals__)
             fit = self.fits.factor(function)
-            replacement = self._make(fit, function) if fit is not None else None
+            if fit is None:
+                continue
+            replacement = self._make(fit, function)
             if replacement is not None:
                 routes.factor[text] = replacement
                 owners[("factor", text)] = fit

@@ -210,8 +210,8 @@ class _Body:
     def _global(self, name: str) -> Any:
         """What a name that is no local stands for; its place is noted."""
         function = self.function
-        if name in function.__code__.co_freevars:
-            cell = function.__closure__[function.__code__.co_freevars.index(name)]
+        cell = source.free_cells(function).get(name)
+        if cell is not None:
             value = _contents(cell)
         elif name in function.__globals__ or not hasattr(_builtins(), name):
             value = self.reader.note(place_in_module(function.__globals__, name))
@@ -224,10 +224,11 @@ class _Body:
 
     def _attribute(self, node: ast.Attribute) -> None:
         base = node.value
-        if isinstance(base, ast.Name) and base.id == self.self_name:
-            self._of_self(node.attr)
-        elif _is_super(base) and self.owner is not None:
-            self._of_super(node.attr)
+        owner = self.owner
+        if owner is not None and isinstance(base, ast.Name) and base.id == self.self_name:
+            self._of_self(owner, node.attr)
+        elif owner is not None and source.is_super(base):
+            self._of_super(owner, node.attr)
         elif self._chain(node) is _MISSING:
             held = self._chain(base)
             method = getattr(type(held), node.attr, None) if _is_ours(held) else None
@@ -253,18 +254,18 @@ class _Body:
         self.reader.follow(value, self.depth)
         return value
 
-    def _of_self(self, name: str) -> None:
-        place = place_in_class(self.owner, name)
+    def _of_self(self, owner: type, name: str) -> None:
+        place = place_in_class(owner, name)
         value = place.value()
         if type(value) is types.FunctionType or isinstance(value, (classmethod, staticmethod, property)):
             self.reader.note(place)
             if type(value) is types.FunctionType:
-                self.reader.read(value, self.owner, self.instance, self.depth + 1)
+                self.reader.read(value, owner, self.instance, self.depth + 1)
             return
         # An attribute of the instance, until the class gets one that is found before it (a property).
         for each in (name, "__getattribute__", "__getattr__"):
-            if each == name or hasattr(self.owner, each):
-                self.reader.note(place_in_class(self.owner, each))
+            if each == name or hasattr(owner, each):
+                self.reader.note(place_in_class(owner, each))
         child = vars(self.instance).get("_modules", {}).get(name) if self.instance is not None else None
         held = vars(self.instance).get(name) if self.instance is not None else None
         if isinstance(child, torch.nn.Module):
@@ -272,14 +273,14 @@ class _Body:
         elif type(held) is types.FunctionType:
             self.reader.read(held, None, None, self.depth + 1)
 
-    def _of_super(self, name: str) -> None:
-        line, writer = self.owner.__mro__, self._global("__class__")
+    def _of_super(self, owner: type, name: str) -> None:
+        line, writer = owner.__mro__, self._global("__class__")
         bases = line[line.index(writer) + 1 :] if writer in line else ()
         base = next((cls for cls in bases if name in vars(cls)), None)
         if base is not None:
             value = self.reader.note(place_in_class(base, name))
             if type(value) is types.FunctionType:
-                self.reader.read(value, self.owner, self.instance, self.depth + 1)
+                self.reader.read(value, owner, self.instance, self.depth + 1)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -313,15 +314,6 @@ def _computes(value: Any) -> bool:
 def _is_ours(value: Any) -> bool:
     """Whether a replacement holds an object of ours, such as the form of a norm."""
     return type(value).__module__.startswith("liteboost_adaptor.replacements")
-
-
-def _is_super(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and not node.args
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "super"
-    )
 
 
 def _contents(cell: types.CellType) -> Any:

@@ -110,8 +110,10 @@ class Rule:
         applies: Callable[[Any], bool] = resolve(self.applies, self)
         return applies
 
-    def load_probe(self) -> Callable[..., Any] | None:
-        return resolve(self.probe, self) if self.probe else None
+    def load_probe(self) -> Callable[..., Any]:
+        """What yields its cases, where it names one."""
+        probe: Callable[..., Any] = resolve(self.probe, self)
+        return probe
 
 
 def resolve(name: str, rule: Rule) -> Any:

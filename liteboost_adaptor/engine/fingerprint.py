@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import textwrap
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +119,8 @@ def _describe(value: Any) -> str:
         return f"partial({_describe(value.func)},{value.args!r},{keywords})"
     if isinstance(value, types.MethodType):
         try:
-            return f"method<{_fingerprint(value.__func__, type(value.__self__), (), ()).digest}>"
+            owner: type = type(value.__self__)
+            return f"method<{_fingerprint(value.__func__, owner, (), ()).digest}>"
         except Opaque:
             return f"opaque {value!r}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
@@ -220,11 +222,11 @@ class _Writer:
     def _Attribute(self, node: ast.Attribute) -> str:
         value = self._global_chain(node)
         if value is not _MISSING:
-            return self._meaning(value, self._dotted(node))
-        if self._is_super(node.value):
-            return f"super.{node.attr}{self._inherited(node.attr)}"
-        if self._is_self(node.value):
-            return f"self.{node.attr}{self._method(node.attr)}"
+            return self._meaning(value, ast.unparse(node))
+        if self.owner is not None and self._is_super(node.value):
+            return f"super.{node.attr}{self._inherited(self.owner, node.attr)}"
+        if self.owner is not None and self._is_self(node.value):
+            return f"self.{node.attr}{self._method(self.owner, node.attr)}"
         # A size may choose elements; a size that enters the arithmetic is an operation to account for.
         if not (self.in_index and node.attr == "shape"):
             self.operations.add(node.attr)
@@ -238,37 +240,36 @@ class _Writer:
         return f"Subscript(value={value},slice={index})"
 
     def _is_self(self, node: ast.AST) -> bool:
-        return self.owner is not None and isinstance(node, ast.Name) and self.locals.get(node.id) == "v0"
+        return isinstance(node, ast.Name) and self.locals.get(node.id) == "v0"
 
     def _is_super(self, node: ast.AST) -> bool:
-        plain = isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Name)
-        return plain and node.func.id == "super" and "super" not in self.locals and self.owner is not None
+        return source.is_super(node) and "super" not in self.locals
 
-    def _inherited(self, name: str) -> str:
-        """The digest of the method that ``super()`` finds for an instance of the owner."""
-        line, writer = self.owner.__mro__, self._global("__class__")
+    def _inherited(self, owner: type, name: str) -> str:
+        """The digest of the method that ``super()`` finds for an instance of ``owner``."""
+        line, writer = owner.__mro__, self._global("__class__")
         classes = line[line.index(writer) + 1 :] if writer in line else ()
         found = next((vars(cls)[name] for cls in classes if name in vars(cls)), _MISSING)
         if type(found) is not types.FunctionType:
             raise Opaque(f"uses super().{name}, which is no plain method")
-        return self._callee(found, self.owner, name)
+        return self._callee(found, owner, name)
 
-    def _method(self, name: str) -> str:
-        """The digest of a method of the owner, or nothing for an attribute of the instance."""
+    def _method(self, owner: type, name: str) -> str:
+        """The digest of a method of ``owner``, or nothing for an attribute of the instance."""
         if name in self.held:  # an attribute of the instance comes before a method of its class
             self.operations.add(f"self.{name}")
             return f"<{self.held[name]}>"
-        found = next((vars(cls)[name] for cls in self.owner.__mro__ if name in vars(cls)), _MISSING)
+        found = next((vars(cls)[name] for cls in owner.__mro__ if name in vars(cls)), _MISSING)
         if isinstance(found, staticmethod):
             return self._callee(found.__func__, None, name)
         if type(found) is types.FunctionType:
-            return self._callee(found, self.owner, name)
+            return self._callee(found, owner, name)
         if found is _MISSING or isinstance(found, (int, float, str, bool, type(None))):
             self.operations.add(f"self.{name}")
             return "" if found is _MISSING else f"={found!r}"
         raise Opaque(f"uses self.{name}, a {type(found).__name__} of the class")
 
-    def _callee(self, function: types.FunctionType, owner: type | None, name: str) -> str:
+    def _callee(self, function: Callable[..., Any], owner: type | None, name: str) -> str:
         try:
             inner = _fingerprint(
                 function, owner, self.path, tuple(sorted(self.held.items())) if owner else ()
@@ -280,8 +281,8 @@ class _Writer:
 
     def _global(self, name: str) -> Any:
         function = self.parsed.function
-        if name in function.__code__.co_freevars:
-            cell = function.__closure__[function.__code__.co_freevars.index(name)]
+        cell = source.free_cells(function).get(name)
+        if cell is not None:
             return cell.cell_contents
         if name in function.__globals__:
             return function.__globals__[name]
@@ -293,9 +294,6 @@ class _Writer:
         """The package a C function was reached through; it carries no module name of its own."""
         first = self._global(dotted.split(".")[0])
         return first.__name__.split(".")[0] if isinstance(first, types.ModuleType) else "builtins"
-
-    def _dotted(self, node: ast.AST) -> str:
-        return f"{self._dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else node.id
 
     def _global_chain(self, node: ast.AST) -> Any:
         """The object a dotted name rooted in a global module stands for, else `_MISSING`."""

@@ -21,12 +21,15 @@ from .probe import probe
 
 @dataclass(frozen=True)
 class Fit:
-    """The verdict on one target: a rule that may be bound, or a family with the reason against it."""
+    """A rule that may be bound to one target.
 
-    family: str
-    state: str
-    rule: Rule | None = None
-    reason: str = ""
+    Attributes:
+        state: `APPLIED`, or `PROVED` where a probe says so.
+        parameters: For its replacement, beside the rule's own.
+    """
+
+    rule: Rule
+    state: str = APPLIED
     parameters: tuple[tuple[str, Any], ...] = ()
 
     def make(self, original: Any, owner: type | None = None, instance: Any = None) -> Callable[..., Any]:
@@ -37,6 +40,19 @@ class Fit:
         tally, parameters = report.tally(self.rule.id), {**self.rule.parameters, **dict(self.parameters)}
         made = self.rule.load_replacement()(original, tally, **parameters)
         return guard(self.rule, made, original, tally, owner, instance)
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A family none of whose rules may be bound to a target that looks like one of it.
+
+    Attributes:
+        state: `REFUSED` or `FOREIGN`.
+    """
+
+    family: str
+    state: str
+    reason: str
 
 
 class Fits:
@@ -64,7 +80,7 @@ class Fits:
         shapes = tuple((name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None)
         return callables(module), tuple(sorted(n for n in reads if hasattr(module, n))), shapes[:2]
 
-    def method(self, module: torch.nn.Module, attribute: str) -> Fit | None:
+    def method(self, module: torch.nn.Module, attribute: str) -> Fit | Misfit | None:
         """Fit of a method of ``module``; ``None`` when it neither fits nor was expected to."""
         cls = type(module)
         rules = [rule for rule in self._methods if rule.attribute == attribute]
@@ -89,9 +105,9 @@ class Fits:
 
     def model(self, cls: type) -> list[Fit]:
         """Fits of the rules around the forward of a whole model."""
-        return [Fit(rule.family, APPLIED, rule) for rule in self._models if rule.load_applies()(cls)]
+        return [Fit(rule) for rule in self._models if rule.load_applies()(cls)]
 
-    def function(self, function: Any) -> Fit | None:
+    def function(self, function: Any) -> Fit | Misfit | None:
         """Fit of a function some method calls by name."""
         target = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
         rules, body = [rule for rule in self._functions if _applies(rule, function)], function
@@ -111,7 +127,7 @@ class Fits:
     def factor(self, function: Any) -> Fit | None:
         """Fit of a function whose call is a factor of a product."""
         rule = self._factors.get(function) if isinstance(function, Hashable) else None
-        return Fit(rule.family, APPLIED, rule) if rule is not None else None
+        return Fit(rule) if rule is not None else None
 
     def expressions(self, child: torch.nn.Module) -> list[Fit]:
         """Fits of the expression rules whose child this is, at most one for a pattern."""
@@ -132,15 +148,16 @@ class Fits:
             if bound is None or bound.id not in rule.child_rules:
                 return None
             parameters = tuple((name, bound.parameters[name]) for name in sorted(bound.parameters))
-            return Fit(rule.family, APPLIED, rule, parameters=(*parameters, ("child_rule", bound.id)))
+            return Fit(rule, parameters=(*parameters, ("child_rule", bound.id)))
         if f"{cls.__module__}:{cls.__qualname__}" in rule.children:
-            return Fit(rule.family, APPLIED, rule)
-        if rule.bodies and type(getattr(cls, "forward", None)) is types.FunctionType:
+            return Fit(rule)
+        forward = getattr(cls, "forward", None)
+        if rule.bodies and type(forward) is types.FunctionType:
             try:
-                digest = fingerprint(cls.forward, cls, child).digest
+                digest = fingerprint(forward, cls, child).digest
             except Opaque:
                 return None
-            return Fit(rule.family, APPLIED, rule) if digest in rule.bodies else None
+            return Fit(rule) if digest in rule.bodies else None
         return None
 
     def _probe(self, rule: Rule, original: Any, cases: Any) -> str:
@@ -181,7 +198,7 @@ def _decide(
     probe_with: Callable[[Rule], str],
     proofs: dict[Any, str],
     instance_key: Any,
-) -> Fit | None:
+) -> Fit | Misfit | None:
     """Listed body, else operations and probe, else a refusal if the target looks like one."""
     expected = [rule for rule in rules if rule.names(target)]
     if not rules:
@@ -192,11 +209,11 @@ def _decide(
         if not expected:
             return None
         state = FOREIGN if "wrapped" in str(fault) or "not a plain function" in str(fault) else REFUSED
-        return Fit(f"{expected[0].family}.*", state, reason=str(fault))
+        return Misfit(f"{expected[0].family}.*", state, str(fault))
     listed = [rule for rule in rules if found.digest in rule.bodies]
     for rule in listed:
         if not lacks(rule):
-            return Fit(rule.family, APPLIED, rule)
+            return Fit(rule)
     reasons = [f"{rule.id}: {lacks(rule)}".rstrip("; ") for rule in listed]
     candidates = [
         rule for rule in rules if rule.probe and (rule in expected or set(rule.needs) <= found.operations)
@@ -218,11 +235,9 @@ def _decide(
             except Exception as fault:  # noqa: BLE001 - a replacement that raises is no proof
                 proofs[key] = f"its probe raised {type(fault).__name__}: {fault}"
         if not proofs[key]:
-            return Fit(rule.family, PROVED, rule)
+            return Fit(rule, PROVED)
         reasons.append(f"{rule.id}: {proofs[key]}")
     if not expected:
         return None
     why = "; ".join(dict.fromkeys(reasons)) or "no rule of the family knows such a body"
-    return Fit(
-        f"{expected[0].family}.*", REFUSED, reason=f"body {found.digest} is not in the catalogue; {why}"
-    )
+    return Misfit(f"{expected[0].family}.*", REFUSED, f"body {found.digest} is not in the catalogue; {why}")

@@ -28,6 +28,8 @@ _OF_CHECKS = (ValueError, TypeError, IndexError)
 _REFUSALS = (*_OF_CHECKS, RuntimeError)
 #: In the dispatcher's error, a RuntimeError, where an argument is of another type than the op's schema says.
 _NOT_OF_SCHEMA = "Expected a value of type"
+#: ``of_calls`` of a product's replacement: joins it with those of the calls that make its factors, or cannot.
+Join = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any] | None]
 _is_traced = torch.compiler.is_dynamo_compiling
 
 
@@ -52,9 +54,9 @@ def guard(
         return _guarded_method(made, original, watch, tally, frozenset(methods - {rule.attribute}))
     guarded = _guarded(made, _EXPRESSIONS[rule.pattern], watch, tally)
     if hasattr(made, "tally"):
-        guarded.tally = made.tally
+        vars(guarded)["tally"] = made.tally
     if hasattr(made, "of_calls"):
-        guarded.of_calls = _joining(made, guarded)
+        vars(guarded)["of_calls"] = _joining(made.of_calls, guarded)
     return guarded
 
 
@@ -76,9 +78,9 @@ def _named(rule: Rule, function: Any) -> list[Place]:
     Its module's name for it, and the names by which the rule knows it.
     """
     found = []
-    names = getattr(function, "__globals__", {})
-    if names.get(getattr(function, "__name__", "")) is function and rule.kind != "registry":
-        found.append(place_in_module(names, function.__name__))
+    names, own_name = getattr(function, "__globals__", {}), getattr(function, "__name__", "")
+    if names.get(own_name) is function and rule.kind != "registry":
+        found.append(place_in_module(names, own_name))
     for name in rule.functions:
         module, _, attribute = name.partition(":")
         space = vars(__import__(module, fromlist=["_"]))
@@ -114,7 +116,7 @@ def _residual(norm: Any, a: Any, b: Any) -> Any:
 
 
 #: The expressions that `rewrite` reroutes, as their authors wrote them, and the operators in them.
-_EXPRESSIONS = {"call": _call, "product": _product, "residual": _residual}
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {"call": _call, "product": _product, "residual": _residual}
 _OPERATORS = {"product": ("mul",), "residual": ("add",)}
 
 
@@ -139,7 +141,7 @@ def _guarded(
             tally.fell_back(reason)
         return plain(*args)
 
-    guarded.watch = watch
+    vars(guarded)["watch"] = watch
     return guarded
 
 
@@ -185,7 +187,7 @@ def _guarded_function(
         tally.fell_back(reason)
         return original(*args, **kwargs)
 
-    guarded.watch = watch  # who asks has to keep it
+    vars(guarded)["watch"] = watch  # who asks has to keep it
     return guarded
 
 
@@ -204,11 +206,11 @@ def _guarded_entry(
     return entry
 
 
-def _joining(made: Callable[..., Any], guarded: Callable[..., Any]) -> Callable[..., Any]:
+def _joining(join: Join, guarded: Callable[..., Any]) -> Join:
     """``of_calls`` of a replacement (see `engine.rewrite`), guarded by what all three stand for."""
 
     def of_calls(left: Callable[..., Any], right: Callable[..., Any]) -> Callable[..., Any] | None:
-        joined = made.of_calls(left, right)
+        joined = join(left, right)
         if joined is None:
             return None
         watches = [each.watch for each in (guarded, left, right) if hasattr(each, "watch")]

@@ -170,7 +170,7 @@ def build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]
     original = parsed.function
     code = source.compile_in_factory(node, original.__code__, tuple(names))
     watch.rewritten.update(source.nested_codes(code))
-    cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
+    cells = source.free_cells(original)
     closure = tuple(
         cells[name] if name in cells else types.CellType(names[name]) for name in code.co_freevars
     )

@@ -165,6 +165,21 @@ def _same_constant(left: Any, right: Any) -> bool:
     return type(left) is type(right) and repr(left) == repr(right)
 
 
+def free_cells(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The cells of the names that ``function`` has from functions around it."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def is_super(node: ast.AST) -> bool:
+    """Whether ``node`` is ``super()``."""
+    return (
+        isinstance(node, ast.Call)
+        and not node.args
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "super"
+    )
+
+
 FACTORY = "__liteboost_factory__"
 
 

@@ -19,6 +19,9 @@ from torch.nn.utils import parametrize
 MARKER = "__liteboost__"
 #: What an instance keeps for us begins so, and is left out of copies and pickles.
 PRIVATE = "_liteboost_"
+#: What ``object.__reduce_ex__`` makes an object by, and what makes one of a class that need not be its own.
+_NEW_OBJECT = copyreg.__newobj__  # type: ignore[attr-defined] # not in typeshed
+_RECONSTRUCTOR = copyreg._reconstructor  # type: ignore[attr-defined] # not in typeshed
 
 
 def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
@@ -33,9 +36,9 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
             kept = {name: value for name, value in reduced[2].items() if not str(name).startswith(PRIVATE)}
             state = {**kept, **_rebound(self, kept, _functions(made), original)}
             reduced = (*reduced[:2], state, *reduced[3:])
-        if reduced[0] is copyreg.__newobj__ and reduced[1] == (made,):
+        if reduced[0] is _NEW_OBJECT and reduced[1] == (made,):
             # pickle insists that __newobj__ makes the object's present class; this makes the other.
-            return (copyreg._reconstructor, (original, object, None), *reduced[2:])
+            return (_RECONSTRUCTOR, (original, object, None), *reduced[2:])
         arguments = tuple(original if argument is made else argument for argument in reduced[1])
         return (reduced[0], arguments, *reduced[2:])
 
@@ -50,7 +53,7 @@ def subclass(original: type, methods: dict[str, Any], mark: Any) -> type:
     # Made beside the original and moved under it: a direct subclass would run its __init_subclass__, which
     # is for classes people write (it registers plug-ins, wraps methods once more, reads annotations).
     beside = torch.nn.Module if issubclass(original, torch.nn.Module) else _Beside
-    made = types.new_class(
+    made: type[Any] = types.new_class(
         original.__name__,
         (beside,),
         {"metaclass": _metaclass(type(original))},
@@ -102,7 +105,7 @@ def mark_beneath(module: torch.nn.Module) -> Any:
     is_for_one = (
         "parametrizations" in getattr(module, "_modules", ()) and cls.__module__ == parametrize.__name__
     )
-    return vars(cls.__base__).get(MARKER) if is_for_one else None
+    return vars(cls.__bases__[0]).get(MARKER) if is_for_one else None
 
 
 def original_class(module: torch.nn.Module) -> type:
@@ -120,11 +123,12 @@ def swap(module: torch.nn.Module, made: type) -> None:
 
 def restore(module: torch.nn.Module) -> bool:
     """Give ``module`` its own class back. False when someone else has changed it since; theirs is left."""
+    made: type
     if mark_of(module) is not None:
         made = type(module)
         module.__class__ = original = made.__bases__[0]
     elif mark_beneath(module) is not None:
-        made = type(module).__base__
+        made = type(module).__bases__[0]
         type(module).__bases__ = (original := made.__bases__[0],)
     else:
         return False

@@ -171,7 +171,7 @@ def _check_memory(keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> N
 
 def _share(a: Tensor, b: Tensor) -> bool:
     """Whether both are views of one storage."""
-    return torch._C._is_alias_of(a, b)
+    return torch._C._is_alias_of(a, b)  # type: ignore[attr-defined] # not in torch's stub
 
 
 define(

@@ -16,6 +16,11 @@ NAMESPACE = "liteboost_parallel"
 _LIBRARIES: list[torch.library.Library] = []
 
 
+def _group(name: str) -> dist.ProcessGroup:
+    # Imported there in every version of torch that is served; 2.13's stub has a type of its own for names.
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
 def all_reduce(x: Tensor, group: str) -> Tensor:
     """The sum of ``x`` over the ranks of a process group.
 
@@ -38,7 +43,7 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
         ``torch.distributed.all_reduce``.
     """
     result = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, group=dist.distributed_c10d._resolve_process_group(group))
+    dist.all_reduce(result, group=_group(group))
     return result
 
 
@@ -85,7 +90,7 @@ def all_reduce_(x: Tensor, group: str) -> Tensor:
         ``torch.distributed.all_reduce``.
     """
     whole = x.contiguous()
-    dist.all_reduce(whole, group=dist.distributed_c10d._resolve_process_group(group))
+    dist.all_reduce(whole, group=_group(group))
     return x if whole is x else x.copy_(whole)
 
 
@@ -111,7 +116,7 @@ def all_gather(x: Tensor, sizes: Sequence[int], group: str) -> Tensor:
     Source:
         ``torch.distributed.all_gather``.
     """
-    ranks = dist.distributed_c10d._resolve_process_group(group)
+    ranks = _group(group)
     padded = torch.nn.functional.pad(x, (0, max(sizes) - x.shape[-1])).contiguous()
     gathered = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(gathered, padded, group=ranks)

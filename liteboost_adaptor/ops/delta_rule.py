@@ -133,7 +133,9 @@ def chunk_gated_delta_rule(
     out = v.new_empty(batch, tokens, heads, v_dim)
     for begin in range(0, tokens, CHUNK):
         part = slice(begin, begin + CHUNK)
-        result, state = _chunk(*(x[:, :, part] for x in (q, k, v, decay, rate)), state)
+        result, state = _chunk(
+            q[:, :, part], k[:, :, part], v[:, :, part], decay[:, :, part], rate[:, :, part], state
+        )
         out[:, part] = result.transpose(1, 2)
     if state is initial_state:
         state = state.clone(memory_format=torch.contiguous_format)

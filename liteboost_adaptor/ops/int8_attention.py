@@ -115,9 +115,11 @@ def int8_attention(
     compute = torch.promote_types(query.dtype, torch.float32)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(compute)
-    exact = [dequantized(rows, compute) for rows in (key, value)]
+    keys, values = (dequantized(rows, compute) for rows in (key, value))
     sinks = None if sinks is None else sinks.to(compute)
-    result = attention(query.to(compute), *exact, mask, scaling, is_causal, sliding_window, softcap, sinks)
+    result = attention(
+        query.to(compute), keys, values, mask, scaling, is_causal, sliding_window, softcap, sinks
+    )
     return result.to(query.dtype)
 
 

@@ -97,7 +97,8 @@ def paged_attention(
                 own = cache[pages].flatten(0, 1)[: end - begin]
             states.append(own.transpose(0, 1).unsqueeze(0))
         one = query[first:last].transpose(0, 1).unsqueeze(0)
-        mixed = attention(one, *states, None, scaling, is_causal, sliding_window, softcap, sinks)
+        keys, values = states
+        mixed = attention(one, keys, values, None, scaling, is_causal, sliding_window, softcap, sinks)
         result[first:last] = mixed[0]
     return result
 

@@ -40,7 +40,7 @@ def kinds(kwargs: dict[str, Any]) -> Any:
         elif type(value) is torch.Tensor:
             if value.__dict__ and not all(name.startswith(_OURS) for name in value.__dict__):
                 return None  # what somebody has written on it is for the forward to read
-            shape = value.shape
+            shape: tuple[int, ...] = value.shape
             if name in GROWING:
                 if len(shape) != 2:
                     return None

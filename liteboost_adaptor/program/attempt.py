@@ -77,8 +77,8 @@ class Attempt:
         self._counts = ran.counts
         try:
             self._outline = Outline(result, self._cache)
-        except CannotLower as fault:
-            self._fault_of_run, self.is_tainted = str(fault), True
+        except CannotLower as refusal:
+            self._fault_of_run, self.is_tainted = str(refusal), True
             return result
         self._results = self._outline.tensors
         fault = self._fault_in_results()

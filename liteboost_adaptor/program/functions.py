@@ -98,8 +98,10 @@ _ASKING = frozenset(
 #: Make tensors of Python's numbers, by `__getitem__` and `__setitem__` of lists of them.
 _OF_NUMBERS = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"})
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, type(...), torch.layout)
-_PLAIN += (torch.memory_format,)
+_PLAIN: tuple[type, ...] = (
+    *(bool, int, float, complex, str, type(None), type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 
 
 _COMPILED = (

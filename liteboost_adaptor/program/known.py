@@ -75,7 +75,7 @@ _C_TYPES = (
     *(zip, map, filter, enumerate, reversed, super, property, staticmethod, classmethod, object, type),
     *(types.MappingProxyType, types.SimpleNamespace, types.MethodType, functools.partial),
 )
-_METHODS_OF = (
+_METHODS_OF: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, slice, range, type, object),
     *(torch.Tensor, torch.Size, torch.dtype, torch.device, BaseException, types.MappingProxyType),
     *(type({}.keys()), type({}.values()), type({}.items()), type(None), types.GeneratorType),
@@ -179,16 +179,15 @@ def is_plain_function(function: Any) -> bool:
     """Whether a function in C depends on its arguments alone, and changes nothing else."""
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
     if isinstance(owner, types.ModuleType):
-        module = owner.__name__
-        if module == "builtins":
+        if owner.__name__ == "builtins":
             return name in _BUILTINS
-        return module in _C_MODULES or is_fixed(module)
+        return owner.__name__ in _C_MODULES or is_fixed(owner.__name__)
     if owner is not None:
         cls = owner if isinstance(owner, type) else type(owner)
         return isinstance(owner, _METHODS_OF) or is_fixed(cls.__module__) or _is_plain_owner(cls)
-    cls = getattr(function, "__objclass__", None)
-    if cls is not None:
-        return issubclass(cls, _METHODS_OF) or is_fixed(cls.__module__) or _is_plain_owner(cls)
+    definer = getattr(function, "__objclass__", None)
+    if definer is not None:
+        return issubclass(definer, _METHODS_OF) or is_fixed(definer.__module__) or _is_plain_owner(definer)
     module = getattr(function, "__module__", None)
     return type(module) is str and (module in _C_MODULES or is_fixed(module))
 

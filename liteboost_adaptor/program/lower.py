@@ -165,7 +165,8 @@ class Writer:
         self._line(f"alias {source} {' '.join(map(str, view))} -> {made}", [source])
 
     def _call(self, call: Call) -> None:
-        schema, reads = call.function._schema, []
+        schema = call.function._schema
+        reads: list[int] = []
         self._has_written |= schema.is_mutable and call.function.name() not in OF_A_RUN
         named = {argument.name: at for at, argument in enumerate(schema.arguments)}
         given = [*enumerate(call.args), *((named[name], value) for name, value in call.kwargs.items())]

@@ -71,6 +71,9 @@ def _rewritten(
     rounded: dict[int, tuple[Slot, Slot]] = {}
     member = {id(call): x for x, group in groups.items() for call in group}
     for call in calls:
+        if not isinstance(call, Call):
+            yield call
+            continue
         if id(call) in norms:
             x = call.results[0]
             rounded[x] = integers, scales = Slot(recording.new()), Slot(recording.new())

@@ -90,8 +90,13 @@ def _bias(linear: Call) -> Any:
 
 def _parameters(values: list[Any], recording: Recording) -> list[torch.Tensor]:
     """What is held for the slots; nothing where one is no constant."""
-    found = [recording.constants.get(value.number) if is_slot(value) else None for value in values]
-    return [] if any(each is None for each in found) else found
+    found = []
+    for value in values:
+        held = recording.constants.get(value.number) if is_slot(value) else None
+        if held is None:
+            return []
+        found.append(held)
+    return found
 
 
 def _lie_at_once(group: list[Call], recording: Recording, may_move: bool) -> bool:

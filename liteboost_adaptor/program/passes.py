@@ -81,8 +81,8 @@ def _with_fused_norms(
                 norms[id(found)] = call
                 fused.add(id(call))
     for call in calls:
-        if id(call) in norms:
-            norm = norms[id(call)]
+        norm = norms.get(id(call))
+        if norm is not None and isinstance(call, Call):
             args, results = (*call.args, *norm.args[1:]), [norm.results[0], call.results[0]]
             yield Call(ours.add_rms_norm.default, args, norm.kwargs, results)
         elif id(call) not in fused:

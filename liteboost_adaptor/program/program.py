@@ -134,10 +134,10 @@ class Program:
             inputs += [owns[holder][name] for holder, name in self._kept]
             grown = [owns[holder][rooms.ROOMS][name] for (holder, name), _ in self._appended]
             inputs += [room.memory for room in grown]
-            numbers = symbols + [room.end for room in grown]
+            sizes = symbols + [room.end for room in grown]
         except (KeyError, AttributeError):
             return None
-        results = ops._program_run(self._number, inputs, numbers)
+        results = ops._program_run(self._number, inputs, sizes)
         if not results:
             return None
         values = iter(self._computed(*symbols)) if self._set else iter(())

@@ -372,6 +372,7 @@ class _Walk:
         own = attributes_of(value)
         if own is not None:
             # What a configuration is asked for is often computed.
+            is_used: Callable[[Any], bool] | None
             is_used = None if known.package(kind.__module__) in known.LIBRARIES else self._is_used
             if keeps_to_itself(kind):
                 is_used = self._used.__contains__

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -69,7 +69,9 @@ class Tracked(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override] # torch's stub has the C function of Tensor itself
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         # Somebody has kept it where nobody looks for it, and goes on with it behind the step.
         args, kwargs = pytree.tree_map(_real, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -242,7 +244,8 @@ class Recorder(TorchDispatchMode):
         if value not in self._symbols:
             source = ConstantSource(f"length_{len(self._symbols)}")
             made = self._shapes.create_symbol(value, source, DimDynamic.DYNAMIC, constraint_dim=None)
-            self._symbols[value] = self._shapes.create_symintnode(made, hint=value, source=source)
+            symbol = self._shapes.create_symintnode(made, hint=value, source=source)
+            self._symbols[value] = cast(torch.SymInt, symbol)  # an int only of a number
         self.places.append((list(self._symbols).index(value), place))
         return self._symbols[value]
 
@@ -470,7 +473,7 @@ def _is_composite(func: torch._ops.OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
-def is_untouched(tensor: Tracked) -> bool:
+def is_untouched(tensor: torch.Tensor) -> bool:
     """Whether nobody has written an attribute on what stands for a tensor."""
     return vars(tensor).keys() <= {"actual", "shaped"}
 

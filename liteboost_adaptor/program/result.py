@@ -108,6 +108,7 @@ def _built(outline: Any, cache: Any, tensors: Sequence[torch.Tensor], made: dict
     if kind is not _Container:
         return outline
     cls = outline.cls
+    result: Any
     if cls is tuple or cls is list:
         result = cls(_built(each, cache, tensors, made) for each in outline.items)
     elif cls is dict:

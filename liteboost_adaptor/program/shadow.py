@@ -55,8 +55,8 @@ class Shadow:
             return "the form of the result"
         if not outline.is_like(program.outline):
             return "the form of the result"
-        for name, mine, theirs in zip(outline.names, self._results, outline.tensors, strict=True):
-            if mine is not None and not _is_same(mine, theirs):
+        for name, given, theirs in zip(outline.names, self._results, outline.tensors, strict=True):
+            if given is not None and not _is_same(given, theirs):
                 return name
         owns = self._run.owns
         for (holder, name), mine in self._rows:
@@ -68,8 +68,8 @@ class Shadow:
             if not _is_same(mine, tail):
                 return f"{name} of the cache"
         for (holder, name), mine in self._kept.items():
-            theirs = owns[holder].get(name)
-            if not isinstance(theirs, torch.Tensor) or not _is_same(mine, theirs):
+            kept = owns[holder].get(name)
+            if not isinstance(kept, torch.Tensor) or not _is_same(mine, kept):
                 return f"{name} of the cache"
         for (holder, name), mine in self._run.numbers.items():
             if owns[holder].get(name) != mine:
@@ -98,7 +98,7 @@ def checked(
     result = call()
     if program.is_closed:  # the model was bound anew while it ran, and computes in another way
         return result, ""
-    return result, fault or shadow.difference(program, result, cache)
+    return result, fault if shadow is None else shadow.difference(program, result, cache)
 
 
 def _behind(memory: torch.Tensor, dim: int, end: int, count: int) -> torch.Tensor:

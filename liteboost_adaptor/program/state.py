@@ -47,10 +47,9 @@ class State:
         self._reached = reached = reached_by(ran, roots)
         self.fault = reached.fault
         dicts = [*reached.dicts, *reached.namespaces.values()]
-        self._saved = {
-            "dicts": (dicts, [dict(dict.items(each)) for each in dicts]),
-            "lists": (reached.lists, [list(each) for each in reached.lists]),
-        }
+        #: As they are, and as they were.
+        self._dicts = dicts, [dict(dict.items(each)) for each in dicts]
+        self._lists = reached.lists, [list(each) for each in reached.lists]
         names = [names_of(code) for code in ran.unread()]
         self.has_read = bool(names)
         self._process = _process()
@@ -97,7 +96,7 @@ class State:
         self._remembered = None
         if (compiled := _compiled()) is not None:
             self._remembered = compiled.liteboost_note(
-                *self._saved["dicts"],
+                *self._dicts,
                 *self._cells,
                 *self._functions,
                 *self._named,
@@ -144,7 +143,7 @@ class State:
         """Dicts, lists, types and names: all at once, by identity, and by value where that fails."""
         reached = self._reached
         if (compiled := _compiled()) is not None and compiled.liteboost_is_as_noted(
-            self._remembered, *self._saved["lists"], reached.empty
+            self._remembered, *self._lists, reached.empty
         ):
             return True
         return next(self.changes(), None) is None
@@ -165,14 +164,14 @@ class State:
         """What was exchanged, each in words."""
         if not self._has_settings():
             yield "settings of torch, or the classes registered with an abstract one"
-        for live, saved in zip(*self._saved["dicts"], strict=True):
+        for live, saved in zip(*self._dicts, strict=True):
             now = dict(dict.items(live))  # some give another object at every look
             if len(now) != len(saved) or not all(map(_same_key, now, saved)):
                 yield f"the attributes or keys {sorted(map(str, now.keys() ^ saved.keys()))[:4]}"
             else:
                 yield from (f"{name}" for name, value in saved.items() if not is_same(now[name], value))
-        for live, saved in zip(*self._saved["lists"], strict=True):
-            if not _are_same(live, saved):
+        for items, former in zip(*self._lists, strict=True):
+            if not _are_same(items, former):
                 yield "a list"
         if any(self._reached.empty):
             yield f"what was empty: {[str(each)[:40] for each in self._reached.empty if each][:2]}"
@@ -195,12 +194,12 @@ class State:
     def give_back(self) -> None:
         """Make everything what it was, after a step that failed half way."""
         for cls, namespace in self._reached.namespaces.items():
-            saved = self._saved["dicts"][1][self._index_of(namespace)]
+            saved = self._dicts[1][self._index_of(namespace)]
             for name in {*namespace, *saved}:
                 if namespace.get(name, MISSING) is not saved.get(name, MISSING):
                     setattr(cls, name, saved[name]) if name in saved else delattr(cls, name)
         count = len(self._reached.dicts)
-        for live, saved in itertools.islice(zip(*self._saved["dicts"], strict=True), count):
+        for live, saved in itertools.islice(zip(*self._dicts, strict=True), count):
             now = dict(dict.items(live))
             if len(now) != len(saved) or any(
                 now.get(key, MISSING) is not value for key, value in saved.items()
@@ -210,17 +209,17 @@ class State:
                     dict.__setitem__(live, key, value)
         for live in self._reached.empty:
             dict.clear(live)
-        for live, saved in [*zip(*self._saved["lists"], strict=True)]:
-            if not _are_same(live, saved):
-                live[:] = saved
-        for live, saved in self._sets:
-            if not _is_same_set(live, saved):
-                live.clear()
-                live.update(saved)
-        for live, saved in self._queues:
-            if not _are_same(list(live), saved):
-                live.clear()
-                live.extend(saved)
+        for items, former in [*zip(*self._lists, strict=True)]:
+            if not _are_same(items, former):
+                items[:] = former
+        for members, before in self._sets:
+            if not _is_same_set(members, before):
+                members.clear()
+                members.update(before)
+        for queue, waiting in self._queues:
+            if not _are_same(list(queue), waiting):
+                queue.clear()
+                queue.extend(waiting)
         for space, name, value in zip(*self._named, strict=True):
             if space.get(name, MISSING) is not value:
                 space.pop(name) if value is MISSING else space.update({name: value})

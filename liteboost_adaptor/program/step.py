@@ -156,10 +156,10 @@ class Steps:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:
             result = attempt.run(call)
-        except Exception as fault:  # noqa: BLE001 - the reason is noted, and the original runs
+        except Exception as raised:  # noqa: BLE001 - the reason is noted, and the original runs
             attempt.give_back()
-            words = str(fault).splitlines() or [""]
-            self._refuse(key, f"recording raised {type(fault).__name__}: {words[0][:80]}", None)
+            words = str(raised).splitlines() or [""]
+            self._refuse(key, f"recording raised {type(raised).__name__}: {words[0][:80]}", None)
             return call(**kwargs)
         except BaseException:
             attempt.give_back()
@@ -189,8 +189,8 @@ class Steps:
             program = attempt.program(not self._is_captured)
         except CannotLower as refusal:
             return self._refuse(key, str(refusal), result)
-        except (MemoryError, RuntimeError) as fault:  # the step was made, and only its program was not
-            return self._refuse(key, f"not recorded: {type(fault).__name__}: {str(fault)[:80]}", result)
+        except (MemoryError, RuntimeError) as raised:  # the step was made, and only its program was not
+            return self._refuse(key, f"not recorded: {type(raised).__name__}: {str(raised)[:80]}", result)
         with self._lock:
             kept = sorted(self._programs.get(key, ()), key=lambda each: each.runs)[1 - MOST :]
             self._programs[key] = [program, *kept]

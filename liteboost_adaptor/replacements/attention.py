@@ -86,7 +86,8 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
             **kwargs,
         )
 
-    attention.takes_refusal = True  # where processes share the tokens, the original would see a part of them
+    # Where processes share the tokens, the original would see a part of them.
+    vars(attention)["takes_refusal"] = True
     return attention
 
 
@@ -121,7 +122,9 @@ def eager(
         liteboost_refusal: str = "",
         **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
-        sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks) if sinks else None
+        sink_logits: Any = None
+        if query_sinks or sinks:
+            sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks)
         added = kwargs.get(bias) if bias else None
         shared = sequence.active()
         key, value = _alike(key, value, shared is None)
@@ -171,7 +174,7 @@ def eager(
         scaling = kwargs.get("scaling")
         return _run(query, key, value, attention_mask, added, scaling, False, cap, sink_logits), None
 
-    attention.takes_refusal = True
+    vars(attention)["takes_refusal"] = True
     return attention
 
 
@@ -233,7 +236,7 @@ def _weights_wanted() -> bool:
     """Whether transformers is collecting attention weights in this context (``output_attentions=True``)."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collector = capturing._active_collector.get() if capturing is not None else None
-    return bool(collector) and any("attentions" in key for key in collector)
+    return collector is not None and any("attentions" in key for key in collector)
 
 
 def _has_readers(module: torch.nn.Module) -> bool:
@@ -282,7 +285,7 @@ def _run(
     if mask is not None and mask.shape[2] != query.shape[2]:
         mask = mask.expand(-1, -1, query.shape[2], -1)
     options = (mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
-    if type(key) is Int8Rows:
+    if type(key) is Int8Rows and type(value) is Int8Rows:
         return int8_rows.attend(query, key, value, *options)
     return ops.attention(query, key, value, *options)
 

@@ -60,7 +60,8 @@ class Room:
         memory = self.memory
         if type(tensor) is not torch.Tensor or tensor.dtype != memory.dtype or tensor.device != memory.device:
             return False
-        if torch._C._data_address(tensor) == torch._C._data_address(memory):
+        address = torch._C._data_address  # type: ignore[attr-defined] # not in torch's stub
+        if address(tensor) == address(memory):
             return True
         is_laid_out_so = tensor.stride() == memory.stride() and not tensor.is_contiguous()
         return is_laid_out_so and tensor.untyped_storage().nbytes() == memory.nbytes
@@ -152,19 +153,18 @@ def in_place(
     """``new`` behind ``held``, or ``None`` where ``held`` is not what the last append to it has left."""
     if held.dim() != new.dim() or not held.numel() or not new.numel():
         return None
-    length, room, start = held.size(dim), rooms.get(name), -1
-    if isinstance(room, Room):
-        start = room.start_of(layer, held) if room.dim == dim else -1
-        is_left = start >= 0
-    else:
-        is_left = room == held.untyped_storage()._cdata
-    if not is_left:
+    length, noted = held.size(dim), rooms.get(name)
+    if isinstance(noted, Room):
+        start = noted.start_of(layer, held) if noted.dim == dim else -1
+        if start < 0:
+            return None
+        if start + length + new.size(dim) <= noted.memory.size(dim) and noted.fits(length):
+            return noted.append(start, length, new)
+    elif noted != held.untyped_storage()._cdata:
         return None
-    if start < 0 or start + length + new.size(dim) > room.memory.size(dim) or not room.fits(length):
-        room = rooms[name] = Room(layer, new, dim, length + new.size(dim))
-        start = 0
-        room.append(0, 0, held)
-    return room.append(start, length, new)
+    room = rooms[name] = Room(layer, new, dim, length + new.size(dim))
+    room.append(0, 0, held)
+    return room.append(0, length, new)
 
 
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:

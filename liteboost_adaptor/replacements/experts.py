@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ..report import Tally
-from .guards import autocast, observed, unserved
+from .guards import AnyModule, autocast, observed, unserved
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.integrations.moe:ExpertsInterface"
@@ -22,7 +23,7 @@ def experts(original: Experts, tally: Tally) -> Experts:
     """
 
     def forward(
-        self: torch.nn.Module,
+        self: AnyModule,
         hidden_states: torch.Tensor,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
@@ -43,7 +44,7 @@ def loop(original: Experts, tally: Tally) -> Experts:
     """A ``forward`` that goes through the experts one by one, and has the registry's weights and gate."""
 
     def forward(
-        self: torch.nn.Module,
+        self: AnyModule,
         hidden_states: torch.Tensor,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
@@ -69,7 +70,7 @@ def loop_with_identity(
     """
 
     def forward(
-        self: torch.nn.Module,
+        self: AnyModule,
         hidden_states: torch.Tensor,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
@@ -103,7 +104,7 @@ def masked(
         activation: What ``act_fn``, one of the classes ``act_types``, computes.
     """
 
-    def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, hidden_states: torch.Tensor) -> torch.Tensor:
         weights = self.gate_up_proj, self.down_proj
         reason = unserved(hidden_states, *weights) or autocast(hidden_states)
         reason = reason or _exchanged(self.act_fn, act_types)
@@ -127,7 +128,7 @@ def masked(
 def sorted_rows(original: Callable[..., torch.Tensor], tally: Tally) -> Callable[..., torch.Tensor]:
     """One product for rows in the order of their experts, with the number of rows of each (JetMoE)."""
 
-    def forward(self: torch.nn.Module, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
+    def forward(self: AnyModule, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
         reason = unserved(inputs, self.weight) or autocast(inputs)
         if not reason and self.weight.dtype != inputs.dtype:
             reason = "weight of another dtype"
@@ -154,7 +155,7 @@ def single(
     """
 
     def forward(
-        self: torch.nn.Module,
+        self: AnyModule,
         x: torch.Tensor,
         expert_w1: torch.Tensor,
         expert_v1: torch.Tensor,
@@ -186,7 +187,7 @@ def _exchanged(act: torch.nn.Module, act_types: list[str]) -> str:
 
 
 def _run(
-    module: torch.nn.Module, hidden_states: torch.Tensor, index: torch.Tensor, scores: torch.Tensor
+    module: AnyModule, hidden_states: torch.Tensor, index: torch.Tensor, scores: torch.Tensor
 ) -> torch.Tensor:
     states = _product(module, _up(module), hidden_states, index).flatten(0, 1)
     states = module._apply_gate(states) if _flag(module, "has_gate") else module.act_fn(states)
@@ -212,7 +213,7 @@ def _is_quantized(weight: object) -> bool:
     return getattr(weight, "keeps_integers", False)
 
 
-def weights_of(module: torch.nn.Module) -> dict[str, bool]:
+def weights_of(module: AnyModule) -> dict[str, bool]:
     """The parameters of experts of the registry's form that hold their weights, and whether transposed.
 
     Empty for other modules. transformers' decorator notes on the module what its form is.
@@ -236,7 +237,7 @@ def _unserved(
 ) -> str:
     names = [_up(module), "down_proj"]
     names += [f"{name}_bias" for name in names] if _flag(module, "has_bias") else []
-    given = [getattr(module, name, None) for name in names]
+    given: list[Any] = [getattr(module, name, None) for name in names]
     for name, each in zip(names, given, strict=True):
         if not isinstance(each, torch.Tensor) and not _is_quantized(each):
             return f"{name} is no tensor"

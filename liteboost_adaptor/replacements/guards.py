@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any, TypedDict
+
 import torch
 from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
+#: A module of somebody else's class: its attributes are what its author says, where torch's stub takes
+#: each for a Tensor or a Module.
+AnyModule = Any
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Kinds of device our ops serve; ``npu`` is added where there is one (`huggingface.runtime`).
 DEVICES = {"cpu"}
+
+
+class _Options(TypedDict):
+    device: str
+    dtype: torch.dtype
+
+
 #: Where and in what probe inputs are made, whatever torch's default device and dtype are.
-PROBE = {"device": "cpu", "dtype": torch.float32}
+PROBE: _Options = {"device": "cpu", "dtype": torch.float32}
 
 
 def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
@@ -25,7 +37,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
         return f"tensor subclass {type(x).__name__}"
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a function transform (vmap, jvp)"
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined] # torch.jit imports it without saying so
         return "torch.jit tracing"
     if torch.is_grad_enabled():
         return "grad mode"
@@ -91,7 +103,7 @@ def _is_noted_by_export(module: torch.nn.Module) -> bool:
     return torch.compiler.is_exporting() and type(module).__call__ is torch.nn.Module.__call__
 
 
-def class_as_written(module: torch.nn.Module) -> type:
+def class_as_written(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The class its author wrote; that of a bound module is a subclass of ours."""
     cls = type(module)
     return cls.__bases__[0] if "__liteboost__" in vars(cls) else cls

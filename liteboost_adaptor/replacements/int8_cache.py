@@ -81,6 +81,7 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
         tally.served()
         is_apart = lies_apart(new)
         added = rounded(new, is_apart)
+        kept: Int8Rows | None
         if type(held) is Int8Rows:
             kept = held.laid_out(is_apart)
         else:  # nothing, or what somebody else has put there
@@ -94,7 +95,7 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
             return grow(before, layer, under, after, dim % new.dim())
 
         rows = behind(None if kept is None else kept.rows, name, added.rows)
-        if not is_apart:
+        if added.scales is None:
             return Int8Rows(rows, new.dtype)
         scales = behind(None if kept is None else kept.scales, _SCALES + name, added.scales)
         return Int8Rows(rows, new.dtype, scales)
@@ -171,8 +172,10 @@ def _rows_for(own: dict[str, Any], name: str, held: torch.Tensor, is_apart: bool
     if bool(same.all()):
         return before
     after = rounded(held, is_apart)
-    scales = None if after.scales is None else torch.where(same, before.scales, after.scales)
-    return Int8Rows(torch.where(same, before.rows, after.rows), held.dtype, scales)
+    rows = torch.where(same, before.rows, after.rows)
+    if before.scales is None or after.scales is None:
+        return Int8Rows(rows, held.dtype)
+    return Int8Rows(rows, held.dtype, torch.where(same, before.scales, after.scales))
 
 
 def scales_of(name: str) -> str:

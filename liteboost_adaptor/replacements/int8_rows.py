@@ -50,10 +50,12 @@ class Int8Rows(torch.Tensor):
         return made
 
     #: Functions of Python are not looked at: what reaches the dispatcher is.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # a C function
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override] # torch's stub has the C function of Tensor itself
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in _VIEWS and (found := _views_of_rows(func, *args, **(kwargs or {}))) is not None:
             return found
         tally.fell_back(f"values read by {func}")
@@ -71,7 +73,7 @@ class Int8Rows(torch.Tensor):
         for argument, found in read:
             made = rounded(found, argument.scales is not None)
             argument.rows.copy_(made.rows)
-            if made.scales is not None:
+            if argument.scales is not None and made.scales is not None:
                 argument.scales.copy_(made.scales)
         written = {id(found): argument for argument, found in read}
         return pytree.tree_map(lambda each: written.get(id(each), each), result)
@@ -111,7 +113,7 @@ class Int8Rows(torch.Tensor):
             index = ...
         made = rounded(given, self.scales is not None)
         self.rows[index] = made.rows
-        if self.scales is not None:
+        if self.scales is not None and made.scales is not None:
             self.scales[index] = made.scales
 
     def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -140,14 +142,14 @@ class Int8Rows(torch.Tensor):
     def clone(self, **kwargs: Any) -> torch.Tensor:
         return self.each(lambda kept: kept.clone(**kwargs))
 
-    def contiguous(self, **kwargs: Any) -> torch.Tensor:
+    def contiguous(self, **kwargs: Any) -> torch.Tensor:  # type: ignore[override] # by keyword only, as torch
         return self.each(lambda kept: kept.contiguous(**kwargs))
 
     def detach(self) -> torch.Tensor:
         return self.each(torch.Tensor.detach)
 
     @property
-    def data(self) -> Int8Rows:  # type: ignore[override]
+    def data(self) -> Int8Rows:
         return self.each(lambda kept: kept.data)
 
     @data.setter
@@ -165,7 +167,7 @@ class Int8Rows(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.multiplied_out().__reduce_ex__(protocol)  # it loads where this package is not
 
-    def __repr__(self, **kwargs: Any) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override] # torch's has no types
         return f"Int8Rows({self.multiplied_out()!r})"
 
 

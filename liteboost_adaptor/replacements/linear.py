@@ -25,7 +25,7 @@ def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tenso
         parameters = child._parameters
         return ops.linear(x, parameters["weight"], parameters["bias"])
 
-    call.tally = tally  # for those who make several such calls in one
+    vars(call)["tally"] = tally  # for those who make several such calls in one
     return call
 
 

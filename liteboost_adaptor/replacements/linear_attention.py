@@ -64,8 +64,8 @@ def _delta_rule(original: Callable[..., Any], tally: Tally, rule: Callable[..., 
     return apply
 
 
-def _delta_unserved(call: dict[str, Any] | None) -> str:
-    if call is None:
+def _delta_unserved(call: dict[str, Any]) -> str:
+    if not call:
         return "arguments that the function does not take"
     if any(call.get(name) is not None for name in PACKED):
         return "packed sequences"
@@ -128,8 +128,8 @@ def causal_conv1d_update(original: Callable[..., Any], tally: Tally) -> Callable
     return apply
 
 
-def _conv_unserved(call: dict[str, Any] | None) -> str:
-    if call is None:
+def _conv_unserved(call: dict[str, Any]) -> str:
+    if not call:
         return "arguments that the function does not take"
     if any(call.get(name) is not None for name in PACKED):
         return "packed sequences"
@@ -163,8 +163,8 @@ def _conv_state_unserved(call: dict[str, Any]) -> str:
 
 def _reader(
     original: Callable[..., Any],
-) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any] | None]:
-    """A function that names the arguments of a call; None for a call that the original does not take.
+) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """A function that names the arguments of a call; nothing for a call that the original does not take.
 
     What goes into the original's ``**kwargs`` is in it too: nothing there changes what is computed.
     """
@@ -175,13 +175,13 @@ def _reader(
     required = tuple(p.name for p in plain if p.default is p.empty)
     defaults = {p.name: p.default for p in plain if p.default is not p.empty}
 
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(names, args, strict=False))
         if len(args) > len(names) or not given.keys().isdisjoint(kwargs):
-            return None
+            return {}
         call = {**defaults, **given, **kwargs}
         if any(name not in call for name in required):
-            return None
-        return call if takes_more or len(call) == len(names) else None
+            return {}
+        return call if takes_more or len(call) == len(names) else {}
 
     return read

@@ -62,7 +62,7 @@ def gated_activation(
 
         return gated_linear
 
-    fused.of_calls = of_calls
+    vars(fused)["of_calls"] = of_calls
     return fused
 
 
@@ -106,9 +106,11 @@ def activation(
 
 def _layers_unserved(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> str:
     reason = layer_unserved(gate, x) or layer_unserved(up, x)
-    if not reason and gate._parameters["weight"].shape != up._parameters["weight"].shape:
-        return "layers of different shape"
-    return reason
+    if reason:
+        return reason
+    first: dict[str, Any] = gate._parameters  # both have a weight: else there was a reason
+    second: dict[str, Any] = up._parameters
+    return "layers of different shape" if first["weight"].shape != second["weight"].shape else ""
 
 
 def _factors_unserved(gate: Any, up: Any) -> str:

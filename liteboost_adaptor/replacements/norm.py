@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..report import Tally
-from .guards import PROBE, class_as_written, observed, unserved
+from .guards import PROBE, AnyModule, class_as_written, observed, unserved
 from .layout import elementwise
 
 ops = torch.ops.liteboost
@@ -102,16 +102,17 @@ class RmsForm:
     ) -> tuple[torch.Tensor | None, float, float, bool]:
         """What the ops take after the rows ``x``: weight, eps, weight_offset, late."""
         offset = self.offset
-        if self.offset_rounded:
-            scale, offset = scale + offset, 0.0
-        if scale is not None and scale.dtype is not x.dtype:
-            scale = widened(x, scale)
+        if scale is not None:
+            if self.offset_rounded:
+                scale, offset = scale + offset, 0.0
+            if scale.dtype is not x.dtype:
+                scale = widened(x, scale)
         return scale, getattr(module, self.eps), offset, self.late
 
 
-def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callable[..., torch.Tensor]:
+def rms_norm(original: Callable[..., Any], tally: Tally, **parameters: Any) -> Callable[..., torch.Tensor]:
     """RMSNorm ``forward(self, hidden_states)``; the parameters are those of `RmsForm`."""
-    form = RmsForm(**form)
+    form = RmsForm(**parameters)
 
     def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         scale = form.scale(self)
@@ -130,13 +131,13 @@ def rms_norm(original: Callable[..., Any], tally: Tally, **form: Any) -> Callabl
 
 
 def add_rms_norm(
-    original: torch.nn.Module, tally: Tally, *, child_rule: str, **form: Any
+    original: torch.nn.Module, tally: Tally, *, child_rule: str, **parameters: Any
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """``s = a + b; n = norm(s)`` as ``n, s``; the parameters are those of the rule that bound the norm."""
     # The class of a bound norm is a subclass of ours; what users may patch is the class it is based on.
     bound, base = type(original), class_as_written(original)
     base_forward = base.forward
-    form = RmsForm(**form)
+    form = RmsForm(**parameters)
 
     def fused(norm: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale = None
@@ -204,7 +205,7 @@ def layer_norm(
             tally.fell_back(reason)
             return original(self, hidden_states)
         tally.served()
-        if offset:
+        if offset and scale is not None:
             scale = scale + offset
         arguments = scale, shift, getattr(self, eps) if isinstance(eps, str) else eps
         if is_elementwise:
@@ -242,7 +243,7 @@ def gated_rms_norm(
     """
 
     def forward(
-        self: torch.nn.Module, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
+        self: AnyModule, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         act = getattr(self, activation) if activation else "silu"
         reason = gate_unserved(hidden_states, gate, self.weight)

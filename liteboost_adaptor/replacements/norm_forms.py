@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..report import Tally
-from .guards import PROBE, unserved
+from .guards import PROBE, AnyModule, unserved
 from .layout import elementwise
 from .norm import gate_unserved, normalized_shape_unserved, weight_unserved, widened
 
@@ -21,7 +21,7 @@ def torch_rms_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., 
     """``torch.nn.RMSNorm`` over the last dimension; weight and epsilon may be None."""
     rounds_once = _torch_rounds_once()
 
-    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         reason = (
             unserved(x, self.weight) or normalized_shape_unserved(self, x) or weight_unserved(x, self.weight)
         )
@@ -59,7 +59,7 @@ def grouped_rms_norm(
         offset, late: See `liteboost_adaptor.replacements.norm.RmsForm`.
     """
 
-    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         weight, size = self.weight, getattr(self, group_size)
         reason = unserved(x, weight)
         if not reason and size is not None and x.shape[-1:] != weight.shape:
@@ -83,7 +83,7 @@ def inverse_rms(
 ) -> Callable[..., torch.Tensor]:
     """One over the root mean square of each row, rounded; with ``scales`` the row times that."""
 
-    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         reason = unserved(x)
         if reason:
             tally.fell_back(reason)
@@ -105,7 +105,7 @@ def scaled_input_rms_norm(
         offset: Added to the weight, in the weight's dtype.
     """
 
-    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         reason = unserved(x, self.weight)
         if not reason and self.weight.dtype != x.dtype:
             reason = f"weight dtype {str(self.weight.dtype).removeprefix('torch.')}"
@@ -128,7 +128,7 @@ def biased_rms_norm(
         fp32_if: Attribute that says whether the mean square is taken in fp32.
     """
 
-    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         reason = unserved(x, self.weight, self.bias) or weight_unserved(x, self.weight)
         if not reason and x.dtype != torch.float32 and not getattr(self, fp32_if):
             reason = "statistics in the input's dtype"
@@ -154,7 +154,7 @@ def switched_gated_rms_norm(
     """
 
     def forward(
-        self: torch.nn.Module, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
+        self: AnyModule, hidden_states: torch.Tensor, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
         count, norm_first = getattr(self, groups), bool(getattr(self, norm_first_if))
         reason = gate_unserved(hidden_states, gate, self.weight)
@@ -179,7 +179,7 @@ def layer_norm_then_affine(
 ) -> Callable[..., torch.Tensor]:
     """LayerNorm over the last dimension, rounded, and then a weight and bias of any shape (Chameleon)."""
 
-    def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, hidden_states: torch.Tensor) -> torch.Tensor:
         reason = unserved(hidden_states, self.weight, self.bias) or normalized_shape_unserved(
             self, hidden_states
         )
@@ -201,7 +201,7 @@ def multi_head_layer_norm(
         eps, fp32_if: As in `biased_rms_norm`.
     """
 
-    def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         reason = unserved(x, self.weight, self.bias)
         if not reason and x.shape[2:] != (self.num_heads, self.head_dim):
             reason = "heads of another number or size"
@@ -222,7 +222,7 @@ def multi_head_layer_norm(
 def channel_layer_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., torch.Tensor]:
     """``torch.nn.LayerNorm`` over the channels of images, which stand first or last (ConvNeXt, SAM)."""
 
-    def forward(self: torch.nn.Module, features: torch.Tensor) -> torch.Tensor:
+    def forward(self: AnyModule, features: torch.Tensor) -> torch.Tensor:
         rows, is_first = features, self.data_format == "channels_first"
         reason = unserved(features, self.weight, self.bias)
         if not reason and torch.nn.LayerNorm.forward is not _LAYER_NORM_FORWARD:

@@ -11,6 +11,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ def format_of(tensor: torch.Tensor) -> int:
 
 def cast(tensor: torch.Tensor, format: int) -> torch.Tensor:
     """``tensor`` in memory of its own in another format; FRACTAL_NZ must be allowed (`internal`)."""
-    flags = torch.utils.deterministic
+    flags: Any = torch.utils.deterministic  # a property of a class that torch gives this module
     before = flags.fill_uninitialized_memory
     flags.fill_uninitialized_memory = False  # all of it is written, padding too
     try:
@@ -92,12 +93,12 @@ internal = InternalFormats()
 
 
 def _allowed() -> bool:
-    torch.npu.init()  # sets the default
+    torch.npu.init()  # type: ignore[attr-defined] # torch_npu's; sets the default
     return sys.modules["torch_npu"]._C._npu_getOption(_OPTION) == b"enable"
 
 
 def _allow(yes: bool) -> None:
-    torch.npu.config.allow_internal_format = yes
+    torch.npu.config.allow_internal_format = yes  # type: ignore[attr-defined] # torch_npu's
 
 
 def layer_unfit(layer: torch.nn.Module) -> str:

@@ -17,6 +17,7 @@ ops = torch.ops.liteboost
 
 #: Arguments of one call: q, k (None where one tensor is rotated), cos or a complex table, sin, unsqueeze_dim.
 _Call = tuple[Any, Any, Any, Any, Any]
+_NOT_TAKEN = "arguments that the function does not take"
 
 
 def rotary(
@@ -57,6 +58,9 @@ def rotary(
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         call = read(args, kwargs)
+        if call is None:
+            tally.fell_back(_NOT_TAKEN)
+            return original(*args, **kwargs)
         reason = _call_unserved(call, table, wants_k)
         if not reason:
             q, k, cos, sin, dim = call
@@ -179,12 +183,10 @@ def _heads(x: torch.Tensor, table: torch.Tensor, unsqueeze_dim: int) -> int:
     return x.ndim + unsqueeze_dim - (table.ndim + 1 if unsqueeze_dim >= 0 else 0)
 
 
-def _call_unserved(call: _Call | None, table: str, wants_k: bool) -> str:
-    if call is None:
-        return "arguments that the function does not take"
+def _call_unserved(call: _Call, table: str, wants_k: bool) -> str:
     q, k, cos, sin, unsqueeze_dim = call
     if wants_k and k is None:
-        return "arguments that the function does not take"
+        return _NOT_TAKEN
     reason = unserved(q, k, cos, sin)
     if reason:
         return reason

@@ -22,7 +22,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 import liteboost_adaptor
 from liteboost_adaptor.engine.catalogue import load
 from liteboost_adaptor.engine.fingerprint import behind_wrapper
-from liteboost_adaptor.engine.fit import Fit, Fits
+from liteboost_adaptor.engine.fit import Fit, Fits, Misfit
 from liteboost_adaptor.replacements import linear_attention
 from liteboost_adaptor.report import Tally
 
@@ -259,7 +259,7 @@ def fits() -> Fits:
     return Fits(tuple(rule for rule in rules if rule.id in FUNCTIONS))
 
 
-def verdict(function: Any) -> Fit | None:
+def verdict(function: Any) -> Fit | Misfit | None:
     return fits().function(function)
 
 
@@ -331,7 +331,7 @@ def test_near_misses_are_refused(miss: str, tmp_path: Path) -> None:
     (tmp_path / "same").mkdir()
     assert verdict(rewritten(tmp_path / "same", rule, old, old)).rule.id == rule
     fit = verdict(rewritten(tmp_path, rule, old, new))
-    assert fit.rule is None and "is not in the catalogue" in fit.reason
+    assert isinstance(fit, Misfit) and "is not in the catalogue" in fit.reason
 
 
 def test_another_wrapper_is_left_alone() -> None:
@@ -343,7 +343,7 @@ def test_another_wrapper_is_left_alone() -> None:
 
     for function in (doubled, functools.wraps(modeling.causal_conv1d_fn)(lambda *args: args)):
         fit = verdict(function)
-        assert fit.rule is None and fit.state == "foreign"
+        assert isinstance(fit, Misfit) and fit.state == "foreign"
 
 
 def test_a_packages_kernel_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +356,6 @@ def test_a_packages_kernel_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     inner = inspect.unwrap(modeling.causal_conv1d_fn)
     function = decorator("causal_conv1d_fn", "causal_conv1d")(inner)
     assert behind_wrapper(function) == (function, "")
-    assert verdict(function).rule is None
+    assert isinstance(verdict(function), Misfit)
     monkeypatch.delitem(sys.modules, "causal_conv1d")
     assert behind_wrapper(decorator("causal_conv1d_fn", "causal_conv1d")(inner))[0] is inner

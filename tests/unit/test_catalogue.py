@@ -88,7 +88,7 @@ def test_the_shipped_catalogue_is_sound():
     assert not faults
     for rule in rules:
         assert callable(rule.load_replacement()), rule.id
-        assert rule.load_probe() is None or callable(rule.load_probe())
+        assert not rule.probe or callable(rule.load_probe())
         assert not rule.applies or callable(rule.load_applies())
         assert rule.source.startswith("patches/")
         assert not catalogue.version_conflict(rule)
