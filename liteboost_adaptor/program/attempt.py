@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from ..replacements import cache as rooms
-from . import known, watch
+from . import disguise, known, watch
 from .arguments import GROWING, cache_name
 from .functions import Functions
 from .holders import Kept, holders
-from .lower import CannotLower, Writer
+from .lower import Writer
 from .program import Program, written_to
-from .record import Recorder, is_untouched
+from .record import Recorder, Tracked, is_untouched
+from .recording import CannotLower
 from .result import Outline
 from .state import State
 from .tensors import Known
@@ -72,7 +73,13 @@ class Attempt:
             return noted[id(value)]
 
         given = {name: argument(name, value) for name, value in self._given.items()}
-        with watch.watched() as ran, functions, recorder, rooms.recorded_by(recorder):
+        with (
+            disguise.disguised(self._ran, Tracked),
+            watch.watched() as ran,
+            functions,
+            recorder,
+            rooms.recorded_by(recorder),
+        ):
             result = call(**given)
         self._counts = ran.counts
         try:
@@ -96,11 +103,15 @@ class Attempt:
         }
         self._has_run_more = bool(more)
         self._ran.codes |= ran.codes
-        return watch.faults_in(Ran(more).unread())
+        unread = Ran(more).unread()
+        self.is_tainted |= disguise.asks_for_types(unread)  # they were told what stands for a tensor
+        return watch.faults_in(unread)
 
     def _fault_in_results(self) -> str:
         """What a caller would find otherwise where a run had made the results."""
         recorder = self._recorder
+        if recorder.written.is_reformed():
+            return "leaves another form of a tensor that was there before"
         if self._is_copied and written_to(recorder)[2]:
             self.is_tainted = True
             return "writes to an argument of which only a copy is contiguous"
@@ -135,9 +146,9 @@ class Attempt:
         """Make everything what it was, after a step that failed half way."""
         vars(self._cache).clear()
         vars(self._cache).update(self._of_cache)
-        self._kept.give_back()
         with torch.no_grad():
             self._recorder.written.give_back()
+        self._kept.give_back()
         self._state.give_back()
         self._generators.give_back()
 

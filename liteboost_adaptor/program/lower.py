@@ -9,14 +9,10 @@ import torch
 from .cpu_passes import plain_view, share_out
 from .npu_passes import OF_A_RUN, merge, with_joined_appends
 from .passes import improve, slots_read
-from .recording import Appended, Call, Expected, Length, Slot
+from .recording import Appended, Call, CannotLower, Expected, Length, Slot
 
 if TYPE_CHECKING:
     from .record import Recorder
-
-
-class CannotLower(Exception):
-    """A program has no instruction for it. The message says for what."""
 
 
 class Writer:
@@ -36,9 +32,12 @@ class Writer:
         self.recording = recorder.recording
         shapes = recorder.shapes()
         changed = [value.number for value in recorder.changed.values() if isinstance(value, Slot)]
-        improve(self.recording, shapes)
-        share_out(self.recording)
-        merge(self.recording, shapes, [*map(recorder.slot_of, results), *changed], may_move)
+        #: Passes and views go by the sizes that tensors have at the end of the step.
+        self._keeps_forms = not self.recording.is_reformed
+        if self._keeps_forms:
+            improve(self.recording, shapes)
+            share_out(self.recording)
+            merge(self.recording, shapes, [*map(recorder.slot_of, results), *changed], may_move)
         self._lines: list[tuple[str, list[int]]] = []
         self._slots: dict[int, int] = {}
         self._count = 0
@@ -64,7 +63,7 @@ class Writer:
         self._check_inputs(recorder)
         self._has_written = False
         self._places = -1
-        for call in with_joined_appends(calls, shapes):
+        for call in with_joined_appends(calls, shapes) if self._keeps_forms else calls:
             match call:
                 case (keys, values):
                     self._append_both(keys, values, recorder)
@@ -155,8 +154,13 @@ class Writer:
         self._line(f"expect {slot} {int(expected.value)}", [slot])
 
     def _is_made(self, call: Call) -> bool:
-        """Whether what it looks at was made in this run: it lies as it did."""
-        return bool(call.args) and isinstance(call.args[0], Slot) and call.args[0].number in self._made
+        """Whether what it looks at was made in this run, and lies as it did."""
+        return (
+            self._keeps_forms
+            and bool(call.args)
+            and isinstance(call.args[0], Slot)
+            and call.args[0].number in self._made
+        )
 
     def _view(self, call: Call, view: list[int]) -> None:
         source, made = self._slots[call.args[0].number], self._new()

@@ -13,7 +13,6 @@ from .recording import Appended, Call, Expected, Recording, Slot
 Step = Call | Appended | Expected
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _ALIASES = (aten.alias.default, aten.detach.default)
-_INPLACE_VIEW = torch.Tag.inplace_view
 
 
 def improve(recording: Recording, shapes: dict[int, torch.Tensor]) -> None:
@@ -27,16 +26,10 @@ def improve(recording: Recording, shapes: dict[int, torch.Tensor]) -> None:
 
 
 def _without_aliases(recording: Recording) -> Iterator[Step]:
-    """Another tensor object for the same memory is the same slot to a program, which has no objects.
-
-    Unless one of the objects gets another form later (``transpose_``), which the other does not.
-    """
-    keeps_form = not any(
-        isinstance(call, Call) and _INPLACE_VIEW in call.function.tags for call in recording.calls
-    )
+    """Another tensor object for the same memory is the same slot to a program, which has no objects."""
     for noted in recording.calls:
         call = renamed(noted, recording.aliases)
-        if keeps_form and isinstance(call, Call) and call.function in _ALIASES:
+        if isinstance(call, Call) and call.function in _ALIASES:
             recording.aliases[call.results[0]] = call.args[0].number
         else:
             yield call

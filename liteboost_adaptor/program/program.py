@@ -13,8 +13,8 @@ import torch
 from ..replacements import cache as rooms
 from ..report import Tally
 from .holders import Holder
-from .lower import CannotLower, Writer
-from .recording import Call, Length, Place, Slot
+from .lower import Writer
+from .recording import Call, CannotLower, Length, Place, Slot
 from .result import Outline
 from .state import State, is_same
 
@@ -118,7 +118,10 @@ class Program:
             return None  # the cache keeps something else
         if not all([holds(kwargs[name]) for name, holds in self._requirements]):
             return None
-        return symbols if self._holds(*symbols) else None
+        try:
+            return symbols if self._holds(*symbols) else None
+        except ArithmeticError:
+            return None  # it would divide by zero, where the original may not
 
     def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Run | None:
         """What a call would give and do to ``cache``, which is not changed yet.

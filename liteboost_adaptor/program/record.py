@@ -25,8 +25,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
-from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
-from .tensors import FORM, Known, Written, attribute, memory
+from .recording import MOVED, SHORT, Appended, Call, CannotLower, Expected, Length, Place, Recording, Slot
+from .tensors import FORM, Known, Written, attribute, memory, place, written_by
 from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
@@ -66,6 +66,15 @@ class Tracked(torch.Tensor):
         )
         made.actual, made.shaped = real, fake
         return made
+
+    @property
+    def __class__(self) -> type:
+        """What ``isinstance`` and the model's code are told; ``type`` tells what it is."""
+        return torch.Tensor
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        raise TypeError("a tensor of a step that is recorded keeps its class")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -337,15 +346,16 @@ class Recorder(TorchDispatchMode):
                 self.recording.fault or f"computes with a length in floating point ({func})"
             )
         is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
-        if is_symbolic and torch.Tag.inplace_view in func.tags:
-            self.is_tainted = True  # what stands for the tensor goes on as it was made
-            self.recording.fault = (
-                self.recording.fault or f"changes the form of a tensor with symbolic sizes ({func})"
-            )
         real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
+        former: list[tuple[torch.Tensor, Any, Any]] = []
         if func._schema.is_mutable:
             self.written.about_to(func, real_args, real_kwargs)
+            written = written_by(func, real_args, real_kwargs)
+            former = [(each, place(each), memory(each)) for each in written]
         result = func(*real_args, **real_kwargs)
+        outputs = result if isinstance(result, list | tuple) else [result]
+        self.written.made(outputs, map(_real, flat))
+        self._note_forms(func, former, is_symbolic)
         if self.recording.fault:
             return result
         if func in _READS_ONE and type(result) is bool and real_args[0].is_cpu:
@@ -358,8 +368,6 @@ class Recorder(TorchDispatchMode):
             self.recording.fault = f"draws random numbers ({func})"
             return result
         noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
-        outputs = result if isinstance(result, list | tuple) else [result]
-        self.written.made(outputs, map(_real, flat))
         if is_symbolic:
             try:
                 result, outputs = self._with_symbols(func, flat, structure, result, outputs)
@@ -379,6 +387,22 @@ class Recorder(TorchDispatchMode):
         self.recording.calls.append(call)
         return result
 
+    def _note_forms(self, func: Any, former: list[tuple[torch.Tensor, Any, Any]], is_symbolic: bool) -> None:
+        """``func`` has written to tensors: what is known of the ``former`` form of each holds no more."""
+        for tensor, lay, shown in former:
+            if place(tensor) == lay:
+                continue
+            self.recording.is_reformed = True
+            self._static.pop(id(tensor), None)
+            self._made.pop(shown, None)
+            if (slot := self._slots.get(id(tensor))) is not None:
+                self._made[memory(tensor)] = slot
+            if is_symbolic:
+                self.is_tainted = True  # what stands for the tensor goes on as it was made
+                self.recording.fault = (
+                    self.recording.fault or f"changes the form of a tensor with symbolic sizes ({func})"
+                )
+
     def _noted(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return Slot(self.slot_of(value))
@@ -392,6 +416,10 @@ class Recorder(TorchDispatchMode):
         with self._fakes:
             fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
         fakes = fake if isinstance(fake, list | tuple) else [fake]
+        if any(isinstance(one, torch.Tensor) and (one.is_conj() or one.is_neg()) for one in outputs):
+            # What stands for it would not be resolved by torch before an operator reads it.
+            self.is_tainted = True
+            raise NotImplementedError("a view that conjugates or negates")
         made = []
         for real, one in zip(outputs, fakes, strict=True):
             if isinstance(one, torch.Tensor) and any(
@@ -433,7 +461,15 @@ class Recorder(TorchDispatchMode):
         decided = dict.fromkeys(guard.expr for guard in self._shapes.guards)
         # Sizes of 0 and 1 are decided by without a note.
         large = [symbol > 1 for symbol in self.symbols()]
-        return self._function(" and ".join(f"({text})" for text in self._texts([*decided, *large])) or "True")
+        text = " and ".join(f"({text})" for text in self._texts([*decided, *large])) or "True"
+        holds = self._function(text)
+        try:
+            is_so = holds(*self._symbols)
+        except Exception as fault:
+            raise CannotLower(f"decides by a length in a way of its own ({type(fault).__name__})") from fault
+        if not is_so:
+            raise CannotLower("decides by a length otherwise than it did")
+        return holds
 
     def expressions(self, lengths: list[Length]) -> Callable[..., tuple[int, ...]]:
         """The values of ``lengths`` from those of the symbols."""
@@ -446,7 +482,7 @@ class Recorder(TorchDispatchMode):
 
     def _function(self, text: str) -> Callable[..., Any]:
         parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
-        return eval(f"lambda {parameters}: {text}", {"math": math, "Min": min, "Max": max})
+        return eval(f"lambda {parameters}: {text}", {"math": math, "torch": torch, "Min": min, "Max": max})
 
 
 def is_untouched(tensor: Tracked) -> bool:

@@ -12,6 +12,10 @@ MOVED = "what is kept moves to a larger room"
 SHORT = "what is kept has one position, and torch's symbols count from two"
 
 
+class CannotLower(Exception):
+    """A program has no instruction for it. The message says for what."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """A tensor of the recording, by number."""
@@ -87,6 +91,8 @@ class Recording:
         tensors: Slot -> the tensor itself, for `inputs` and `held`.
         aliases: Slot -> another one for the same tensor, which the calls name in its place.
         count: Of slots.
+        is_reformed: Whether an operator has changed the form of a tensor that was there before it: then a
+            slot had other sizes when a call read it than it has at the end.
         fault: Why this is no recording of a step that can be repeated.
     """
 
@@ -97,6 +103,7 @@ class Recording:
     tensors: dict[int, Any] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     count: int = 0
+    is_reformed: bool = False
     fault: str = ""
 
     def new(self) -> int:

@@ -16,9 +16,8 @@ from ..replacements.cache_layers import using
 from ..report import Tally
 from . import arguments, shadow, watch
 from .arguments import cache_name
-from .lower import CannotLower
 from .program import Program
-from .recording import MOVED, SHORT
+from .recording import MOVED, SHORT, CannotLower
 from .state import hooked
 
 #: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
