@@ -16,11 +16,12 @@ from .functions import Functions
 from .holders import Kept, holders
 from .lower import Writer
 from .program import Program, written_to
-from .record import Recorder, Tracked, is_untouched
+from .record import Recorder
 from .recording import CannotLower
 from .result import Outline
 from .state import State
 from .tensors import Known
+from .tracked import Tracked, is_untouched
 from .watch import Ran
 
 
@@ -91,7 +92,8 @@ class Attempt:
         fault = self._fault_in_results()
         result = self._outline.built(self._cache, [recorder.real(tensor) for tensor in self._results])
         seen = recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
-        self._fault_of_run = self._change() or fault or seen
+        drawn = "draws random numbers" if self._generators.have_moved() else ""
+        self._fault_of_run = self._change() or fault or seen or drawn
         self.is_tainted |= recorder.is_tainted or ran.is_tainted
         return result
 
@@ -126,6 +128,8 @@ class Attempt:
             if real is not tensor and not is_untouched(tensor):
                 self.is_tainted = True
                 return "returns a tensor that it has written attributes on"
+            if real.is_inference() != torch.is_inference_mode_enabled():
+                return "returns a tensor made in another inference mode than the caller's"
             if real.__dict__ or real.requires_grad or type(real) is not torch.Tensor:
                 return "returns a tensor that is more than its values"
         return ""
@@ -188,12 +192,22 @@ class _Generators:
     """Where the generators of random numbers stand."""
 
     def __init__(self, device: torch.device) -> None:
-        self._torch = torch.get_rng_state()
+        self._of, self._torch = device, torch.get_rng_state()
         self._random = random.getstate()
         numpy = sys.modules.get("numpy.random")
         self._numpy = numpy.get_state() if numpy is not None else None
         self._device = torch.get_device_module(device) if device.type != "cpu" else None
         self._of_device = self._device.get_rng_state() if self._device is not None else None
+
+    def have_moved(self) -> bool:
+        """Whether any of them stands elsewhere."""
+        now = _Generators(self._of)
+        same = torch.equal(now._torch, self._torch) and now._random == self._random
+        if self._of_device is not None:
+            same = same and torch.equal(now._of_device, self._of_device)
+        if self._numpy is not None:
+            same = same and now._numpy[2] == self._numpy[2] and (now._numpy[1] == self._numpy[1]).all()
+        return not same
 
     def give_back(self) -> None:
         torch.set_rng_state(self._torch)

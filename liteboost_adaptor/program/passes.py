@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +15,25 @@ aten, ours = torch.ops.aten, torch.ops.liteboost
 _ALIASES = (aten.alias.default, aten.detach.default)
 
 
-def improve(recording: Recording, shapes: dict[int, torch.Tensor]) -> None:
+def improve(recording: Recording, shapes: dict[int, torch.Tensor], returned: Collection[int]) -> None:
     """Rewrite ``recording.calls``.
 
     Args:
         shapes: Slot -> a tensor of its dtype and sizes.
+        returned: Slots of what a run gives.
     """
-    calls = list(_without_aliases(recording))
+    calls = list(_without_aliases(recording, returned))
     recording.calls = list(_with_fused_norms(calls, recording, shapes))
 
 
-def _without_aliases(recording: Recording) -> Iterator[Step]:
-    """Another tensor object for the same memory is the same slot to a program, which has no objects."""
+def _without_aliases(recording: Recording, returned: Collection[int]) -> Iterator[Step]:
+    """Another tensor object for the same memory is the same slot to a program, which has no objects.
+
+    But who gets both may give one another form, or attributes, or finds a parameter in place of its values.
+    """
     for noted in recording.calls:
         call = renamed(noted, recording.aliases)
-        if isinstance(call, Call) and call.function in _ALIASES:
+        if isinstance(call, Call) and call.function in _ALIASES and call.results[0] not in returned:
             recording.aliases[call.results[0]] = call.args[0].number
         else:
             yield call

@@ -9,6 +9,7 @@ into Python runs to its end, but makes no recording.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.source import ConstantSource
+from torch._library.utils import has_fake_kernel
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
@@ -25,18 +27,31 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
-from .recording import MOVED, SHORT, Appended, Call, CannotLower, Expected, Length, Place, Recording, Slot
-from .tensors import FORM, Known, Written, attribute, memory, place, written_by
+from .recording import (
+    MOVED,
+    SHORT,
+    Appended,
+    Call,
+    CannotLower,
+    Expected,
+    Length,
+    Place,
+    Recording,
+    Slot,
+    is_foreign,
+)
+from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
+from .tracked import Tracked, real_of
 from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 #: Operators that torch computes no symbolic sizes for, and what does.
 _IN_SYMBOLS = {torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd}
+#: Sized by values where an index is of booleans.
+_INDEXING = (torch.ops.aten.index, torch.ops.aten._unsafe_index)
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
-#: Numbers that are computed from symbols.
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DYNAMIC = torch.Tag.dynamic_output_shape
 
 
@@ -45,42 +60,6 @@ class _Shapes(ShapeEnv):
 
     def _get_user_frame(self) -> None:
         """Which line of a user's asks for a symbol: none. To look for it torch imports its compiler."""
-
-
-class Tracked(torch.Tensor):
-    """A tensor with symbolic sizes: ``actual`` with the sizes of this step, ``shaped`` with the symbols."""
-
-    actual: torch.Tensor
-    shaped: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, real: torch.Tensor, fake: torch.Tensor) -> Tracked:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls,
-            fake.shape,
-            strides=fake.stride(),
-            storage_offset=fake.storage_offset(),
-            dtype=real.dtype,
-            device=real.device,
-            layout=real.layout,
-        )
-        made.actual, made.shaped = real, fake
-        return made
-
-    @property
-    def __class__(self) -> type:
-        """What ``isinstance`` and the model's code are told; ``type`` tells what it is."""
-        return torch.Tensor
-
-    @__class__.setter
-    def __class__(self, cls: type) -> None:
-        raise TypeError("a tensor of a step that is recorded keeps its class")
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Somebody has kept it where nobody looks for it, and goes on with it behind the step.
-        args, kwargs = pytree.tree_map(_real, (args, kwargs or {}))
-        return func(*args, **kwargs)
 
 
 class Recorder(TorchDispatchMode):
@@ -154,7 +133,7 @@ class Recorder(TorchDispatchMode):
 
     def tell(self, tensor: torch.Tensor, name: str, value: Any) -> bool:
         """Python was told ``value`` for the attribute ``name``: whether a run can see that it still is so."""
-        real = _real(tensor)
+        real = real_of(tensor)
         if self.written.is_own(real):
             return type(tensor) is not Tracked  # what the step has made is made anew
         if self.require(tensor, lambda given: attribute(given, name) == value):
@@ -213,7 +192,9 @@ class Recorder(TorchDispatchMode):
                     continue
                 if before.get(name, _MISSING) is not value:
                     self.changed[at, name] = self._noted(value)
-                own[name] = pytree.tree_map(_real, value) if type(value) in (tuple, list) else _real(value)
+                own[name] = (
+                    pytree.tree_map(real_of, value) if type(value) in (tuple, list) else real_of(value)
+                )
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `replacements.cache` does for an append, and a note of it."""
@@ -224,9 +205,9 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             mine = vars(layer).setdefault(rooms.ROOMS, {})
             room = mine.get(name)
-            real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
+            real = rooms.in_place(layer, mine, real_of(held), name, real_of(new), dim)
             if real is None:
-                real = torch.cat([_real(held), _real(new)], dim=dim)
+                real = torch.cat([real_of(held), real_of(new)], dim=dim)
                 mine[name] = real.untyped_storage()._cdata  # as `rooms.append` notes it
             if mine.get(name) is not room or not isinstance(room, rooms.Room):
                 self.recording.fault = MOVED
@@ -287,7 +268,7 @@ class Recorder(TorchDispatchMode):
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` as it is, where it has symbolic sizes."""
-        return _real(tensor)
+        return real_of(tensor)
 
     def shapes(self) -> dict[int, torch.Tensor]:
         """Slot -> what is in it, with symbolic sizes if it has some."""
@@ -339,22 +320,22 @@ class Recorder(TorchDispatchMode):
         flat, structure = pytree.tree_flatten((args, kwargs))
         if any(type(value) is Int8Rows for value in flat):
             self.recording.fault = f"reads the values of a cache of integers ({func})"
-            flat = [_real(multiplied_out(value)) for value in flat]
+            flat = [real_of(multiplied_out(value)) for value in flat]
         if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in flat):
             self.is_tainted = True  # what Python has computed by a length is no length
             self.recording.fault = (
                 self.recording.fault or f"computes with a length in floating point ({func})"
             )
         is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
-        real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
+        real_args, real_kwargs = pytree.tree_unflatten([real_of(value) for value in flat], structure)
         former: list[tuple[torch.Tensor, Any, Any]] = []
-        if func._schema.is_mutable:
+        if writes(func):
             self.written.about_to(func, real_args, real_kwargs)
             written = written_by(func, real_args, real_kwargs)
             former = [(each, place(each), memory(each)) for each in written]
         result = func(*real_args, **real_kwargs)
         outputs = result if isinstance(result, list | tuple) else [result]
-        self.written.made(outputs, map(_real, flat))
+        self.written.made(outputs, map(real_of, flat))
         self._note_forms(func, former, is_symbolic)
         if self.recording.fault:
             return result
@@ -363,6 +344,9 @@ class Recorder(TorchDispatchMode):
             return result
         if func in _READS_ONE or _DATA_DEPENDENT in func.tags or _is_sized_by_values(func, args):
             self.recording.fault = f"reads values ({func})"
+            return result
+        if self._is_sized_unseen(func, outputs):
+            self.recording.fault = f"makes a tensor whose size its values may decide ({func})"
             return result
         if _RANDOM in func.tags and not _drops_nothing(func, args, kwargs):
             self.recording.fault = f"draws random numbers ({func})"
@@ -377,7 +361,7 @@ class Recorder(TorchDispatchMode):
                     f"has no symbolic sizes ({func}): {type(fault).__name__}: {words[0][:80]}"
                 )
                 return result
-        slots = [self._slot(_real(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
+        slots = [self._slot(real_of(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
         self._made.update(
             (memory(one), slot) for one, slot in zip(outputs, slots, strict=True) if type(one) is torch.Tensor
         )
@@ -386,6 +370,13 @@ class Recorder(TorchDispatchMode):
         call = Call(func, noted_args, noted_kwargs, slots, isinstance(result, list))
         self.recording.calls.append(call)
         return result
+
+    def _is_sized_unseen(self, func: Any, outputs: Any) -> bool:
+        """Whether nothing tells that the values of arguments do not decide how large ``outputs`` are."""
+        made = [one for one in outputs if isinstance(one, torch.Tensor)]
+        if any(one.layout != torch.strided for one in made):
+            return True  # of as many values as are not zero
+        return bool(made) and is_foreign(func) and not has_fake_kernel(func)
 
     def _note_forms(self, func: Any, former: list[tuple[torch.Tensor, Any, Any]], is_symbolic: bool) -> None:
         """``func`` has written to tensors: what is known of the ``former`` form of each holds no more."""
@@ -485,11 +476,6 @@ class Recorder(TorchDispatchMode):
         return eval(f"lambda {parameters}: {text}", {"math": math, "torch": torch, "Min": min, "Max": max})
 
 
-def is_untouched(tensor: Tracked) -> bool:
-    """Whether nobody has written an attribute on what stands for a tensor."""
-    return vars(tensor).keys() <= {"actual", "shaped"}
-
-
 def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether it is random only where it drops something out, and does not."""
     names = [argument.name for argument in func._schema.arguments]
@@ -502,12 +488,13 @@ def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _is_sized_by_values(func: Any, args: Any) -> bool:
     """Whether values decide how large a result is."""
-    if func is not torch.ops.aten.index.Tensor:
-        return _DYNAMIC in func.tags
+    packet = func.overloadpacket
+    if packet not in _INDEXING:
+        return _is_dynamic(packet)
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
-def _real(value: Any) -> Any:
-    if type(value) is Tracked:
-        return value.actual
-    return value.node.hint if isinstance(value, SYMBOLIC) else value
+@functools.cache
+def _is_dynamic(packet: Any) -> bool:
+    """Whether any overload says so: variants that write into a tensor of the caller's have no tags."""
+    return any(_DYNAMIC in getattr(packet, name).tags for name in packet.overloads())

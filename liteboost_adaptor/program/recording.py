@@ -11,6 +11,14 @@ import torch
 MOVED = "what is kept moves to a larger room"
 SHORT = "what is kept has one position, and torch's symbols count from two"
 
+#: First words of the namespaces of torch's operators, and of ours.
+_NAMESPACES = frozenset(
+    {
+        *("aten", "prims", "quantized", "onednn", "mkldnn", "mkl", "prepacked", "fbgemm", "torchao"),
+        *("liteboost", "c10d", "", "npu"),
+    }
+)
+
 
 class CannotLower(Exception):
     """A program has no instruction for it. The message says for what."""
@@ -109,3 +117,8 @@ class Recording:
     def new(self) -> int:
         self.count += 1
         return self.count - 1
+
+
+def is_foreign(func: Any) -> bool:
+    """Whether an operator is neither torch's nor ours: what it does beside its result nobody knows."""
+    return func.namespace.split("_")[0] not in _NAMESPACES

@@ -225,11 +225,11 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
     """Whether the original runs beside the program this time.
 
     Not where ranks exchange: each exchange would come twice, and ranks that have left a call at different
-    places count different runs.
+    places count different runs. Nor where an operator of somebody else's may count its calls.
     """
     return (
         shadow.is_due(program.runs)
-        and not program.is_exchanging
+        and not program.is_made_once
         and given["input_ids"].is_cpu
         and watch.is_possible()
     )

@@ -9,6 +9,14 @@ import torch
 
 #: Stands for size, dtype, device and strides together.
 FORM = "form"
+#: Operators that write to statistics of theirs in training, of which their schemas say nothing.
+_UNDECLARED = (
+    torch.ops.aten.native_batch_norm,
+    torch.ops.aten.cudnn_batch_norm,
+    torch.ops.aten.miopen_batch_norm,
+)
+_STATISTICS = ("running_mean", "running_var")
+_TRAINING = ("training", "train")
 
 
 class Known:
@@ -79,13 +87,20 @@ class Written:
             tensor.copy_(values)
 
 
+def writes(func: Any) -> bool:
+    """Whether the operator ``func`` may write to its arguments."""
+    return func._schema.is_mutable or func.overloadpacket in _UNDECLARED
+
+
 def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a call of the operator ``func`` writes to, as its schema says."""
+    """The tensors that a call of the operator ``func`` writes to."""
     arguments = func._schema.arguments
     given = [*zip(arguments, args, strict=False)]
     given += [(each, kwargs[each.name]) for each in arguments if each.name in kwargs]
+    is_training = any(each.name in _TRAINING and value for each, value in given)
     for argument, value in given:
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        is_declared = argument.alias_info is not None and argument.alias_info.is_write
+        if not is_declared and not (is_training and argument.name in _STATISTICS):
             continue
         for tensor in value if isinstance(value, list | tuple) else [value]:
             if isinstance(tensor, torch.Tensor):
