@@ -9,7 +9,6 @@ into Python runs to its end, but makes no recording.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.source import ConstantSource
-from torch._library.utils import has_fake_kernel
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
@@ -27,6 +25,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
+from .operators import drops_nothing, is_sized_by_values, is_sized_unseen
 from .recording import (
     MOVED,
     SHORT,
@@ -38,7 +37,6 @@ from .recording import (
     Place,
     Recording,
     Slot,
-    is_foreign,
 )
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
 from .tracked import Tracked, real_of
@@ -47,12 +45,9 @@ from .watch import unwatched
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 #: Operators that torch computes no symbolic sizes for, and what does.
 _IN_SYMBOLS = {torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd}
-#: Sized by values where an index is of booleans.
-_INDEXING = (torch.ops.aten.index, torch.ops.aten._unsafe_index)
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
-_DYNAMIC = torch.Tag.dynamic_output_shape
 
 
 class _Shapes(ShapeEnv):
@@ -342,13 +337,13 @@ class Recorder(TorchDispatchMode):
         if func in _READS_ONE and type(result) is bool and real_args[0].is_cpu:
             self.recording.calls.append(Expected(self.slot_of(flat[0]), result))
             return result
-        if func in _READS_ONE or _DATA_DEPENDENT in func.tags or _is_sized_by_values(func, args):
+        if func in _READS_ONE or _DATA_DEPENDENT in func.tags or is_sized_by_values(func, args):
             self.recording.fault = f"reads values ({func})"
             return result
-        if self._is_sized_unseen(func, outputs):
+        if is_sized_unseen(func, outputs):
             self.recording.fault = f"makes a tensor whose size its values may decide ({func})"
             return result
-        if _RANDOM in func.tags and not _drops_nothing(func, args, kwargs):
+        if _RANDOM in func.tags and not drops_nothing(func, args, kwargs):
             self.recording.fault = f"draws random numbers ({func})"
             return result
         noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
@@ -370,13 +365,6 @@ class Recorder(TorchDispatchMode):
         call = Call(func, noted_args, noted_kwargs, slots, isinstance(result, list))
         self.recording.calls.append(call)
         return result
-
-    def _is_sized_unseen(self, func: Any, outputs: Any) -> bool:
-        """Whether nothing tells that the values of arguments do not decide how large ``outputs`` are."""
-        made = [one for one in outputs if isinstance(one, torch.Tensor)]
-        if any(one.layout != torch.strided for one in made):
-            return True  # of as many values as are not zero
-        return bool(made) and is_foreign(func) and not has_fake_kernel(func)
 
     def _note_forms(self, func: Any, former: list[tuple[torch.Tensor, Any, Any]], is_symbolic: bool) -> None:
         """``func`` has written to tensors: what is known of the ``former`` form of each holds no more."""
@@ -474,27 +462,3 @@ class Recorder(TorchDispatchMode):
     def _function(self, text: str) -> Callable[..., Any]:
         parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
         return eval(f"lambda {parameters}: {text}", {"math": math, "torch": torch, "Min": min, "Max": max})
-
-
-def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it is random only where it drops something out, and does not."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "dropout_p" not in names:
-        return False
-    at = names.index("dropout_p")
-    given = args[at] if at < len(args) else kwargs.get("dropout_p", func._schema.arguments[at].default_value)
-    return given == 0
-
-
-def _is_sized_by_values(func: Any, args: Any) -> bool:
-    """Whether values decide how large a result is."""
-    packet = func.overloadpacket
-    if packet not in _INDEXING:
-        return _is_dynamic(packet)
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-
-
-@functools.cache
-def _is_dynamic(packet: Any) -> bool:
-    """Whether any overload says so: variants that write into a tensor of the caller's have no tags."""
-    return any(_DYNAMIC in getattr(packet, name).tags for name in packet.overloads())
