@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from ..replacements import cache as rooms
-from . import known, watch
+from . import disguise, known, watch
 from .arguments import GROWING, cache_name
 from .functions import Functions
 from .holders import Kept, holders
-from .lower import CannotLower, Writer
+from .lower import Writer
 from .program import Program, written_to
-from .record import Recorder, is_untouched
+from .record import Recorder
+from .recording import CannotLower
 from .result import Outline
 from .state import State
 from .tensors import Known
+from .tracked import Tracked, is_untouched
 from .watch import Ran
 
 
@@ -72,7 +74,13 @@ class Attempt:
             return noted[id(value)]
 
         given = {name: argument(name, value) for name, value in self._given.items()}
-        with watch.watched() as ran, functions, recorder, rooms.recorded_by(recorder):
+        with (
+            disguise.disguised(self._ran, Tracked),
+            watch.watched() as ran,
+            functions,
+            recorder,
+            rooms.recorded_by(recorder),
+        ):
             result = call(**given)
         self._counts = ran.counts
         try:
@@ -84,7 +92,8 @@ class Attempt:
         fault = self._fault_in_results()
         result = self._outline.built(self._cache, [recorder.real(tensor) for tensor in self._results])
         seen = recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
-        self._fault_of_run = self._change() or fault or seen
+        drawn = "draws random numbers" if self._generators.have_moved() else ""
+        self._fault_of_run = self._change() or fault or seen or drawn
         self.is_tainted |= recorder.is_tainted or ran.is_tainted
         return result
 
@@ -96,11 +105,15 @@ class Attempt:
         }
         self._has_run_more = bool(more)
         self._ran.codes |= ran.codes
-        return watch.faults_in(Ran(more).unread())
+        unread = Ran(more).unread()
+        self.is_tainted |= disguise.asks_for_types(unread)  # they were told what stands for a tensor
+        return watch.faults_in(unread)
 
     def _fault_in_results(self) -> str:
         """What a caller would find otherwise where a run had made the results."""
         recorder = self._recorder
+        if recorder.written.is_reformed():
+            return "leaves another form of a tensor that was there before"
         if self._is_copied and written_to(recorder)[2]:
             self.is_tainted = True
             return "writes to an argument of which only a copy is contiguous"
@@ -115,6 +128,8 @@ class Attempt:
             if real is not tensor and not is_untouched(tensor):
                 self.is_tainted = True
                 return "returns a tensor that it has written attributes on"
+            if real.is_inference() != torch.is_inference_mode_enabled():
+                return "returns a tensor made in another inference mode than the caller's"
             if real.__dict__ or real.requires_grad or type(real) is not torch.Tensor:
                 return "returns a tensor that is more than its values"
         return ""
@@ -135,9 +150,9 @@ class Attempt:
         """Make everything what it was, after a step that failed half way."""
         vars(self._cache).clear()
         vars(self._cache).update(self._of_cache)
-        self._kept.give_back()
         with torch.no_grad():
             self._recorder.written.give_back()
+        self._kept.give_back()
         self._state.give_back()
         self._generators.give_back()
 
@@ -177,12 +192,22 @@ class _Generators:
     """Where the generators of random numbers stand."""
 
     def __init__(self, device: torch.device) -> None:
-        self._torch = torch.get_rng_state()
+        self._of, self._torch = device, torch.get_rng_state()
         self._random = random.getstate()
         numpy = sys.modules.get("numpy.random")
         self._numpy = numpy.get_state() if numpy is not None else None
         self._device = torch.get_device_module(device) if device.type != "cpu" else None
         self._of_device = self._device.get_rng_state() if self._device is not None else None
+
+    def have_moved(self) -> bool:
+        """Whether any of them stands elsewhere."""
+        now = _Generators(self._of)
+        same = torch.equal(now._torch, self._torch) and now._random == self._random
+        if self._of_device is not None and now._of_device is not None:
+            same = same and torch.equal(now._of_device, self._of_device)
+        if self._numpy is not None and now._numpy is not None:
+            same = same and now._numpy[2] == self._numpy[2] and (now._numpy[1] == self._numpy[1]).all()
+        return not same
 
     def give_back(self) -> None:
         torch.set_rng_state(self._torch)

@@ -95,6 +95,8 @@ _READING = frozenset(
 _ASKING = frozenset(
     {"__bool__", "is_nonzero", "__int__", "__float__", "__index__", "item", "equal", "allclose"}
 )
+#: Attributes that are set by operators.
+_SET_BY_OPERATORS = frozenset({"real", "imag"})
 #: Make tensors of Python's numbers, by `__getitem__` and `__setitem__` of lists of them.
 _OF_NUMBERS = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"})
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
@@ -138,6 +140,8 @@ class Functions(TorchFunctionMode):
         caller = frame.f_globals.get("__name__") or ""
         if known.package(caller) != "liteboost_adaptor":  # what we read decides nothing
             self.fault = self.fault or _unknown(func, name)
+        if getattr(func, "__name__", "") == "__set__":
+            self._set(_attribute(func), args)
         former = recorder.numbers_allowed
         if name in _OF_NUMBERS:
             recorder.numbers_allowed = _is_plain((args[1:] if name == "new_tensor" else args, kwargs))
@@ -158,6 +162,16 @@ class Functions(TorchFunctionMode):
             recorder.tell_form(args[0])
         return result
 
+    def _set(self, name: str, args: Any) -> None:
+        """``args[0].name = args[1]`` comes next, which the dispatcher sees of few attributes only."""
+        if name in _SET_BY_OPERATORS:
+            return
+        self.fault = self.fault or f"sets {name} of a tensor"
+        recorder = self._recorder
+        recorder.written.keep(recorder.real(args[0]))
+        if any(recorder.real(each) is not each for each in args if isinstance(each, torch.Tensor)):
+            recorder.is_tainted = True  # what stands for a tensor got other values than the tensor
+
 
 def _is_of_torch(func: Any) -> bool:
     if isinstance(func, types.FunctionType):
@@ -167,9 +181,12 @@ def _is_of_torch(func: Any) -> bool:
 
 def _name(func: Any) -> str:
     name = getattr(func, "__name__", "")
-    if name == "__get__":  # of an attribute
-        return getattr(getattr(func, "__self__", None), "__name__", "")
-    return name
+    return _attribute(func) if name in ("__get__", "__set__") else name
+
+
+def _attribute(func: Any) -> str:
+    """The attribute that ``func`` gets or sets."""
+    return getattr(getattr(func, "__self__", None), "__name__", "")
 
 
 def _unknown(func: Any, name: str) -> str:

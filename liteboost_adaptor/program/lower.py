@@ -9,14 +9,11 @@ import torch
 from .cpu_passes import plain_view, share_out
 from .npu_passes import OF_A_RUN, merge, with_joined_appends
 from .passes import improve, slots_read
-from .recording import Appended, Call, Expected, Length, Slot
+from .recording import Appended, Call, CannotLower, Expected, Length, Slot, is_foreign
+from .tensors import writes
 
 if TYPE_CHECKING:
     from .record import Recorder
-
-
-class CannotLower(Exception):
-    """A program has no instruction for it. The message says for what."""
 
 
 class Writer:
@@ -36,9 +33,13 @@ class Writer:
         self.recording = recorder.recording
         shapes = recorder.shapes()
         changed = [value.number for value in recorder.changed.values() if isinstance(value, Slot)]
-        improve(self.recording, shapes)
-        share_out(self.recording)
-        merge(self.recording, shapes, [*map(recorder.slot_of, results), *changed], may_move)
+        #: Passes and views go by the sizes that tensors have at the end of the step.
+        self._keeps_forms = not self.recording.is_reformed
+        if self._keeps_forms:
+            returned = [*map(recorder.slot_of, results), *changed]
+            improve(self.recording, shapes, returned)
+            share_out(self.recording)
+            merge(self.recording, shapes, returned, may_move)
         self._lines: list[tuple[str, list[int]]] = []
         self._slots: dict[int, int] = {}
         self._count = 0
@@ -62,9 +63,9 @@ class Writer:
         self._symbols: dict[Any, int] = {symbol: self._new() for symbol in self.symbols}
         self._end = {key: self._new() for key in self.appended}
         self._check_inputs(recorder)
-        self._has_written = False
+        self._has_written = self._has_called_foreign = False
         self._places = -1
-        for call in with_joined_appends(calls, shapes):
+        for call in with_joined_appends(calls, shapes) if self._keeps_forms else calls:
             match call:
                 case (keys, values):
                     self._append_both(keys, values, recorder)
@@ -151,12 +152,19 @@ class Writer:
         if self._has_written:
             # A run that stops here is made again by the original, on what it has not changed.
             raise CannotLower("decides by a value behind a write to what is kept")
+        if self._has_called_foreign:
+            raise CannotLower("decides by a value behind an operator that is not torch's")
         slot = self._slots[expected.slot]
         self._line(f"expect {slot} {int(expected.value)}", [slot])
 
     def _is_made(self, call: Call) -> bool:
-        """Whether what it looks at was made in this run: it lies as it did."""
-        return bool(call.args) and isinstance(call.args[0], Slot) and call.args[0].number in self._made
+        """Whether what it looks at was made in this run, and lies as it did."""
+        return (
+            self._keeps_forms
+            and bool(call.args)
+            and isinstance(call.args[0], Slot)
+            and call.args[0].number in self._made
+        )
 
     def _view(self, call: Call, view: list[int]) -> None:
         source, made = self._slots[call.args[0].number], self._new()
@@ -167,7 +175,8 @@ class Writer:
     def _call(self, call: Call) -> None:
         schema = call.function._schema
         reads: list[int] = []
-        self._has_written |= schema.is_mutable and call.function.name() not in OF_A_RUN
+        self._has_called_foreign |= is_foreign(call.function)
+        self._has_written |= writes(call.function) and call.function.name() not in OF_A_RUN
         named = {argument.name: at for at, argument in enumerate(schema.arguments)}
         given = [*enumerate(call.args), *((named[name], value) for name, value in call.kwargs.items())]
         values = " ".join(f"{at} {self._value(value, reads)}" for at, value in given)

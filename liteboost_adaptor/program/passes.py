@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,30 +13,27 @@ from .recording import Appended, Call, Expected, Recording, Slot
 Step = Call | Appended | Expected
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _ALIASES = (aten.alias.default, aten.detach.default)
-_INPLACE_VIEW = torch.Tag.inplace_view
 
 
-def improve(recording: Recording, shapes: dict[int, torch.Tensor]) -> None:
+def improve(recording: Recording, shapes: dict[int, torch.Tensor], returned: Collection[int]) -> None:
     """Rewrite ``recording.calls``.
 
     Args:
         shapes: Slot -> a tensor of its dtype and sizes.
+        returned: Slots of what a run gives.
     """
-    calls = list(_without_aliases(recording))
+    calls = list(_without_aliases(recording, returned))
     recording.calls = list(_with_fused_norms(calls, recording, shapes))
 
 
-def _without_aliases(recording: Recording) -> Iterator[Step]:
+def _without_aliases(recording: Recording, returned: Collection[int]) -> Iterator[Step]:
     """Another tensor object for the same memory is the same slot to a program, which has no objects.
 
-    Unless one of the objects gets another form later (``transpose_``), which the other does not.
+    But who gets both may give one another form, or attributes, or finds a parameter in place of its values.
     """
-    keeps_form = not any(
-        isinstance(call, Call) and _INPLACE_VIEW in call.function.tags for call in recording.calls
-    )
     for noted in recording.calls:
         call = renamed(noted, recording.aliases)
-        if keeps_form and isinstance(call, Call) and call.function in _ALIASES:
+        if isinstance(call, Call) and call.function in _ALIASES and call.results[0] not in returned:
             recording.aliases[call.results[0]] = call.args[0].number
         else:
             yield call

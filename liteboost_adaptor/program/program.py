@@ -13,8 +13,8 @@ import torch
 from ..replacements import cache as rooms
 from ..report import Tally
 from .holders import Holder
-from .lower import CannotLower, Writer
-from .recording import Call, Length, Place, Slot
+from .lower import Writer
+from .recording import Call, CannotLower, Length, Place, Slot, is_foreign
 from .result import Outline
 from .state import State, is_same
 
@@ -33,7 +33,8 @@ class Program:
         state: What it was recorded in.
         runs: Steps it has served.
         outline: Of its result.
-        is_exchanging: Whether ranks exchange something in it.
+        is_made_once: Whether no second run beside it may be made: ranks exchange something in it, or an
+            operator that is neither torch's nor ours may keep something.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Program:
         self._is_same = is_same if state.has_read else operator.eq
         self._counts = list(counts.items())
         self._writes = written_to(recorder)
-        self.is_exchanging = any(
-            isinstance(call, Call) and call.function.namespace in _COLLECTIVES
+        self.is_made_once = any(
+            isinstance(call, Call) and (call.function.namespace in _COLLECTIVES or is_foreign(call.function))
             for call in recorder.recording.calls
         )
         # With what is read, all that holders keep: another attribute makes one more.
@@ -118,7 +119,10 @@ class Program:
             return None  # the cache keeps something else
         if not all([holds(kwargs[name]) for name, holds in self._requirements]):
             return None
-        return symbols if self._holds(*symbols) else None
+        try:
+            return symbols if self._holds(*symbols) else None
+        except ArithmeticError:
+            return None  # it would divide by zero, where the original may not
 
     def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Run | None:
         """What a call would give and do to ``cache``, which is not changed yet.

@@ -26,8 +26,21 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..replacements import cache as rooms
 from ..replacements.guards import is_plain_type
 from ..replacements.int8_rows import Int8Rows, multiplied_out
-from .recording import MOVED, SHORT, Appended, Call, Expected, Length, Place, Recording, Slot
-from .tensors import FORM, Known, Written, attribute, memory
+from .operators import drops_nothing, is_sized_by_values, is_sized_unseen
+from .recording import (
+    MOVED,
+    SHORT,
+    Appended,
+    Call,
+    CannotLower,
+    Expected,
+    Length,
+    Place,
+    Recording,
+    Slot,
+)
+from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
+from .tracked import Tracked, real_of
 from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
@@ -36,9 +49,6 @@ _IN_SYMBOLS = {torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
-#: Numbers that are computed from symbols.
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_DYNAMIC = torch.Tag.dynamic_output_shape
 
 
 class _Shapes(ShapeEnv):
@@ -46,35 +56,6 @@ class _Shapes(ShapeEnv):
 
     def _get_user_frame(self) -> None:
         """Which line of a user's asks for a symbol: none. To look for it torch imports its compiler."""
-
-
-class Tracked(torch.Tensor):
-    """A tensor with symbolic sizes: ``actual`` with the sizes of this step, ``shaped`` with the symbols."""
-
-    actual: torch.Tensor
-    shaped: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, real: torch.Tensor, fake: torch.Tensor) -> Tracked:
-        made = torch.Tensor._make_wrapper_subclass(
-            cls,
-            fake.shape,
-            strides=fake.stride(),
-            storage_offset=fake.storage_offset(),
-            dtype=real.dtype,
-            device=real.device,
-            layout=real.layout,
-        )
-        made.actual, made.shaped = real, fake
-        return made
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override] # torch's stub has the C function of Tensor itself
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        # Somebody has kept it where nobody looks for it, and goes on with it behind the step.
-        args, kwargs = pytree.tree_map(_real, (args, kwargs or {}))
-        return func(*args, **kwargs)
 
 
 class Recorder(TorchDispatchMode):
@@ -148,7 +129,7 @@ class Recorder(TorchDispatchMode):
 
     def tell(self, tensor: torch.Tensor, name: str, value: Any) -> bool:
         """Python was told ``value`` for the attribute ``name``: whether a run can see that it still is so."""
-        real = _real(tensor)
+        real = real_of(tensor)
         if self.written.is_own(real):
             return type(tensor) is not Tracked  # what the step has made is made anew
         if self.require(tensor, lambda given: attribute(given, name) == value):
@@ -207,7 +188,9 @@ class Recorder(TorchDispatchMode):
                     continue
                 if before.get(name, _MISSING) is not value:
                     self.changed[at, name] = self._noted(value)
-                own[name] = pytree.tree_map(_real, value) if type(value) in (tuple, list) else _real(value)
+                own[name] = (
+                    pytree.tree_map(real_of, value) if type(value) in (tuple, list) else real_of(value)
+                )
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `replacements.cache` does for an append, and a note of it."""
@@ -218,9 +201,9 @@ class Recorder(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             mine = vars(layer).setdefault(rooms.ROOMS, {})
             room = mine.get(name)
-            real = rooms.in_place(layer, mine, _real(held), name, _real(new), dim)
+            real = rooms.in_place(layer, mine, real_of(held), name, real_of(new), dim)
             if real is None:
-                real = torch.cat([_real(held), _real(new)], dim=dim)
+                real = torch.cat([real_of(held), real_of(new)], dim=dim)
                 mine[name] = real.untyped_storage()._cdata  # as `rooms.append` notes it
             if mine.get(name) is not room or not isinstance(room, rooms.Room):
                 self.recording.fault = MOVED
@@ -282,7 +265,7 @@ class Recorder(TorchDispatchMode):
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` as it is, where it has symbolic sizes."""
-        return _real(tensor)
+        return real_of(tensor)
 
     def shapes(self) -> dict[int, torch.Tensor]:
         """Slot -> what is in it, with symbolic sizes if it has some."""
@@ -338,36 +321,38 @@ class Recorder(TorchDispatchMode):
         flat, structure = pytree.tree_flatten((args, kwargs))
         if any(type(value) is Int8Rows for value in flat):
             self.recording.fault = f"reads the values of a cache of integers ({func})"
-            flat = [_real(multiplied_out(value)) for value in flat]
+            flat = [real_of(multiplied_out(value)) for value in flat]
         if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in flat):
             self.is_tainted = True  # what Python has computed by a length is no length
             self.recording.fault = (
                 self.recording.fault or f"computes with a length in floating point ({func})"
             )
         is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
-        if is_symbolic and torch.Tag.inplace_view in func.tags:
-            self.is_tainted = True  # what stands for the tensor goes on as it was made
-            self.recording.fault = (
-                self.recording.fault or f"changes the form of a tensor with symbolic sizes ({func})"
-            )
-        real_args, real_kwargs = pytree.tree_unflatten([_real(value) for value in flat], structure)
-        if func._schema.is_mutable:
+        real_args, real_kwargs = pytree.tree_unflatten([real_of(value) for value in flat], structure)
+        former: list[tuple[torch.Tensor, Any, Any]] = []
+        if writes(func):
             self.written.about_to(func, real_args, real_kwargs)
+            written = written_by(func, real_args, real_kwargs)
+            former = [(each, place(each), memory(each)) for each in written]
         result = func(*real_args, **real_kwargs)
+        outputs = result if isinstance(result, list | tuple) else [result]
+        self.written.made(outputs, map(real_of, flat))
+        self._note_forms(func, former, is_symbolic)
         if self.recording.fault:
             return result
         if func in _READS_ONE and type(result) is bool and real_args[0].is_cpu:
             self.recording.calls.append(Expected(self.slot_of(flat[0]), result))
             return result
-        if func in _READS_ONE or _DATA_DEPENDENT in func.tags or _is_sized_by_values(func, args):
+        if func in _READS_ONE or _DATA_DEPENDENT in func.tags or is_sized_by_values(func, args):
             self.recording.fault = f"reads values ({func})"
             return result
-        if _RANDOM in func.tags and not _drops_nothing(func, args, kwargs):
+        if is_sized_unseen(func, outputs):
+            self.recording.fault = f"makes a tensor whose size its values may decide ({func})"
+            return result
+        if _RANDOM in func.tags and not drops_nothing(func, args, kwargs):
             self.recording.fault = f"draws random numbers ({func})"
             return result
         noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
-        outputs = result if isinstance(result, list | tuple) else [result]
-        self.written.made(outputs, map(_real, flat))
         if is_symbolic:
             try:
                 result, outputs = self._with_symbols(func, flat, structure, result, outputs)
@@ -377,7 +362,7 @@ class Recorder(TorchDispatchMode):
                     f"has no symbolic sizes ({func}): {type(fault).__name__}: {words[0][:80]}"
                 )
                 return result
-        slots = [self._slot(_real(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
+        slots = [self._slot(real_of(one)) if isinstance(one, torch.Tensor) else -1 for one in outputs]
         self._made.update(
             (memory(one), slot) for one, slot in zip(outputs, slots, strict=True) if type(one) is torch.Tensor
         )
@@ -386,6 +371,22 @@ class Recorder(TorchDispatchMode):
         call = Call(func, noted_args, noted_kwargs, slots, isinstance(result, list))
         self.recording.calls.append(call)
         return result
+
+    def _note_forms(self, func: Any, former: list[tuple[torch.Tensor, Any, Any]], is_symbolic: bool) -> None:
+        """``func`` has written to tensors: what is known of the ``former`` form of each holds no more."""
+        for tensor, lay, shown in former:
+            if place(tensor) == lay:
+                continue
+            self.recording.is_reformed = True
+            self._static.pop(id(tensor), None)
+            self._made.pop(shown, None)
+            if (slot := self._slots.get(id(tensor))) is not None:
+                self._made[memory(tensor)] = slot
+            if is_symbolic:
+                self.is_tainted = True  # what stands for the tensor goes on as it was made
+                self.recording.fault = (
+                    self.recording.fault or f"changes the form of a tensor with symbolic sizes ({func})"
+                )
 
     def _noted(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -400,6 +401,10 @@ class Recorder(TorchDispatchMode):
         with self._fakes:
             fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
         fakes = fake if isinstance(fake, list | tuple) else [fake]
+        if any(isinstance(one, torch.Tensor) and (one.is_conj() or one.is_neg()) for one in outputs):
+            # What stands for it would not be resolved by torch before an operator reads it.
+            self.is_tainted = True
+            raise NotImplementedError("a view that conjugates or negates")
         made = []
         for real, one in zip(outputs, fakes, strict=True):
             if isinstance(one, torch.Tensor) and any(
@@ -441,7 +446,15 @@ class Recorder(TorchDispatchMode):
         decided = dict.fromkeys(guard.expr for guard in self._shapes.guards)
         # Sizes of 0 and 1 are decided by without a note.
         large = [symbol > 1 for symbol in self.symbols()]
-        return self._function(" and ".join(f"({text})" for text in self._texts([*decided, *large])) or "True")
+        text = " and ".join(f"({text})" for text in self._texts([*decided, *large])) or "True"
+        holds = self._function(text)
+        try:
+            is_so = holds(*self._symbols)
+        except Exception as fault:
+            raise CannotLower(f"decides by a length in a way of its own ({type(fault).__name__})") from fault
+        if not is_so:
+            raise CannotLower("decides by a length otherwise than it did")
+        return holds
 
     def expressions(self, lengths: list[Length]) -> Callable[..., tuple[int, ...]]:
         """The values of ``lengths`` from those of the symbols."""
@@ -454,7 +467,7 @@ class Recorder(TorchDispatchMode):
 
     def _function(self, text: str) -> Callable[..., Any]:
         parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
-        return eval(f"lambda {parameters}: {text}", {"math": math, "Min": min, "Max": max})
+        return eval(f"lambda {parameters}: {text}", {"math": math, "torch": torch, "Min": min, "Max": max})
 
 
 @contextmanager
@@ -471,31 +484,3 @@ def _is_composite(func: torch._ops.OpOverload) -> bool:
     """Whether torch makes it of other operators on every device."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-
-
-def is_untouched(tensor: torch.Tensor) -> bool:
-    """Whether nobody has written an attribute on what stands for a tensor."""
-    return vars(tensor).keys() <= {"actual", "shaped"}
-
-
-def _drops_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether it is random only where it drops something out, and does not."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "dropout_p" not in names:
-        return False
-    at = names.index("dropout_p")
-    given = args[at] if at < len(args) else kwargs.get("dropout_p", func._schema.arguments[at].default_value)
-    return given == 0
-
-
-def _is_sized_by_values(func: Any, args: Any) -> bool:
-    """Whether values decide how large a result is."""
-    if func is not torch.ops.aten.index.Tensor:
-        return _DYNAMIC in func.tags
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-
-
-def _real(value: Any) -> Any:
-    if type(value) is Tracked:
-        return value.actual
-    return value.node.hint if isinstance(value, SYMBOLIC) else value

@@ -11,6 +11,18 @@ import torch
 MOVED = "what is kept moves to a larger room"
 SHORT = "what is kept has one position, and torch's symbols count from two"
 
+#: First words of the namespaces of torch's operators, and of ours.
+_NAMESPACES = frozenset(
+    {
+        *("aten", "prims", "quantized", "onednn", "mkldnn", "mkl", "prepacked", "fbgemm", "torchao"),
+        *("liteboost", "c10d", "", "npu"),
+    }
+)
+
+
+class CannotLower(Exception):
+    """A program has no instruction for it. The message says for what."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -87,6 +99,8 @@ class Recording:
         tensors: Slot -> the tensor itself, for `inputs` and `held`.
         aliases: Slot -> another one for the same tensor, which the calls name in its place.
         count: Of slots.
+        is_reformed: Whether an operator has changed the form of a tensor that was there before it: then a
+            slot had other sizes when a call read it than it has at the end.
         fault: Why this is no recording of a step that can be repeated.
     """
 
@@ -97,8 +111,14 @@ class Recording:
     tensors: dict[int, Any] = field(default_factory=dict)
     aliases: dict[int, int] = field(default_factory=dict)
     count: int = 0
+    is_reformed: bool = False
     fault: str = ""
 
     def new(self) -> int:
         self.count += 1
         return self.count - 1
+
+
+def is_foreign(func: Any) -> bool:
+    """Whether an operator is neither torch's nor ours: what it does beside its result nobody knows."""
+    return func.namespace.split("_")[0] not in _NAMESPACES

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .lower import CannotLower
+from .recording import CannotLower
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from .lower import CannotLower
 from .program import Program, Run
+from .recording import CannotLower
 from .result import Outline
 
 #: Beside the 1st, 2nd, 4th, 8th … run, and beside every one of this many.

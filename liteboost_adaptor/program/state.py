@@ -61,7 +61,7 @@ class State:
         # Operators ask for it in every run; a comparison on an NPU sets it for a while.
         self._determinism = _determinism()
         # What is made in inference mode is another kind of tensor.
-        modes = ("is_inference", "is_inference_mode_enabled")
+        modes = ("is_inference", "is_inference_mode_enabled", "inference_mode")
         self._asks_for_mode = any(not used.all.isdisjoint(modes) for used in names)
         self._mode = torch.is_inference_mode_enabled()
         self._asks_for_ranks = any("is_initialized" in used.all for used in names)

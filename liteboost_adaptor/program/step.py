@@ -16,9 +16,8 @@ from ..replacements.cache_layers import using
 from ..report import Tally
 from . import arguments, shadow, watch
 from .arguments import cache_name
-from .lower import CannotLower
 from .program import Program
-from .recording import MOVED, SHORT
+from .recording import MOVED, SHORT, CannotLower
 from .state import hooked
 
 #: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
@@ -226,11 +225,11 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
     """Whether the original runs beside the program this time.
 
     Not where ranks exchange: each exchange would come twice, and ranks that have left a call at different
-    places count different runs.
+    places count different runs. Nor where an operator of somebody else's may count its calls.
     """
     return (
         shadow.is_due(program.runs)
-        and not program.is_exchanging
+        and not program.is_made_once
         and given["input_ids"].is_cpu
         and watch.is_possible()
     )

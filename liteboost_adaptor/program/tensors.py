@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 #: Stands for size, dtype, device and strides together.
 FORM = "form"
+#: Operators that write to statistics of theirs in training, of which their schemas say nothing.
+_UNDECLARED = (
+    torch.ops.aten.native_batch_norm,
+    torch.ops.aten.cudnn_batch_norm,
+    torch.ops.aten.miopen_batch_norm,
+)
+_STATISTICS = ("running_mean", "running_var")
+_TRAINING = ("training", "train")
 
 
 class Known:
@@ -35,71 +43,93 @@ class Known:
 
 
 class Written:
-    """What a step writes to tensors it has not made, with the values they had."""
+    """What a step writes to tensors it has not made, with the values and the form they had."""
 
     def __init__(self) -> None:
         self._own: set[int] = set()
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor, _Form | None]] = {}
+        #: Tensor, another object for its memory in the form it had, and its values.
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def made(self, results: Iterable[Any], arguments: Iterable[Any]) -> None:
         """An operator made ``results`` of ``arguments``; memory that none of these had is the step's own."""
         given = {_storage(each) for each in arguments if isinstance(each, torch.Tensor)}
-        results = (each for each in results if isinstance(each, torch.Tensor) and has_memory(each))
+        results = (each for each in results if isinstance(each, torch.Tensor) and _is_strided(each))
         self._own.update(storage for each in results if (storage := _storage(each)) not in given)
 
     def about_to(self, func: Any, args: Any, kwargs: Any) -> None:
         """``func`` is going to be called: keep the values of what it writes to."""
-        arguments = func._schema.arguments
-        given = [*zip(arguments, args, strict=False)]
-        given += [(each, kwargs[each.name]) for each in arguments if each.name in kwargs]
-        for argument, value in given:
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for tensor in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(tensor, torch.Tensor) and not self.is_own(tensor):
-                    self._before.setdefault(id(tensor), (tensor, tensor.clone(), _form_of(tensor)))
+        for tensor in written_by(func, args, kwargs):
+            self.keep(tensor)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Something is going to change ``tensor``: keep what it is, unless the step has made it."""
+        if not self.is_own(tensor) and id(tensor) not in self._before:
+            self._before[id(tensor)] = tensor, tensor.detach(), tensor.clone()
 
     def is_own(self, tensor: torch.Tensor) -> bool:
         """Whether the step has made the memory of ``tensor``."""
-        return has_memory(tensor) and _storage(tensor) in self._own
+        return _is_strided(tensor) and _storage(tensor) in self._own
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Those that were written to and are not the step's own."""
-        return [tensor for tensor, *_ in self._before.values()]
+        return [tensor for tensor, _, _ in self._before.values()]
+
+    def is_reformed(self) -> bool:
+        """Whether any of them now lies in memory in another way than before the step."""
+        return any(place(tensor) != place(former) for tensor, former, _ in self._before.values())
 
     def give_back(self) -> None:
         """Give all of them the form and the values they had."""
-        for tensor, values, form in reversed(self._before.values()):
-            if _form_of(tensor) != form:
-                tensor.as_strided_(*form)
+        for tensor, former, values in reversed(self._before.values()):
+            if place(tensor) != place(former):
+                tensor.set_(former.untyped_storage(), former.storage_offset(), former.size(), former.stride())
             tensor.copy_(values)
 
 
-_Form = tuple[torch.Size, tuple[int, ...], int]
+def writes(func: Any) -> bool:
+    """Whether the operator ``func`` may write to its arguments."""
+    return func._schema.is_mutable or func.overloadpacket in _UNDECLARED
 
 
-def _form_of(tensor: torch.Tensor) -> _Form | None:
-    """What an operator may change of it in place, beside values."""
-    if tensor.layout != torch.strided:
-        return None
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
+def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a call of the operator ``func`` writes to."""
+    arguments = func._schema.arguments
+    given = [*zip(arguments, args, strict=False)]
+    given += [(each, kwargs[each.name]) for each in arguments if each.name in kwargs]
+    is_training = any(each.name in _TRAINING and value for each, value in given)
+    for argument, value in given:
+        is_declared = argument.alias_info is not None and argument.alias_info.is_write
+        if not is_declared and not (is_training and argument.name in _STATISTICS):
+            continue
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                yield tensor
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0
+    return tensor.untyped_storage()._cdata if _is_strided(tensor) else 0
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.numel() > 0
+    return _is_strided(tensor) and tensor.numel() > 0
 
 
 def memory(tensor: torch.Tensor) -> Any:
     """What two tensors have in common that show the same memory in the same way; nothing else has it."""
-    if not has_memory(tensor):
-        return id(tensor)
-    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
-    return *place, tensor.dtype, tensor.shape, tensor.stride()
+    return place(tensor) if has_memory(tensor) else id(tensor)
+
+
+def place(tensor: torch.Tensor) -> Any:
+    """Where a tensor lies, and how; nothing of one that has no strides."""
+    if not _is_strided(tensor):
+        return ()
+    found = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype
+    return *found, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 def attribute(tensor: torch.Tensor, name: str) -> Any:

@@ -35,6 +35,9 @@ _NOTING = (
     "mpmath",
     "liteboost_adaptor.program.record",
     "liteboost_adaptor.program.tensors",
+    "liteboost_adaptor.program.tracked",
+    "liteboost_adaptor.program.operators",
+    "liteboost_adaptor.program.disguise",
     "liteboost_adaptor.environment.npu_rotary",  # what it reads by is read before every run
 )
 #: Where the step that is watched was called.

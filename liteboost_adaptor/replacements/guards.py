@@ -62,11 +62,11 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
 #: What a call of a module asks the module for.
 _CALLED = frozenset({"forward", "_call_impl", "_slow_forward"})
 _MODULE_CALL = torch.nn.Module.__call__
-#: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.record` tracks.
+#: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.tracked` tracks.
 _STANDING_FOR = (
     "torch._subclasses.fake_tensor",
     "torch._subclasses.functional_tensor",
-    "liteboost_adaptor.program.record",
+    "liteboost_adaptor.program.tracked",
 )
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 

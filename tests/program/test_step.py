@@ -235,7 +235,7 @@ def test_a_step_that_fails_while_it_is_recorded_is_made_again(family: str) -> No
 
         class Strict(type(norm)):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                if type(vars(self.cache[0].layers[-1])["keys"].shape[-2]) is not int:
+                if not hasattr(vars(self.cache[0].layers[-1])["keys"].shape[-2], "real"):
                     raise TypeError("no number")
                 return super().forward(x)
 
