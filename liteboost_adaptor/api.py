@@ -13,12 +13,13 @@ from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
-from .huggingface import huge_pages, int8_caches, sparse_attention
+from .huggingface import huge_pages, sparse_attention
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
+from .kv_cache import buffers
+from .kv_cache import int8_bind as int8_caches
 from .parallel import shard as parallel_shard
 from .parallel.tensor.plan import ShardingPlan
-from .replacements import cache
 from .report import Status, report
 
 
@@ -185,6 +186,6 @@ def status() -> Status:
         native=details,
         environment=notes,
         models=models,
-        caches_bytes=cache.bytes_held(),
+        caches_bytes=buffers.bytes_held(),
         rules=report.rows(listed, backend),
     )

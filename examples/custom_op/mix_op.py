@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from liteboost_adaptor.replacements.guards import unserved
+from liteboost_adaptor.eligibility import unserved
 
 BUILD = Path(__file__).parent / "build"
 

@@ -100,7 +100,7 @@ class Variant:
         return facts
 
     def check(
-        self, path: str, forced: list[list[int]] | None, multiplied_out: bool = False
+        self, path: str, forced: list[list[int]] | None, dequantized_kv: bool = False
     ) -> dict[str, Any]:
         """Save logits of the prompt's last positions and of every decode step to ``path``.
 
@@ -108,7 +108,7 @@ class Variant:
             path: A file for ``torch.save``: ``prefill`` ``[B, P, V]`` and ``decode`` ``[B, new, V]``, fp32.
             forced: Tokens ``[B, new]`` to go on with in place of the model's own, so that every step of
                 every variant sees the same past; ``None`` to choose greedily.
-            multiplied_out: Of a copy without us, whose quantised weights are floating point again, and whose
+            dequantized_kv: Of a copy without us, whose quantised weights are floating point again, and whose
                 cache keeps the values that ours stands for.
 
         Returns:
@@ -117,7 +117,7 @@ class Variant:
         import torch
         from transformers import LogitsProcessorList
 
-        if multiplied_out:
+        if dequantized_kv:
             served, self.model = self.model, self._multiplied_out()
             caches = importlib.import_module("liteboost_adaptor.bench.rounded_caches")
             try:

@@ -24,7 +24,7 @@ _READ_IN_TORCH = ("torch.nn.functional", "torch.functional", "torch._tensor", "t
 #: Modules beside torch that hold no arithmetic: what is in them may be watched, but need not be read.
 _NOT_READ = (
     *("transformers.utils", "logging", "warnings", "typing", "importlib", "functools", "packaging"),
-    *("liteboost_adaptor.replacements.guards", "liteboost_adaptor.report", "liteboost_adaptor.watch"),
+    *("liteboost_adaptor.eligibility", "liteboost_adaptor.report", "liteboost_adaptor.watch"),
 )
 #: How many functions deep an original is read, and a replacement.
 _DEEPEST, _DEEPEST_OF_OURS = 6, 3

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..replacements import cache
+from ..kv_cache import buffers
 from ..report import report
 
 #: Attribute of position ids that ``generate`` made itself: every one of them is smaller than this.
@@ -164,7 +164,7 @@ def decoding_mask(original: Any) -> Any:
         mask, length = kwargs.get("attention_mask"), kwargs.get("kv_length")
         offset, start = kwargs.get("q_offset"), kwargs.get("kv_offset")
         # In a step that is recorded lengths are symbols.
-        is_recorded = cache.is_recorded()
+        is_recorded = buffers.is_recorded()
         if (
             args
             or not (type(mask) is torch.Tensor or (is_recorded and isinstance(mask, torch.Tensor)))

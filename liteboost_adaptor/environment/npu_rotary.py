@@ -21,8 +21,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..engine.fingerprint import Opaque, fingerprint
+from ..kv_cache import buffers
 from ..program.state import RECORDABLE
-from ..replacements import cache
 from ..report import report
 from .npu_generate import BELOW
 
@@ -117,7 +117,7 @@ def _looking_up(of_module: Callable[[], torch.nn.Module], of_class: Callable[...
         if any(buffer is not None and buffer.is_inference() for buffer in module._buffers.values()):
             tally.fell_back("buffers made in inference mode, which do not tell when they are written to")
             return original(x, position_ids, *layer_type, **named)
-        recorder = cache.recorder()
+        recorder = buffers.recorder()
         # A recorded step has the table, not how it is made.
         with nullcontext() if recorder is None else _disable_current_modes():
             table = _table(module, original, x, below, layer_type, named)

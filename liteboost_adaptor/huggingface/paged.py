@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..eligibility import autocast, unserved
 from ..engine.callees import of_function
 from ..engine.fingerprint import Opaque, fingerprint
 from ..engine.guarded import watch_over
 from ..replacements import paged
-from ..replacements.guards import autocast, unserved
 from ..report import Tally
 from ..watch import Watch, place_in_class
 

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
+from .. import eligibility as guards
 from .. import native, native_npu, watch
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
-from ..replacements import guards
+from ..kv_cache import bind as caches
+from ..kv_cache import int8_bind as int8_caches
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import adapters, caches, huge_pages, int8_caches, registries, sparse_attention, steps
+from . import adapters, huge_pages, registries, sparse_attention, steps
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"

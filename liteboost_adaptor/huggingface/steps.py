@@ -11,8 +11,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ..engine import swap
+from ..kv_cache import buffers
 from ..program.step import Steps, cache_name, forget_all
-from ..replacements import cache
 from ..report import Tally
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
@@ -82,7 +82,7 @@ def _is_observed() -> bool:
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
         or torch._C._is_any_autocast_enabled()
-        or cache.is_recorded()
+        or buffers.is_recorded()
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..replacements import cache as rooms
+from ..kv_cache import buffers
 from . import disguise, known, watch
 from .arguments import GROWING, cache_name
 from .functions import Functions
@@ -79,7 +79,7 @@ class Attempt:
             watch.watched() as ran,
             functions,
             recorder,
-            rooms.recorded_by(recorder),
+            buffers.recorded_by(recorder),
         ):
             result = call(**given)
         self._counts = ran.counts

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..eligibility import is_plain_type
 from ..replacements import npu_format
-from ..replacements.guards import is_plain_type
 
 ours = torch.ops.liteboost
 #: Parameters that were moved, with the address: they belong to others while they lie there.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..replacements import cache as rooms
+from ..kv_cache import buffers
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,15 @@ class Kept:
 
     def __init__(self, owns: list[dict[Any, Any]]) -> None:
         self._owns = [(own, dict(own)) for own in owns]
-        grown = [own[rooms.ROOMS] for own in owns if rooms.ROOMS in own]
+        grown = [own[buffers.BUFFERS] for own in owns if buffers.BUFFERS in own]
         self._owns += [(own, dict(own)) for own in grown]
         self._ends = [
-            (room, room.end) for own in grown for room in own.values() if isinstance(room, rooms.Room)
+            (buffer, buffer.end)
+            for own in grown
+            for buffer in own.values()
+            if isinstance(buffer, buffers.KVBuffer)
         ]
-        names = [set(own.get(rooms.ROOMS, ())) for own in owns]
+        names = [set(own.get(buffers.BUFFERS, ())) for own in owns]
         # What grows is not written over; the rest may be.
         self._values = [
             (value, value.clone())
@@ -56,8 +59,8 @@ class Kept:
         for own, values in self._owns:
             own.clear()
             own.update(values)
-        for room, end in self._ends:
-            room.end = end
+        for buffer, end in self._ends:
+            buffer.end = end
         for tensor, value in self._values:
             tensor.copy_(value)
 
@@ -70,6 +73,6 @@ def holders(layers: list[Any]) -> list[Holder]:
         found += [
             Holder(at, name)
             for name, value in vars(layer).items()
-            if type(value) is dict and name != rooms.ROOMS
+            if type(value) is dict and name != buffers.BUFFERS
         ]
     return found

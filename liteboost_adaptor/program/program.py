@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..replacements import cache as rooms
+from ..kv_cache import buffers
 from ..report import Tally
 from .holders import Holder
 from .lower import Writer
@@ -136,9 +136,9 @@ class Program:
         try:
             owns = [holder.of(layers) for holder in self._holders]
             inputs += [owns[holder][name] for holder, name in self._kept]
-            grown = [owns[holder][rooms.ROOMS][name] for (holder, name), _ in self._appended]
-            inputs += [room.memory for room in grown]
-            sizes = symbols + [room.end for room in grown]
+            grown = [owns[holder][buffers.BUFFERS][name] for (holder, name), _ in self._appended]
+            inputs += [buffer.memory for buffer in grown]
+            sizes = symbols + [buffer.end for buffer in grown]
         except (KeyError, AttributeError):
             return None
         results = ops._program_run(self._number, inputs, sizes)
@@ -147,13 +147,13 @@ class Program:
         values = iter(self._computed(*symbols)) if self._set else iter(())
         numbers = {key: next(values) if isinstance(each, Length) else each for key, each in self._set.items()}
         kept = dict(zip(self._returned, results[self._count :], strict=True))
-        appended = [(key, room, count) for room, (key, count) in zip(grown, self._appended, strict=True)]
+        appended = [(key, buffer, count) for buffer, (key, count) in zip(grown, self._appended, strict=True)]
         return Run(owns, results[: self._count], kept, numbers, appended)
 
     def commit(self, run: Run, cache: Any) -> Any:
         """The result of the call, with what it does to ``cache``."""
-        for _, room, count in run.appended:
-            room.end += count
+        for _, buffer, count in run.appended:
+            buffer.end += count
         for (holder, name), value in (*run.kept.items(), *run.numbers.items()):
             run.owns[holder][name] = value
         for tally, calls in self._counts:
@@ -170,14 +170,14 @@ class Run:
         results: The tensors of the result.
         kept: (holder, name) -> the tensor that is to be kept so.
         numbers: The same of numbers and other plain values.
-        appended: ((holder, name), room, count): behind the room's end lie ``count`` positions more.
+        appended: ((holder, name), buffer, count): behind the buffer's end lie ``count`` positions more.
     """
 
     owns: list[dict[Any, Any]]
     results: list[torch.Tensor]
     kept: dict[tuple[int, Any], torch.Tensor]
     numbers: dict[tuple[int, Any], Any]
-    appended: list[tuple[tuple[int, str], rooms.Room, int]]
+    appended: list[tuple[tuple[int, str], buffers.KVBuffer, int]]
 
 
 def written_to(recorder: Recorder) -> tuple[list[torch.Tensor], list[tuple[int, Any]], list[str]]:
@@ -217,7 +217,7 @@ def _value_at(place: Place, owns: list[dict[Any, Any]], kwargs: dict[str, Any]) 
     if place.kind == "length":
         return own[place.name].size(place.dim)
     if place.kind == "capacity":
-        return own[rooms.ROOMS][place.name].memory.size(place.dim)
+        return own[buffers.BUFFERS][place.name].memory.size(place.dim)
     return own[place.name]
 
 
@@ -232,7 +232,7 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, An
         names = [
             name
             for name, value in before.items()
-            if name not in (rooms.ROOMS, "layers")
+            if name not in (buffers.BUFFERS, "layers")
             and (at, name) not in symbolic
             and (at < 0 or not isinstance(value, torch.Tensor))
             and (at < 0 or type(value) is not dict)  # a holder of its own

@@ -23,9 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
 
-from ..replacements import cache as rooms
-from ..replacements.guards import is_plain_type
-from ..replacements.int8_rows import Int8Rows, multiplied_out
+from ..eligibility import is_plain_type
+from ..kv_cache import buffers
+from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from .operators import drops_nothing, is_sized_by_values, is_sized_unseen
 from .recording import (
     MOVED,
@@ -59,7 +59,7 @@ class _Shapes(ShapeEnv):
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what runs in its block, on a cache whose layers have rooms.
+    """Notes what runs in its block, on a cache whose layers have buffers.
 
     Attributes:
         recording: The outcome.
@@ -159,18 +159,18 @@ class Recorder(TorchDispatchMode):
         return super().__enter__()
 
     def _hold_layer(self, at: int, own: dict[Any, Any]) -> None:
-        grown = own.get(rooms.ROOMS, {})
+        grown = own.get(buffers.BUFFERS, {})
         for name, value in list(own.items()):
             if isinstance(value, torch.Tensor):
                 slot = self.recording.held[at, name] = self._slot(value)
                 self.recording.tensors[slot] = value
-                if isinstance(room := grown.get(name), rooms.Room):
-                    if value.size(room.dim) < 2:
+                if isinstance(buffer := grown.get(name), buffers.KVBuffer):
+                    if value.size(buffer.dim) < 2:
                         self.recording.fault = SHORT
                         continue
-                    dim = room.dim
+                    dim = buffer.dim
                     length = self._symbol(value.size(dim), Place("length", name, at, dim))
-                    capacity = self._symbol(room.memory.size(dim), Place("capacity", name, at, dim))
+                    capacity = self._symbol(buffer.memory.size(dim), Place("capacity", name, at, dim))
                     own[name] = self._tracked(value, dim, length, capacity)
                     self.recording.tensors[slot] = own[name]
             elif type(value) is int and name in self._numbers and value > 1:
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
         self.changed: dict[tuple[int, Any], Any] = {}
         for at, (own, before) in enumerate(zip(self._owns, self.before, strict=True)):
             for name, value in list(own.items()):
-                if name == rooms.ROOMS:
+                if name == buffers.BUFFERS:
                     continue
                 if before.get(name, _MISSING) is not value:
                     self.changed[at, name] = self._noted(value)
@@ -193,19 +193,19 @@ class Recorder(TorchDispatchMode):
                 )
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
-        """What `replacements.cache` does for an append, and a note of it."""
+        """What `kv_cache.buffers` does for an append, and a note of it."""
         with unwatched():
             return self._noted_append(held, layer, name, new, dim)
 
     def _noted_append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            mine = vars(layer).setdefault(rooms.ROOMS, {})
-            room = mine.get(name)
-            real = rooms.in_place(layer, mine, real_of(held), name, real_of(new), dim)
+            mine = vars(layer).setdefault(buffers.BUFFERS, {})
+            buffer = mine.get(name)
+            real = buffers.in_place(layer, mine, real_of(held), name, real_of(new), dim)
             if real is None:
                 real = torch.cat([real_of(held), real_of(new)], dim=dim)
-                mine[name] = real.untyped_storage()._cdata  # as `rooms.append` notes it
-            if mine.get(name) is not room or not isinstance(room, rooms.Room):
+                mine[name] = real.untyped_storage()._cdata  # as `buffers.append` notes it
+            if mine.get(name) is not buffer or not isinstance(buffer, buffers.KVBuffer):
                 self.recording.fault = MOVED
                 return real
         at = next(index for index, each in enumerate(self._owns) if each is vars(layer))
@@ -319,9 +319,9 @@ class Recorder(TorchDispatchMode):
 
     def _noted_call(self, func: Any, args: Any, kwargs: Any) -> Any:
         flat, structure = pytree.tree_flatten((args, kwargs))
-        if any(type(value) is Int8Rows for value in flat):
+        if any(type(value) is Int8KVTensor for value in flat):
             self.recording.fault = f"reads the values of a cache of integers ({func})"
-            flat = [real_of(multiplied_out(value)) for value in flat]
+            flat = [real_of(dequantized_kv(value)) for value in flat]
         if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in flat):
             self.is_tainted = True  # what Python has computed by a length is no length
             self.recording.fault = (

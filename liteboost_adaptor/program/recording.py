@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 #: No property of the step: the next one may be recorded.
-MOVED = "what is kept moves to a larger room"
+MOVED = "what is kept moves to a larger buffer"
 SHORT = "what is kept has one position, and torch's symbols count from two"
 
 #: First words of the namespaces of torch's operators, and of ours.

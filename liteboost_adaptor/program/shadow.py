@@ -40,10 +40,10 @@ class Shadow:
             tensor.copy_(before)
         # The original writes to the same positions.
         self._rows = [
-            (key, _behind(room.memory, room.dim, room.end, count).clone())
-            for key, room, count in run.appended
+            (key, _behind(buffer.memory, buffer.dim, buffer.end, count).clone())
+            for key, buffer, count in run.appended
         ]
-        memories = {room.memory.untyped_storage()._cdata for _, room, _ in run.appended}
+        memories = {buffer.memory.untyped_storage()._cdata for _, buffer, _ in run.appended}
         self._results = [None if _shows(each, memories) else each.clone() for each in run.results]
         self._kept = {key: each.clone() for key, each in run.kept.items() if not _shows(each, memories)}
 
@@ -61,10 +61,12 @@ class Shadow:
         owns = self._run.owns
         for (holder, name), mine in self._rows:
             kept = owns[holder].get(name)
-            room = next(room for key, room, _ in self._run.appended if key == (holder, name))
-            if not isinstance(kept, torch.Tensor) or kept.size(room.dim) < mine.size(room.dim):
+            buffer = next(buffer for key, buffer, _ in self._run.appended if key == (holder, name))
+            if not isinstance(kept, torch.Tensor) or kept.size(buffer.dim) < mine.size(buffer.dim):
                 return f"{name} of the cache"
-            tail = kept.narrow(room.dim, kept.size(room.dim) - mine.size(room.dim), mine.size(room.dim))
+            tail = kept.narrow(
+                buffer.dim, kept.size(buffer.dim) - mine.size(buffer.dim), mine.size(buffer.dim)
+            )
             if not _is_same(mine, tail):
                 return f"{name} of the cache"
         for (holder, name), mine in self._kept.items():

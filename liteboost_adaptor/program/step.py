@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..errors import StrictError
-from ..replacements import cache as rooms
-from ..replacements.cache_layers import using
+from ..kv_cache import buffers
+from ..kv_cache.layers import using
 from ..report import Tally
 from . import arguments, shadow, watch
 from .arguments import cache_name
@@ -100,7 +100,7 @@ class Steps:
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
             return call(**kwargs)
-        if not _has_rooms(cache) or hooked(model) or captured or not watch.is_possible():
+        if not _has_buffers(cache) or hooked(model) or captured or not watch.is_possible():
             self._seen[key] = 0  # looked for again some steps later
             return call(**kwargs)
         if key not in self._ran:
@@ -249,6 +249,6 @@ def _is_captured(ids: torch.Tensor) -> bool:
     return ids.device.type == "npu" and torch.get_device_module(ids.device).is_current_stream_capturing()
 
 
-def _has_rooms(cache: Any) -> bool:
-    found = [room for layer in cache.layers for room in vars(layer).get(rooms.ROOMS, {}).values()]
-    return all(isinstance(room, rooms.Room) for room in found)
+def _has_buffers(cache: Any) -> bool:
+    found = [buffer for layer in cache.layers for buffer in vars(layer).get(buffers.BUFFERS, {}).values()]
+    return all(isinstance(buffer, buffers.KVBuffer) for buffer in found)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
+from ..eligibility import class_as_written
 from ..errors import QuantizationError
 from ..huggingface.class_code import is_product
 from ..replacements.experts import weights_of
-from ..replacements.guards import class_as_written
 from ..report import APPLIED, REFUSED, Outcome, report
 from .config import LiteBoostConfig
 from .experts import Experts, QuantizedExperts

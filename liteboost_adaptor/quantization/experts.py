@@ -155,21 +155,21 @@ class QuantizedExperts(QuantizedWeight):
     def device(self) -> torch.device:
         return self.weight.device
 
-    def multiplied_out(self) -> Tensor:
+    def dequantized_kv(self) -> Tensor:
         """The parameter, with the weights that are multiplied by, in `dtype`."""
         return self.form.parameter(self.dequantized(self.dtype))
 
     def transpose(self, first: int, second: int) -> Tensor:
-        return self.multiplied_out().transpose(first, second)
+        return self.dequantized_kv().transpose(first, second)
 
     @property
     def mT(self) -> Tensor:
-        return self.multiplied_out().mT
+        return self.dequantized_kv().mT
 
     def __getitem__(self, index: Any) -> Tensor:
         is_one = isinstance(index, int) or (isinstance(index, Tensor) and index.dim() == 0)
         if not is_one or self.is_arranged_for_npu:
-            return self.multiplied_out()[index]
+            return self.dequantized_kv()[index]
         tiles = self.weight.dim() == 3
         kept = self._tiles_of(int(index)) if tiles else self._saved_rows(int(index))
         dequantize = dequantize_w8 if self.scheme.bits == 8 else dequantize_w4
@@ -195,7 +195,7 @@ class QuantizedExperts(QuantizedWeight):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = tree_map(
-            lambda each: each.multiplied_out() if isinstance(each, cls) else each, (args, dict(kwargs or {}))
+            lambda each: each.dequantized_kv() if isinstance(each, cls) else each, (args, dict(kwargs or {}))
         )
         return func(*given[0], **given[1])
 

@@ -90,7 +90,7 @@ class QuantizedLinear(QuantizedWeight):
             x - x.detach()
         )
 
-    def multiplied_out(self, dtype: torch.dtype) -> torch.nn.Module:
+    def dequantized_kv(self, dtype: torch.dtype) -> torch.nn.Module:
         """The layer that it stands for, with the rounded weight."""
         from transformers.pytorch_utils import Conv1D  # not before somebody has a model
 

@@ -153,7 +153,7 @@ class LiteBoostQuantizer(HfQuantizer):
         wanted = dtype or torch.float32
         for name, layer in list(model.named_modules()):
             if isinstance(layer, QuantizedLinear):
-                model.set_submodule(name, layer.multiplied_out(wanted))
+                model.set_submodule(name, layer.dequantized_kv(wanted))
             elif isinstance(layer, QuantizedExperts):
                 owner, _, local = name.rpartition(".")
                 delattr(model.get_submodule(owner), local)

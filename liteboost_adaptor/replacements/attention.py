@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ..config import Sparse
+from ..eligibility import autocast, unserved
+from ..kv_cache import int8_tensor as int8_rows
+from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from ..report import Tally
-from . import int8_rows, sequence, sparse_attention
-from .guards import autocast, unserved
-from .int8_rows import Int8Rows, multiplied_out
+from . import sequence, sparse_attention
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.modeling_utils:AttentionInterface"
@@ -73,7 +74,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
                     query, key, value, attention_mask, bias, scaling, causal, None, None, choice
                 ), None
             tally.fell_back(reason)
-            key, value = multiplied_out(key), multiplied_out(value)
+            key, value = dequantized_kv(key), dequantized_kv(value)
         return original(
             module,
             query,
@@ -164,7 +165,7 @@ def eager(
             reason = "a bool mask, which eager attention adds"
         if reason:
             tally.fell_back(reason)
-            key, value = multiplied_out(key), multiplied_out(value)
+            key, value = dequantized_kv(key), dequantized_kv(value)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         tally.served()
         if query_sinks:
@@ -182,7 +183,7 @@ def _alike(key: torch.Tensor, value: torch.Tensor, reads_integers: bool) -> tupl
     """Both as rows of integers, where they are and can be read; else both as values."""
     if reads_integers and type(key) is type(value):
         return key, value
-    return multiplied_out(key), multiplied_out(value)
+    return dequantized_kv(key), dequantized_kv(value)
 
 
 def _shared(
@@ -285,7 +286,7 @@ def _run(
     if mask is not None and mask.shape[2] != query.shape[2]:
         mask = mask.expand(-1, -1, query.shape[2], -1)
     options = (mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
-    if type(key) is Int8Rows and type(value) is Int8Rows:
+    if type(key) is Int8KVTensor and type(value) is Int8KVTensor:
         return int8_rows.attend(query, key, value, *options)
     return ops.attention(query, key, value, *options)
 
@@ -301,7 +302,7 @@ def _run_sparse(
     is_causal: bool,
 ) -> torch.Tensor | None:
     hides_by = "a mask" if mask is not None else "a bias" if bias is not None else ""
-    if type(key) is Int8Rows:
+    if type(key) is Int8KVTensor:
         hides_by = "a cache of integers"
     if not hides_by and not is_causal:
         hides_by = "attention that is not causal"
@@ -343,7 +344,7 @@ def _unserved(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> str:
-    memory = (each.rows if type(each) is Int8Rows else each for each in (key, value))
+    memory = (each.rows if type(each) is Int8KVTensor else each for each in (key, value))
     reason = unserved(query, *memory, sinks) or autocast(query)
     if reason:
         return reason

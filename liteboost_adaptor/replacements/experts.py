@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..eligibility import AnyModule, autocast, observed, unserved
 from ..report import Tally
-from .guards import AnyModule, autocast, observed, unserved
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.integrations.moe:ExpertsInterface"

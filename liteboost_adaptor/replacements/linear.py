@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from ..eligibility import autocast, observed, unserved
 from ..report import Tally
-from .guards import autocast, observed, unserved
 
 ops = torch.ops.liteboost
 _FORWARD = torch.nn.Linear.forward

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..eligibility import autocast, unserved
 from ..report import Tally
-from .guards import autocast, unserved
 
 ops = torch.ops.liteboost
 

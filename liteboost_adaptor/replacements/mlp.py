@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..eligibility import class_as_written, observed, unserved
 from ..report import Tally
-from .guards import class_as_written, observed, unserved
 from .layout import elementwise
 from .linear import layer_unserved
 

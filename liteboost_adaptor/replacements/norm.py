@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..eligibility import PROBE, AnyModule, class_as_written, observed, unserved
 from ..report import Tally
-from .guards import PROBE, AnyModule, class_as_written, observed, unserved
 from .layout import elementwise
 
 ops = torch.ops.liteboost

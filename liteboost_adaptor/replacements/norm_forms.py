@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..eligibility import PROBE, AnyModule, unserved
 from ..report import Tally
-from .guards import PROBE, AnyModule, unserved
 from .layout import elementwise
 from .norm import gate_unserved, normalized_shape_unserved, weight_unserved, widened
 

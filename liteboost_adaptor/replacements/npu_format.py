@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .guards import observed
+from ..eligibility import observed
 
 ND, FRACTAL_NZ = 2, 29
 _OPTION = "ALLOW_INTERNAL_FORMAT"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..eligibility import PROBE, unserved
 from ..report import Tally
-from .guards import PROBE, unserved
 from .layout import memory_order
 
 ops = torch.ops.liteboost

@@ -16,8 +16,8 @@ from transformers import LogitsProcessorList
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.bench.rounded_caches import rounding
-from liteboost_adaptor.replacements import int8_cache
-from liteboost_adaptor.replacements.int8_rows import Int8Rows
+from liteboost_adaptor.kv_cache import int8_layers as int8_cache
+from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
 from liteboost_adaptor.report import report
 
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
@@ -83,13 +83,13 @@ def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
         assert scales.dtype == torch.float32 and scales.shape == (1, 2, 79, 1)
     layer = cache.layers[0]
     rows_of = int8_cache.kept(vars(layer), "keys")
-    assert type(rows_of) is Int8Rows and rows_of.shape == (1, 2, 79, 64)
-    values = rows_of.multiplied_out()
+    assert type(rows_of) is Int8KVTensor and rows_of.shape == (1, 2, 79, 64)
+    values = rows_of.dequantized_kv()
     layer.crop(-29)  # as many are taken away
     rows_of = int8_cache.kept(vars(layer), "keys")
-    assert rows_of.shape == (1, 2, 50, 64) and torch.equal(rows_of.multiplied_out(), values[:, :, :50])
+    assert rows_of.shape == (1, 2, 50, 64) and torch.equal(rows_of.dequantized_kv(), values[:, :, :50])
     moved = vars(copy.deepcopy(cache).layers[0])["keys"]
-    assert torch.equal(moved.cpu().multiplied_out(), values[:, :, :50].cpu())
+    assert torch.equal(moved.cpu().dequantized_kv(), values[:, :, :50].cpu())
     assert type(layer.keys) is torch.Tensor and torch.equal(layer.keys, values[:, :, :50])
     rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_cache.RULE]
     assert any(row.state == "applied" for row in rows)

@@ -15,9 +15,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import caches
-from liteboost_adaptor.replacements import cache as replacement
-from liteboost_adaptor.replacements import cache_layers
+from liteboost_adaptor.kv_cache import bind as caches
+from liteboost_adaptor.kv_cache import buffers
+from liteboost_adaptor.kv_cache import layers as cache_layers
 from liteboost_adaptor.report import Tally
 
 WINDOW = 8
@@ -109,14 +109,14 @@ def test_exchanged_tensors_leave_no_memory_behind(change: str):
     served(layer)
     for step in range(3):
         layer.update(*states(2000, step))
-    room = weakref.ref(vars(layer)[replacement.ROOMS]["keys"])
+    room = weakref.ref(vars(layer)[buffers.BUFFERS]["keys"])
     getattr(layer, change)(torch.tensor([1, 0]))
     assert room() is None
     for step in range(3):  # as beam search goes on: nothing is kept twice
         layer.update(*states(1, step))
         getattr(layer, change)(torch.tensor([1, 0]))
         assert not any(
-            isinstance(room, replacement.Room) for room in vars(layer).get(replacement.ROOMS, {}).values()
+            isinstance(room, buffers.KVBuffer) for room in vars(layer).get(buffers.BUFFERS, {}).values()
         )
 
 
@@ -300,7 +300,7 @@ def test_copies_are_the_originals_and_hold_what_is_kept_only(copied: Any):
     served(layer)
     layer.update(*states(20, 0))
     other = copied(layer)
-    assert type(other) is DynamicLayer and replacement.ROOMS not in vars(other)
+    assert type(other) is DynamicLayer and buffers.BUFFERS not in vars(other)
     assert other.keys.untyped_storage().nbytes() == other.keys.nbytes
     assert torch.equal(other.keys, layer.keys)
     other.update(*states(1, 1))
@@ -373,9 +373,9 @@ def test_layers_that_keep_something_else_let_go_of_their_memory():
         served(layer)
         layer.update(*states(20, 0))
         layer.update(*states(1, 0))
-        assert replacement.ROOMS in vars(layer)
+        assert buffers.BUFFERS in vars(layer)
         change(layer)
-        assert "keys" not in vars(layer).get(replacement.ROOMS, {})
+        assert "keys" not in vars(layer).get(buffers.BUFFERS, {})
 
 
 def test_inference_mode_and_no_grad_may_take_turns():
@@ -412,7 +412,7 @@ def test_a_layer_that_is_not_served_gets_nothing_of_ours():
     served(layer)
     with torch.enable_grad():
         layer.update(*states(5, 0))
-    assert replacement.ROOMS not in vars(layer)
+    assert buffers.BUFFERS not in vars(layer)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_what_of_ours_somebody_puts_back_after_an_undo_is_known(name: str):
         ours.update(*states(count, step))
         theirs.update(*states(count, step))
     assert cache_layers.served(ours) is not None
-    assert ours.__dict__[replacement.ROOMS] and vars(DynamicLayer)["update"] is not before["update"]
+    assert ours.__dict__[buffers.BUFFERS] and vars(DynamicLayer)["update"] is not before["update"]
     assert torch.equal(ours.keys, theirs.keys) and ours.keys.is_contiguous()
     assert caches.restore_all() == []
     assert dict(vars(DynamicLayer)) == before

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from liteboost_adaptor.huggingface import caches
+from liteboost_adaptor.kv_cache import bind as caches
 from liteboost_adaptor.report import Tally
 
 

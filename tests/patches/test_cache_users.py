@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import caches
+from liteboost_adaptor.kv_cache import bind as caches
 from liteboost_adaptor.program import step
 
 #: A window of 8 tokens in every second layer of "gemma2"; none in "llama".

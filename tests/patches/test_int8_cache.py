@@ -13,11 +13,11 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import caches
+from liteboost_adaptor.kv_cache import bind as caches
+from liteboost_adaptor.kv_cache import buffers
+from liteboost_adaptor.kv_cache import int8_layers as int8_cache
+from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
 from liteboost_adaptor.ops.int8_attention import dequantized, int8_rows
-from liteboost_adaptor.replacements import cache as rooms
-from liteboost_adaptor.replacements import int8_cache
-from liteboost_adaptor.replacements.int8_rows import Int8Rows
 from liteboost_adaptor.report import Tally
 
 WINDOW, DIM = 8, 12
@@ -56,8 +56,8 @@ def kept(layer: Any, name: str = "keys") -> Any:
 
 def same(found: Any, expected: torch.Tensor) -> bool:
     """Rows of integers with the values expected, read as anybody reads them."""
-    assert type(found) is Int8Rows and found.shape == expected.shape and found.dtype == expected.dtype
-    return torch.equal(found + 0, expected) and torch.equal(found.multiplied_out(), expected)
+    assert type(found) is Int8KVTensor and found.shape == expected.shape and found.dtype == expected.dtype
+    return torch.equal(found + 0, expected) and torch.equal(found.dequantized_kv(), expected)
 
 
 KINDS = [DynamicLayer, lambda: DynamicSlidingWindowLayer(WINDOW)]
@@ -225,7 +225,7 @@ def test_anybody_reads_the_values(read: str, dtype: torch.dtype) -> None:
 def test_one_row_at_an_odd_address_is_read() -> None:
     rows = int8_rows(torch.randn(1, 1, 9, 5))
     for row in range(9):
-        one = Int8Rows(rows, torch.float32)[:, :, row : row + 1]
+        one = Int8KVTensor(rows, torch.float32)[:, :, row : row + 1]
         assert torch.equal(one + 0, dequantized(rows, torch.float32)[:, :, row : row + 1])
 
 
@@ -272,12 +272,12 @@ def test_what_is_assigned_to_a_part_is_kept(index: Any) -> None:
     layer = DynamicLayer()
     served(layer)
     layer.update(*states(9, 0))
-    before = kept(layer).clone().multiplied_out()
+    before = kept(layer).clone().dequantized_kv()
     expected = before.clone()
     expected[index] = 2 * before[index]
     kept(layer)[index] = 2 * before[index]
     assert same(kept(layer), rounded(expected))
-    expected = kept(layer).clone().multiplied_out()
+    expected = kept(layer).clone().dequantized_kv()
     expected[index] = 0
     kept(layer)[index] = 0
     assert same(kept(layer), rounded(expected))
@@ -312,7 +312,7 @@ def test_what_somebody_holds_is_never_written_again() -> None:
     for step in range(3):
         layer.update(*states(20, step))
     held = kept(layer)
-    expected = held.multiplied_out()
+    expected = held.dequantized_kv()
     layer.crop(-10)
     layer.update(*states(5, 1))
     assert same(held, expected)
@@ -323,10 +323,12 @@ def test_copies_keep_integers_and_are_the_originals(copied: Any) -> None:
     layer = DynamicLayer()
     served(layer)
     layer.update(*states(20, 0))
-    expected = kept(layer).multiplied_out()
+    expected = kept(layer).dequantized_kv()
     other = copied(layer)
     assert (
-        type(other) is DynamicLayer and rooms.ROOMS not in vars(other) and same(vars(other)["keys"], expected)
+        type(other) is DynamicLayer
+        and buffers.BUFFERS not in vars(other)
+        and same(vars(other)["keys"], expected)
     )
     served(other)  # as when the model goes on with it
     new, mine = states(1, 1), states(1, 2)
@@ -341,7 +343,7 @@ def test_a_copy_goes_on_where_nothing_is_served() -> None:
     other, new = copy.deepcopy(layer), states(1, 1)
     found = other.update(*new)[0]
     assert type(found) is torch.Tensor
-    assert torch.equal(found, torch.cat([kept(layer).multiplied_out(), new[0]], dim=2))
+    assert torch.equal(found, torch.cat([kept(layer).dequantized_kv(), new[0]], dim=2))
 
 
 def test_pickles_hold_values() -> None:
@@ -362,7 +364,7 @@ def test_undo_gives_values_back() -> None:
     layer = DynamicLayer()
     served(layer)
     layer.update(*states(20, 0))
-    expected = kept(layer).multiplied_out()
+    expected = kept(layer).dequantized_kv()
     caches.restore_all()
     assert type(layer) is DynamicLayer and type(layer.keys) is torch.Tensor
     assert torch.equal(layer.keys, expected)
@@ -396,7 +398,7 @@ def test_a_cache_that_another_model_has_begun_becomes_one_of_integers() -> None:
     assert same(layer.update(*one)[0], torch.cat([rounded(new[0]), rounded(one[0])], dim=2))
     receiver(cache, None)  # and stays one
     other = states(1, 2)
-    assert type(layer.update(*other)[0]) is Int8Rows
+    assert type(layer.update(*other)[0]) is Int8KVTensor
 
 
 def test_layers_that_cannot_say_why() -> None:

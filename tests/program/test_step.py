@@ -14,8 +14,8 @@ from support import families, tiny_models
 from transformers import DynamicCache, StaticCache
 
 import liteboost_adaptor
+from liteboost_adaptor.kv_cache import buffers
 from liteboost_adaptor.program import step as steps
-from liteboost_adaptor.replacements import cache as rooms
 
 from .conftest import Pair, reasons, served
 
@@ -69,9 +69,9 @@ def test_what_is_kept_grows_past_its_room_and_is_served_again() -> None:
     pair = Pair()
     pair.start(count=5)
     before = served()
-    pair.agree(2 * rooms.LEAST_SPACE)
-    assert served() - before >= 2 * rooms.LEAST_SPACE - 12
-    assert pair.caches[0].get_seq_length() == pair.caches[1].get_seq_length() == 5 + 2 * rooms.LEAST_SPACE
+    pair.agree(2 * buffers.LEAST_SPACE)
+    assert served() - before >= 2 * buffers.LEAST_SPACE - 12
+    assert pair.caches[0].get_seq_length() == pair.caches[1].get_seq_length() == 5 + 2 * buffers.LEAST_SPACE
     for ours, theirs in zip(pair.caches[0].layers, pair.caches[1].layers, strict=True):
         assert torch.allclose(ours.keys, theirs.keys, atol=1e-5)
         assert torch.allclose(ours.values, theirs.values, atol=1e-5)

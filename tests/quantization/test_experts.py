@@ -59,7 +59,7 @@ def test_an_expert_is_rounded_as_a_linear_layer_is(scheme: Scheme, is_transposed
     made, parameter = layer(scheme, is_transposed)
     assert made.shape == parameter.shape and made.ndim == 3
     for arranged in (False, True):
-        whole = made.multiplied_out()
+        whole = made.dequantized_kv()
         assert whole.shape == parameter.shape
         for expert in range(4):
             plain = parameter[expert].t() if is_transposed else parameter[expert]
@@ -95,7 +95,7 @@ def test_casts_copies_and_state(no_grad: None) -> None:
     assert state["weight"].shape == (4 * 32, 32) and state["scales"].shape == (4 * 32, 2)
     other, _ = layer(Scheme("w4a16"))
     other.load_state_dict(state)
-    assert torch.equal(other.multiplied_out(), made.multiplied_out())
+    assert torch.equal(other.dequantized_kv(), made.dequantized_kv())
     again = copy.deepcopy(made).to(torch.float16)
     assert again.dtype == torch.float16 and again.scales.dtype == torch.bfloat16
     assert torch.equal(again.weight, made.weight)
@@ -141,7 +141,7 @@ def test_a_fresh_process_writes_the_same_text(tmp_path: Path) -> None:
 def test_a_step_reads_integers_and_is_recorded_as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantize_model(tiny_models.build("mixtral").bfloat16(), LiteBoostConfig("w4a16"))
     liteboost_adaptor.apply(model, level=2)
-    monkeypatch.setattr(QuantizedExperts, "multiplied_out", lambda self: pytest.fail("multiplied out"))
+    monkeypatch.setattr(QuantizedExperts, "dequantized_kv", lambda self: pytest.fail("multiplied out"))
     experts, step = report.tally("experts.grouped_mm"), report.tally("step.program")
     before = experts.calls, step.calls, experts.fallbacks.copy(), step.fallbacks.copy()
     model.generate(IDS, max_new_tokens=40, do_sample=False)

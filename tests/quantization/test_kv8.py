@@ -19,8 +19,8 @@ from liteboost_adaptor import cli
 from liteboost_adaptor.bench.rounded_caches import rounding
 from liteboost_adaptor.config import Quant, Settings, with_overrides
 from liteboost_adaptor.errors import ConfigError, QuantizationError
+from liteboost_adaptor.kv_cache.int8_layers import RULE
 from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear
-from liteboost_adaptor.replacements.int8_cache import RULE
 from liteboost_adaptor.report import Row, report
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"

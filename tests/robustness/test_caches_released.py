@@ -10,8 +10,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from liteboost_adaptor.huggingface import caches
-from liteboost_adaptor.replacements import cache_layers, int8_cache
+from liteboost_adaptor.kv_cache import bind as caches
+from liteboost_adaptor.kv_cache import int8_layers as int8_cache
+from liteboost_adaptor.kv_cache import layers as cache_layers
 from liteboost_adaptor.report import Tally
 
 

@@ -26,6 +26,8 @@ LAYERS = (
     ("native_npu",),
     ("native_build",),
     ("ops",),
+    ("eligibility",),
+    ("kv_cache",),
     ("replacements",),
     ("program",),
     ("huggingface", "environment"),
@@ -45,7 +47,7 @@ ENGINE_IMPORTS = {"config", "errors", "report", "watch"}
 PARALLEL = ("runtime", "tensor", "sequence", "data", "checkpoint", "")
 #: Of these, three stand beside each other.
 PARALLEL_SIBLINGS = {"sequence", "data", "checkpoint"}
-ENGINE_IMPORTERS = {"huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
+ENGINE_IMPORTERS = {"kv_cache", "huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
 
 
 def part_of(file: Path) -> str:

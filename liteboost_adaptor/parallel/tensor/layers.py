@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...eligibility import autocast, unserved
 from ...program.state import RECORDABLE
 from ...quantization.layers import QuantizedLinear
-from ...replacements.guards import autocast, unserved
 from . import matmul_all_reduce
 from .layout_builder import is_transposed
 from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, ROWWISE

@@ -30,7 +30,7 @@ _VIEWS = {
 }
 
 
-class Int8Rows(torch.Tensor):
+class Int8KVTensor(torch.Tensor):
     """``[..., head_dim]`` of a floating-point dtype, kept as integers of 8 bits.
 
     Attributes:
@@ -42,7 +42,9 @@ class Int8Rows(torch.Tensor):
     scales: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, rows: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor | None = None) -> Int8Rows:
+    def __new__(
+        cls, rows: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor | None = None
+    ) -> Int8KVTensor:
         size = rows.shape[-1] - (SCALE_BYTES if scales is None else 0)
         shape = (*rows.shape[:-1], size)
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=rows.device)
@@ -59,12 +61,12 @@ class Int8Rows(torch.Tensor):
         if func in _VIEWS and (found := _views_of_rows(func, *args, **(kwargs or {}))) is not None:
             return found
         tally.fell_back(f"values read by {func}")
-        read: list[tuple[Int8Rows, torch.Tensor]] = []
+        read: list[tuple[Int8KVTensor, torch.Tensor]] = []
 
         def values(argument: Any) -> Any:
-            if type(argument) is not Int8Rows:
+            if type(argument) is not Int8KVTensor:
                 return argument
-            read.append((argument, argument.multiplied_out()))
+            read.append((argument, argument.dequantized_kv()))
             return read[-1][1]
 
         result = func(*pytree.tree_map(values, args), **pytree.tree_map(values, kwargs or {}))
@@ -78,25 +80,25 @@ class Int8Rows(torch.Tensor):
         written = {id(found): argument for argument, found in read}
         return pytree.tree_map(lambda each: written.get(id(each), each), result)
 
-    def multiplied_out(self) -> torch.Tensor:
+    def dequantized_kv(self) -> torch.Tensor:
         """The values, as an ordinary tensor."""
         return values_of(self.rows, self.scales, self.dtype)
 
-    def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Int8Rows:
+    def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Int8KVTensor:
         """Rows of values of the same dtype: of what ``function`` makes of all that these are kept in."""
         scales = None if self.scales is None else function(self.scales)
-        return Int8Rows(function(self.rows), self.dtype, scales)
+        return Int8KVTensor(function(self.rows), self.dtype, scales)
 
-    def laid_out(self, is_apart: bool) -> Int8Rows:
+    def laid_out(self, is_apart: bool) -> Int8KVTensor:
         """The same rows with scales of their own or behind the integers; a copy where they lie otherwise."""
         if is_apart == (self.scales is not None):
             return self
         if self.scales is None:
             rows, scales = self.rows[..., :-SCALE_BYTES], self.rows[..., -SCALE_BYTES:]
             scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
-            return Int8Rows(rows.contiguous(), self.dtype, scales)
+            return Int8KVTensor(rows.contiguous(), self.dtype, scales)
         scales = self.scales.clone(memory_format=torch.contiguous_format).view(torch.int8)
-        return Int8Rows(torch.cat([self.rows, scales], dim=-1), self.dtype)
+        return Int8KVTensor(torch.cat([self.rows, scales], dim=-1), self.dtype)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         if _keeps_rows(index, self.dim()):
@@ -104,11 +106,11 @@ class Int8Rows(torch.Tensor):
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        value = multiplied_out(value)
+        value = dequantized_kv(value)
         if _keeps_rows(index, self.dim()):
             given = torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(self[index].shape)
         else:
-            given = self.multiplied_out()
+            given = self.dequantized_kv()
             given[index] = value
             index = ...
         made = rounded(given, self.scales is not None)
@@ -149,7 +151,7 @@ class Int8Rows(torch.Tensor):
         return self.each(torch.Tensor.detach)
 
     @property
-    def data(self) -> Int8Rows:
+    def data(self) -> Int8KVTensor:
         return self.each(lambda kept: kept.data)
 
     @data.setter
@@ -157,18 +159,18 @@ class Int8Rows(torch.Tensor):
         self[...] = value
 
     def numpy(self, **kwargs: Any) -> Any:
-        return self.multiplied_out().numpy(**kwargs)
+        return self.dequantized_kv().numpy(**kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Int8Rows:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Int8KVTensor:
         made = self.each(lambda kept: kept.clone(memory_format=torch.contiguous_format))
         memo[id(self)] = made
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.multiplied_out().__reduce_ex__(protocol)  # it loads where this package is not
+        return self.dequantized_kv().__reduce_ex__(protocol)  # it loads where this package is not
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override] # torch's has no types
-        return f"Int8Rows({self.multiplied_out()!r})"
+        return f"Int8KVTensor({self.dequantized_kv()!r})"
 
 
 def _views_of_rows(func: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,13 +182,13 @@ def _views_of_rows(func: Any, rows: Any, *args: Any, **kwargs: Any) -> Any:
     found = func(rows.rows, *args, **kwargs)
     scales = func(rows.scales, *args, **kwargs) if rows.scales is not None else None
     if isinstance(found, torch.Tensor):
-        return Int8Rows(found, rows.dtype, scales)
-    return [Int8Rows(each, rows.dtype, scales[i] if scales else None) for i, each in enumerate(found)]
+        return Int8KVTensor(found, rows.dtype, scales)
+    return [Int8KVTensor(each, rows.dtype, scales[i] if scales else None) for i, each in enumerate(found)]
 
 
-def multiplied_out(tensor: Any) -> Any:
+def dequantized_kv(tensor: Any) -> Any:
     """``tensor``, or its values where it is rows of integers."""
-    return tensor.multiplied_out() if type(tensor) is Int8Rows else tensor
+    return tensor.dequantized_kv() if type(tensor) is Int8KVTensor else tensor
 
 
 def values_of(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
@@ -197,14 +199,14 @@ def values_of(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtyp
     return (rows.to(compute) * scales.to(compute)).to(dtype)
 
 
-def rounded(values: torch.Tensor, is_apart: bool) -> Int8Rows:
+def rounded(values: torch.Tensor, is_apart: bool) -> Int8KVTensor:
     """``values`` as rows of integers, with scales of their own or behind the integers."""
     if not is_apart:
-        return Int8Rows(ops.int8_rows(values), values.dtype)
+        return Int8KVTensor(ops.int8_rows(values), values.dtype)
     if values.device.type != "npu":  # what was made there is elsewhere
-        return Int8Rows(ops.int8_rows(values), values.dtype).laid_out(True)
+        return Int8KVTensor(ops.int8_rows(values), values.dtype).laid_out(True)
     integers, scales = ops._npu_int8_rows(values)
-    return Int8Rows(integers, values.dtype, scales)
+    return Int8KVTensor(integers, values.dtype, scales)
 
 
 def lies_apart(x: torch.Tensor) -> bool:
@@ -212,7 +214,7 @@ def lies_apart(x: torch.Tensor) -> bool:
     return x.device.type == "npu" and hasattr(ops, "_npu_int8_rows")
 
 
-def attend(query: torch.Tensor, key: Int8Rows, value: Int8Rows, *options: Any) -> torch.Tensor:
+def attend(query: torch.Tensor, key: Int8KVTensor, value: Int8KVTensor, *options: Any) -> torch.Tensor:
     """`torch.ops.liteboost.int8_attention` of rows that lie as they are read on their device."""
     is_apart = lies_apart(query)
     key, value = key.laid_out(is_apart), value.laid_out(is_apart)

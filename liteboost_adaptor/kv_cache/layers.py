@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import cache, int8_cache
-from .int8_rows import Int8Rows, multiplied_out
+from . import buffers, int8_layers
+from .int8_tensor import Int8KVTensor, dequantized_kv
 
 #: What an instance keeps for us begins so, and is left out of copies and pickles.
 _PRIVATE = "_liteboost_"
@@ -93,7 +93,7 @@ def serve(layer: Any, append: Callable[..., torch.Tensor], has_integers: bool) -
     forget = functools.partial(_forget, id(layer))
     _served[id(layer)] = Served(weakref.ref(layer, forget), append, has_integers)
     if has_integers:
-        int8_cache.adopt(vars(layer))
+        int8_layers.adopt(vars(layer))
 
 
 def served(layer: Any) -> Served | None:
@@ -107,10 +107,10 @@ def release_all() -> None:
         layer = entry.layer()
         if layer is not None:
             own = vars(layer)
-            for name in [name for name in own.get(cache.ROOMS, ()) if name in own]:
+            for name in [name for name in own.get(buffers.BUFFERS, ()) if name in own]:
                 _hand_out(own, name)
-            own.pop(cache.ROOMS, None)
-            int8_cache.release(own)
+            own.pop(buffers.BUFFERS, None)
+            int8_layers.release(own)
     _served.clear()
 
 
@@ -122,7 +122,7 @@ def append(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: in
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``."""
     entry = _served.get(id(layer))
     if entry is None:  # `paused` gave up waiting for this thread
-        return torch.cat([multiplied_out(held), new], dim=dim)
+        return torch.cat([dequantized_kv(held), new], dim=dim)
     return entry.append(held, layer, name, new, dim)
 
 
@@ -169,22 +169,22 @@ def attribute(name: str) -> Attribute:
         if name not in own:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if torch.compiler.is_compiling():
-            return int8_cache.kept(own, name)
+            return int8_layers.kept(own, name)
         value = own[name]
-        if cache.ROOMS not in own and int8_cache.INTEGERS not in own and type(value) is not Int8Rows:
+        if buffers.BUFFERS not in own and int8_layers.INTEGERS not in own and type(value) is not Int8KVTensor:
             return value
         frame = sys._getframe(1)
         if id(frame.f_code) in _reading or str(frame.f_globals.get("__name__")).startswith(_MODELS):
-            return int8_cache.kept(own, name)
-        if (recording := cache.recorder()) is not None:
+            return int8_layers.kept(own, name)
+        if (recording := buffers.recorder()) is not None:
             recording.recording.fault = f"{frame.f_code.co_qualname} reads {name} of a cache's layer"
-            return int8_cache.kept(own, name)
+            return int8_layers.kept(own, name)
         return _hand_out(own, name)
 
     def put(self: Any, value: Any) -> None:
         own = self.__dict__
-        int8_cache.put(own, name, value)
-        if cache.ROOMS in own and not torch.compiler.is_compiling() and not cache.is_recorded():
+        int8_layers.put(own, name, value)
+        if buffers.BUFFERS in own and not torch.compiler.is_compiling() and not buffers.is_recorded():
             _let_go(own, name)
             _cut_loose(own, name)
 
@@ -200,11 +200,11 @@ def attribute(name: str) -> Attribute:
 
 def _hand_out(own: dict[str, Any], name: str) -> Any:
     """What ``own`` keeps under ``name``, as somebody may have it, who keeps the same from now on."""
-    value = int8_cache.kept(own, name)
-    if type(value) is Int8Rows:
-        return int8_cache.hand_out(own, name, value)
-    room = own.get(cache.ROOMS, {}).get(name)
-    if isinstance(room, cache.Room) and room.shows(value):
+    value = int8_layers.kept(own, name)
+    if type(value) is Int8KVTensor:
+        return int8_layers.hand_out(own, name, value)
+    buffer = own.get(buffers.BUFFERS, {}).get(name)
+    if isinstance(buffer, buffers.KVBuffer) and buffer.shows(value):
         # Not an inference tensor: a cache that was read under inference_mode is used outside of it, too.
         with torch.inference_mode(False), torch.no_grad():
             own[name] = value.clone(memory_format=torch.contiguous_format)
@@ -214,27 +214,27 @@ def _hand_out(own: dict[str, Any], name: str) -> Any:
 
 def _let_go(own: dict[str, Any], name: str) -> None:
     """Forget the memory of ``name`` where ``own`` keeps something else by now: so must we, at once."""
-    rooms = own[cache.ROOMS]
-    for each in (name, int8_cache.scales_of(name)):
-        room, kept = rooms.get(each), own.get(each)
-        if room is None:
+    mine = own[buffers.BUFFERS]
+    for each in (name, int8_layers.scales_of(name)):
+        buffer, kept = mine.get(each), own.get(each)
+        if buffer is None:
             continue
-        if isinstance(room, int8_cache.Given) or not isinstance(kept, torch.Tensor):
+        if isinstance(buffer, int8_layers.Given) or not isinstance(kept, torch.Tensor):
             is_kept = False
-        elif isinstance(room, cache.Room):
-            is_kept = room.shows(kept)
+        elif isinstance(buffer, buffers.KVBuffer):
+            is_kept = buffer.shows(kept)
         else:
-            is_kept = kept.untyped_storage()._cdata == room
+            is_kept = kept.untyped_storage()._cdata == buffer
         if not is_kept:
-            del rooms[each]
-    if not rooms:
-        del own[cache.ROOMS]
+            del mine[each]
+    if not mine:
+        del own[buffers.BUFFERS]
 
 
 def _cut_loose(own: dict[str, Any], name: str) -> None:
     """Let a part of what was kept hold no more than its memory: a view holds on to what it was cut from."""
     kept = own[name]
-    if isinstance(own.get(cache.ROOMS, {}).get(name), cache.Room) and kept._base is not None:
+    if isinstance(own.get(buffers.BUFFERS, {}).get(name), buffers.KVBuffer) and kept._base is not None:
         own[name] = kept.data
 
 
@@ -246,8 +246,8 @@ def state(original: Callable[..., Any]) -> Callable[..., Any]:
         own = vars(self)
         if not any(str(name).startswith(_PRIVATE) for name in own):
             return original(self)
-        for name in [name for name in own.get(cache.ROOMS, ()) if name in own]:
-            if not str(name).startswith(_PRIVATE) and type(int8_cache.kept(own, name)) is not Int8Rows:
+        for name in [name for name in own.get(buffers.BUFFERS, ()) if name in own]:
+            if not str(name).startswith(_PRIVATE) and type(int8_layers.kept(own, name)) is not Int8KVTensor:
                 _hand_out(own, name)
         found = original(self)
         if not isinstance(found, dict):
@@ -255,8 +255,8 @@ def state(original: Callable[..., Any]) -> Callable[..., Any]:
         # Rows of integers are copied as such, without the space behind them.
         integers = {
             name: value.each(_compact)
-            for name in int8_cache.NAMES
-            if name in found and type(value := int8_cache.kept(own, name)) is Int8Rows
+            for name in int8_layers.NAMES
+            if name in found and type(value := int8_layers.kept(own, name)) is Int8KVTensor
         }
         kept = {name: value for name, value in found.items() if not str(name).startswith(_PRIVATE)}
         return {**kept, **integers}

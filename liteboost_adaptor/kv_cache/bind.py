@@ -18,9 +18,9 @@ import torch
 
 from ..engine.appends import reroute_appends
 from ..engine.source import SourceUnavailable
-from ..replacements import cache as rooms
-from ..replacements import cache_layers, int8_cache
 from ..report import FAILED, REFUSED, Outcome, Tally, report
+from . import buffers, int8_layers
+from . import layers as cache_layers
 
 _RULE = "cache.append"
 _MISSING = object()
@@ -41,8 +41,8 @@ def appending(_: Any, tally: Tally) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=4)
 def _receiver(tally: Tally) -> Callable[..., Any]:
-    append = rooms.append(tally)
-    append_integers = int8_cache.append(append)
+    append = buffers.append(tally)
+    append_integers = int8_layers.append(append)
 
     def serve(layer: Any, wants_integers: bool) -> None:
         cls = type(layer)
@@ -53,13 +53,13 @@ def _receiver(tally: Tally) -> Callable[..., Any]:
         elif wants_integers and not reason:
             reason = "it does not append to what it keeps"
         if reason and hasattr(cls, "update"):
-            int8_cache.note(cls, reason)
+            int8_layers.note(cls, reason)
 
     def receiver(cache: Any, module: Any = None) -> Any:
         if torch.compiler.is_compiling() or not isinstance(cache, _cache_class()):
             return cache
         layers = _layers_for(module, getattr(cache, "self_attention_cache", cache))
-        has_integers = int8_cache.is_wanted(module)
+        has_integers = int8_layers.is_wanted(module)
         if layers and not all(_is_served(layer, has_integers) for layer in (layers[0], layers[-1])):
             for layer in layers:
                 if not _is_served(layer, has_integers):
@@ -71,12 +71,11 @@ def _receiver(tally: Tally) -> Callable[..., Any]:
 
 def _layers_for(module: Any, cache: Any) -> Any:
     """The layers of ``cache``, also those that an update by ``module`` is going to make."""
-    layers = getattr(cache, "layers", ())
+    layers: Any = getattr(cache, "layers", ())
     make, index = getattr(cache, "layer_class_to_replicate", None), getattr(module, "layer_idx", None)
     if make is not None and isinstance(index, int):
-        while (
-            len(layers) <= index
-        ):  # as Cache.update does: one made there would not be met before it is filled
+        # As Cache.update does: one made there would not be met before it is filled.
+        while len(layers) <= index:
             layers.append(make())
     return layers
 
@@ -160,7 +159,8 @@ def _prepare(cls: type) -> bool:
                 _put(owner, name, cache_layers.attribute(name))
         if not _is_set(owner, "__getstate__"):
             own = _theirs(owner, "__getstate__")
-            inherited = super(owner, owner).__getstate__
+            bases = iter(owner.__mro__[1:])
+            inherited = next(vars(base)["__getstate__"] for base in bases if "__getstate__" in vars(base))
             _put(owner, "__getstate__", cache_layers.state(inherited if own is _MISSING else own))
     cache_layers.read_by_methods(cls)
     return bool(found)

@@ -1,4 +1,4 @@
-"""A KV cache that appends in place: room behind what is written, instead of a copy of it for each token.
+"""A KV cache that appends in place: space behind what is written, instead of a copy of it for each token.
 
 What a layer keeps (``layer.keys``) stays an ordinary tensor with the values and the shape it would have; it
 is a view of memory that holds more positions. What has once been handed out is never written again while
@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
+from ..eligibility import unserved
 from ..report import Tally
 from ..watch import Watch, place_in_class, place_in_module
-from .guards import unserved
 
 ops = torch.ops.liteboost
 
-#: Where a layer keeps its rooms: no part of its state.
-ROOMS = "_liteboost_rooms"
+#: Where a layer keeps its buffers: no part of its state.
+BUFFERS = "_liteboost_buffers"
 #: Least positions of space behind what is kept; beyond it half as many as there are (geometric growth).
 LEAST_SPACE = 128
 
 
-class Room:
+class KVBuffer:
     """Memory along one dimension, written up to ``end``, for one tensor of one layer.
 
     Attributes:
@@ -46,7 +46,7 @@ class Room:
         with torch.inference_mode(False), torch.no_grad():
             # Heads first on every device: what views keys as [batch * heads, ...] may go on doing so.
             self.memory = like.new_zeros((*like.shape[:dim], _capacity(length), *like.shape[dim + 1 :]))
-        _rooms.add(self)
+        _alive.add(self)
 
     def start_of(self, layer: Any, held: torch.Tensor) -> int:
         """The position at which ``held``, kept by ``layer``, begins, or -1 if it cannot be extended here."""
@@ -67,7 +67,7 @@ class Room:
         return is_laid_out_so and tensor.untyped_storage().nbytes() == memory.nbytes
 
     def fits(self, length: int) -> bool:
-        """Whether ``length`` positions have room here, and not far too much of it."""
+        """Whether ``length`` positions fit, and not far too much of it."""
         return self.memory.size(self.dim) <= 2 * _capacity(length)
 
     def append(self, start: int, length: int, new: torch.Tensor) -> torch.Tensor:
@@ -77,15 +77,15 @@ class Room:
 
 
 #: Those alive, for the status.
-_rooms: weakref.WeakSet[Room] = weakref.WeakSet()
+_alive: weakref.WeakSet[KVBuffer] = weakref.WeakSet()
 
 
 def bytes_held() -> int:
     """Bytes of space behind what all layers keep."""
     space = 0
-    for room in list(_rooms):
-        capacity = room.memory.size(room.dim)
-        space += room.memory.nbytes // max(capacity, 1) * (capacity - room.end)
+    for buffer in list(_alive):
+        capacity = buffer.memory.size(buffer.dim)
+        space += buffer.memory.nbytes // max(capacity, 1) * (capacity - buffer.end)
     return space
 
 
@@ -128,7 +128,7 @@ def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int]
         reason = _unserved(held, new, dim) or watch()
         if reason:
             tally.fell_back(reason)
-            layer.__dict__.get(ROOMS, {}).pop(name, None)
+            layer.__dict__.get(BUFFERS, {}).pop(name, None)
             return torch.cat([held, new], dim=dim)
         tally.served()
         return grown(held, layer, name, new, dim % new.dim())
@@ -138,23 +138,23 @@ def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int]
 
 def grown(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
     """``new`` behind the ``held`` of ``layer.name``, in place where it is the last of what was handed out."""
-    rooms = layer.__dict__.setdefault(ROOMS, {})
-    result = in_place(layer, rooms, held, name, new, dim)
+    buffers = layer.__dict__.setdefault(BUFFERS, {})
+    result = in_place(layer, buffers, held, name, new, dim)
     if result is None:
-        # Once is a copy of what comes first; what is kept of it and appended to again gets a room.
+        # Once is a copy of what comes first; what is kept of it and appended to again gets a buffer.
         result = torch.cat([held, new], dim=dim)
-        rooms[name] = result.untyped_storage()._cdata
+        buffers[name] = result.untyped_storage()._cdata
     return result
 
 
 def in_place(
-    layer: Any, rooms: dict[str, Room | int], held: torch.Tensor, name: str, new: torch.Tensor, dim: int
+    layer: Any, buffers: dict[str, KVBuffer | int], held: torch.Tensor, name: str, new: torch.Tensor, dim: int
 ) -> torch.Tensor | None:
     """``new`` behind ``held``, or ``None`` where ``held`` is not what the last append to it has left."""
     if held.dim() != new.dim() or not held.numel() or not new.numel():
         return None
-    length, noted = held.size(dim), rooms.get(name)
-    if isinstance(noted, Room):
+    length, noted = held.size(dim), buffers.get(name)
+    if isinstance(noted, KVBuffer):
         start = noted.start_of(layer, held) if noted.dim == dim else -1
         if start < 0:
             return None
@@ -162,9 +162,9 @@ def in_place(
             return noted.append(start, length, new)
     elif noted != held.untyped_storage()._cdata:
         return None
-    room = rooms[name] = Room(layer, new, dim, length + new.size(dim))
-    room.append(0, 0, held)
-    return room.append(0, length, new)
+    buffer = buffers[name] = KVBuffer(layer, new, dim, length + new.size(dim))
+    buffer.append(0, 0, held)
+    return buffer.append(0, length, new)
 
 
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:

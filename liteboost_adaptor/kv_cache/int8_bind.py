@@ -11,8 +11,8 @@ import torch
 
 from ..config import INT8, Settings
 from ..engine import swap
-from ..replacements.int8_cache import RULE, want, want_no_longer
 from ..report import APPLIED, DISABLED, IDLE, REFUSED, Outcome, report
+from .int8_layers import RULE, want, want_no_longer
 
 TITLE = "Keys and values of the cache as integers (kv8)"
 LEVEL = 2

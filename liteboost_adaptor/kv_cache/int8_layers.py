@@ -1,8 +1,8 @@
 """A KV cache of integers: each key and value of a token and head as int8 with a scale of its own (kv8).
 
 What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.int8_rows`, which hold their
-scales; they grow in place as those of any layer (`replacements.cache`). Whoever is handed what ``update``
-returns gets an `Int8Rows`: our attention reads the rows as they are, anybody else the values multiplied out.
+scales; they grow in place as those of any layer (`kv_cache.buffers`). Whoever is handed what ``update``
+returns gets an `Int8KVTensor`: our attention reads the rows as they are, anybody else the values dequantized.
 Who reads the attribute gets these values as an ordinary tensor, which the layer keeps until more come: it may
 be written to in any way. On an NPU the scales are a tensor of their own, which the layer keeps beside.
 """
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..eligibility import unserved
 from ..report import REFUSED, Outcome, report
-from . import cache
-from .guards import unserved
-from .int8_rows import Int8Rows, lies_apart, multiplied_out, rounded, values_of
+from . import buffers
+from .int8_tensor import Int8KVTensor, dequantized_kv, lies_apart, rounded, values_of
 
 #: The row of the status.
 RULE = "cache.int8"
@@ -37,15 +37,15 @@ _wanted_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 class Given(NamedTuple):
-    """Stands among the rooms of a layer for what it keeps as values, because somebody was given them.
+    """Stands among the buffers of a layer for what it keeps as values, because somebody was given them.
 
     Attributes:
-        rows: What they were multiplied out of.
-        room: What stood there before.
+        rows: What they were dequantized of.
+        former: What stood there before.
     """
 
-    rows: Int8Rows
-    room: Any
+    rows: Int8KVTensor
+    former: Any
 
 
 def want(module: torch.nn.Module) -> None:
@@ -77,18 +77,18 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
         reason = _unserved(held, new, dim)
         if reason:
             tally.fell_back(reason)
-            return plain_append(multiplied_out(held), layer, name, new, dim)
+            return plain_append(dequantized_kv(held), layer, name, new, dim)
         tally.served()
         is_apart = lies_apart(new)
         added = rounded(new, is_apart)
-        kept: Int8Rows | None
-        if type(held) is Int8Rows:
+        kept: Int8KVTensor | None
+        if type(held) is Int8KVTensor:
             kept = held.laid_out(is_apart)
         else:  # nothing, or what somebody else has put there
             kept = _rows_for(vars(layer), name, held, is_apart) if held.numel() else None
         vars(layer)[_DTYPE + name] = new.dtype
-        recording = cache.recorder()
-        grow = cache.grown if recording is None else recording.append
+        recording = buffers.recorder()
+        grow = buffers.grown if recording is None else recording.append
 
         def behind(before: torch.Tensor | None, under: str, after: torch.Tensor) -> torch.Tensor:
             before = after.new_empty(0) if before is None else before
@@ -96,9 +96,9 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
 
         rows = behind(None if kept is None else kept.rows, name, added.rows)
         if added.scales is None:
-            return Int8Rows(rows, new.dtype)
+            return Int8KVTensor(rows, new.dtype)
         scales = behind(None if kept is None else kept.scales, _SCALES + name, added.scales)
-        return Int8Rows(rows, new.dtype, scales)
+        return Int8KVTensor(rows, new.dtype, scales)
 
     return call
 
@@ -106,7 +106,7 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     if torch.compiler.is_compiling():
         return "torch.compile"
-    reason = unserved(new, held.rows if type(held) is Int8Rows else held)
+    reason = unserved(new, held.rows if type(held) is Int8KVTensor else held)
     if reason:
         return reason
     if new.dim() != 4 or dim % new.dim() != 2:
@@ -127,13 +127,13 @@ def kept(own: dict[str, Any], name: str) -> Any:
     scales = own.get(_SCALES + name)
     if torch.compiler.is_compiling():
         return values_of(value, scales, dtype)
-    return Int8Rows(value, dtype, scales)
+    return Int8KVTensor(value, dtype, scales)
 
 
 def put(own: dict[str, Any], name: str, value: Any) -> None:
     """Let ``own`` keep ``value`` under ``name``."""
     scales = None
-    if type(value) is Int8Rows and own.get(INTEGERS):
+    if type(value) is Int8KVTensor and own.get(INTEGERS):
         own[_DTYPE + name] = value.dtype
         value, scales = value.rows, value.scales
     own[name] = value
@@ -143,39 +143,39 @@ def put(own: dict[str, Any], name: str, value: Any) -> None:
         own.pop(_SCALES + name, None)
 
 
-def hand_out(own: dict[str, Any], name: str, rows: Int8Rows) -> torch.Tensor:
+def hand_out(own: dict[str, Any], name: str, rows: Int8KVTensor) -> torch.Tensor:
     """The values of ``rows``, which ``own`` keeps under ``name`` from now on.
 
     The rows lie beside until more come: where the values are still theirs, they are not rounded again.
     """
     with torch.inference_mode(False), torch.no_grad():
-        own[name] = rows.multiplied_out()
+        own[name] = rows.dequantized_kv()
     own.pop(_SCALES + name, None)
-    mine = own.setdefault(cache.ROOMS, {})
+    mine = own.setdefault(buffers.BUFFERS, {})
     mine[name] = Given(rows, mine.get(name))
     return own[name]
 
 
-def _rows_for(own: dict[str, Any], name: str, held: torch.Tensor, is_apart: bool) -> Int8Rows:
+def _rows_for(own: dict[str, Any], name: str, held: torch.Tensor, is_apart: bool) -> Int8KVTensor:
     """``held``, the values under ``name``, as rows: where they were handed out and not written to, those."""
-    mine = own.get(cache.ROOMS, {})
+    mine = own.get(buffers.BUFFERS, {})
     given = mine.get(name)
     if type(given) is not Given:
         return rounded(held, is_apart)
     del mine[name]
-    if given.room is not None:
-        mine[name] = given.room
+    if given.former is not None:
+        mine[name] = given.former
     if given.rows.shape != held.shape or given.rows.dtype != held.dtype:
         return rounded(held, is_apart)
     before = given.rows.laid_out(is_apart)
-    same = (before.multiplied_out() == held).all(dim=-1, keepdim=True)
+    same = (before.dequantized_kv() == held).all(dim=-1, keepdim=True)
     if bool(same.all()):
         return before
     after = rounded(held, is_apart)
     rows = torch.where(same, before.rows, after.rows)
     if before.scales is None or after.scales is None:
-        return Int8Rows(rows, held.dtype)
-    return Int8Rows(rows, held.dtype, torch.where(same, before.scales, after.scales))
+        return Int8KVTensor(rows, held.dtype)
+    return Int8KVTensor(rows, held.dtype, torch.where(same, before.scales, after.scales))
 
 
 def scales_of(name: str) -> str:
@@ -187,7 +187,7 @@ def adopt(own: dict[str, Any]) -> None:
     """Let a layer that has ``own`` in its dict keep integers from now on."""
     own[INTEGERS] = True
     for name in NAMES:
-        if type(found := own.get(name)) is Int8Rows:  # of a copy
+        if type(found := own.get(name)) is Int8KVTensor:  # of a copy
             put(own, name, found)
 
 
@@ -195,7 +195,7 @@ def release(own: dict[str, Any]) -> None:
     """Let a layer keep values again, if it kept integers."""
     for name in NAMES:
         if name in own:
-            own[name] = multiplied_out(kept(own, name))
+            own[name] = dequantized_kv(kept(own, name))
         for beside in (_DTYPE, _SCALES):
             own.pop(beside + name, None)
     own.pop(INTEGERS, None)
