@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import eligibility as guards
-from .. import native, native_npu, watch
+from .. import eligibility, native, native_npu, watch
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
@@ -103,7 +102,7 @@ class Runtime:
         if found.loaded and found.path is not None:
             watch.compile_with(str(found.path))
         if native_npu.load() is not None:
-            guards.DEVICES.add("npu")
+            eligibility.DEVICES.add("npu")
         if settings.level:
             is_first = not len(self.entries)
             # A model of a higher level may need more of them than those that came before it.

@@ -159,8 +159,7 @@ def _prepare(cls: type) -> bool:
                 _put(owner, name, cache_layers.attribute(name))
         if not _is_set(owner, "__getstate__"):
             own = _theirs(owner, "__getstate__")
-            bases = iter(owner.__mro__[1:])
-            inherited = next(vars(base)["__getstate__"] for base in bases if "__getstate__" in vars(base))
+            inherited = super(owner, owner).__getstate__  # type: ignore[arg-type] # a class it cannot name
             _put(owner, "__getstate__", cache_layers.state(inherited if own is _MISSING else own))
     cache_layers.read_by_methods(cls)
     return bool(found)

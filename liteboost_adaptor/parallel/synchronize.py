@@ -91,7 +91,7 @@ def synchronized_call(
 
 def _why_diverged(found: dict[int, dict[str, Any]]) -> str:
     """Why ranks with these facts do not make the same call, or an empty string."""
-    first, *others = found
+    first, *others = sorted(found)  # the same reason, whichever rank asks first
     own = found[first]
     for rank in others:
         theirs = found[rank]

@@ -7,6 +7,7 @@ any other step. torch, and what it computes with symbols by, goes on seeing symb
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +20,16 @@ from .reading import names_of
 from .watch import Ran
 
 _ASKED = "__getattribute__"
+#: Held while a step is recorded: what is put in the place of types is seen, and taken back, for all threads.
+one_at_a_time = threading.Lock()
 _PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 @contextmanager
 def disguised(ran: Ran, stands_for_a_tensor: type) -> Iterator[None]:
     """In the block, symbols and objects of ``stands_for_a_tensor`` tell the model's code no other class.
+
+    Whoever enters it holds `one_at_a_time`.
 
     Args:
         ran: What Python ran in a former step.

@@ -404,7 +404,7 @@ class Recorder(TorchDispatchMode):
         if any(isinstance(one, torch.Tensor) and (one.is_conj() or one.is_neg()) for one in outputs):
             # What stands for it would not be resolved by torch before an operator reads it.
             self.is_tainted = True
-            raise NotImplementedError("a view that conjugates or negates")
+            raise CannotLower("a view that conjugates or negates")
         made = []
         for real, one in zip(outputs, fakes, strict=True):
             if isinstance(one, torch.Tensor) and any(

@@ -14,7 +14,7 @@ from ..errors import StrictError
 from ..kv_cache import buffers
 from ..kv_cache.layers import using
 from ..report import Tally
-from . import arguments, shadow, watch
+from . import arguments, disguise, shadow, watch
 from .arguments import cache_name
 from .program import Program
 from .recording import MOVED, SHORT, CannotLower
@@ -107,8 +107,13 @@ class Steps:
             return self._watch(call, kwargs, key)
         if seen < RECORDED_AT:
             return call(**kwargs)
-        with using():
-            return self._record(model, call, kwargs, given, key)
+        if not disguise.one_at_a_time.acquire(blocking=False):
+            return call(**kwargs)  # another thread records; to wait for it could be to wait for oneself
+        try:
+            with using():
+                return self._record(model, call, kwargs, given, key)
+        finally:
+            disguise.one_at_a_time.release()
 
     def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
         """The original's ``result``; a program that gave another is never run again."""

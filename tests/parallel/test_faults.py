@@ -12,6 +12,8 @@ from parallel import ranks
 from parallel.test_loading import save
 from support import processes
 
+from liteboost_adaptor.parallel import synchronize
+
 pytestmark = pytest.mark.usefixtures("native_only")
 
 
@@ -104,3 +106,14 @@ def test_torchrun_ends_all_with_the_reason(tmp_path: Path, fault: str) -> None:
     assert done.returncode
     assert time.time() - float((tmp_path / "time").read_text()) < 30
     assert "planted" in done.stderr or "Signal 9 (SIGKILL)" in done.stderr
+
+
+def test_ranks_that_differ_read_one_reason() -> None:
+    """Each rank has its own facts first; whichever decides, all are told the same."""
+    facts = [{"call": "generate", "settings": {"max_new_tokens": n}, "inputs": ""} for n in (2, 3, 4)]
+    reasons = {
+        synchronize._why_diverged({rank: facts[rank] for rank in order}) for order in ((0, 1, 2), (2, 0, 1))
+    }
+    assert reasons == {
+        "generate was called with different settings on rank 0 and on rank 1: max_new_tokens=2 and 3"
+    }

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from liteboost_adaptor.program import disguise
 from liteboost_adaptor.program.disguise import disguised
 from liteboost_adaptor.program.operators import is_sized_by_values
 from liteboost_adaptor.program.passes import improve
@@ -18,6 +19,8 @@ from liteboost_adaptor.program.recording import Call, Recording, Slot
 from liteboost_adaptor.program.tensors import Written, memory, written_by
 from liteboost_adaptor.program.tracked import Tracked
 from liteboost_adaptor.program.watch import Ran
+
+from .conftest import Pair, served
 
 aten = torch.ops.aten
 
@@ -112,3 +115,15 @@ def test_what_stands_for_a_size_or_a_tensor_is_seen_as_that() -> None:
     assert function(size, stands)[0] is False
     assert dict(vars(torch.SymInt)) == before and "type" not in space
     assert sys.getprofile() is None
+
+
+def test_one_thread_records_at_a_time() -> None:
+    """What stands for ``type`` is seen by all threads: the step of another one is recorded later."""
+    pair = Pair()
+    pair.start()
+    before = served()
+    with disguise.one_at_a_time:
+        pair.agree(6)
+        assert served() == before
+    pair.agree(6)
+    assert served() > before

@@ -57,7 +57,7 @@ def _kept() -> Iterator[Any]:
         yield pytest.param(kept["program"], id=f"{number} {' + '.join(kept['reduced'])}", marks=marks)
 
 
-@pytest.mark.parametrize("kept", _kept())
+@pytest.mark.parametrize("kept", list(_kept()))
 def test_what_once_differed_does_not(kept: dict[str, Any]) -> None:
     check(Program.of(kept))
 

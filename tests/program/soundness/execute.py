@@ -262,7 +262,7 @@ class _Script:
             try:
                 action(self._model, self._user)
             except Exception as fault:  # noqa: BLE001 - compared
-                self._trace.note(f"{place} {at} raised", (type(fault).__name__,))
+                self._trace.note(f"{place} {at} raised", (trace.kind_of(fault),))
 
 
 def _wrapped(action: Any, inner: Any, model: Any, user: Any) -> Callable[[], Any]:

@@ -15,8 +15,9 @@ import torch
 #: Attributes that are ours, or that tell objects of one run from those of another.
 _SKIPPED = ("_liteboost", "_is_hf_initialized")
 _DEPTH = 5
-#: As `Trace.note` has what torch raises where a tensor cannot be viewed or written to.
-_REFUSED = ("tuple", "RuntimeError")
+#: What is said where a tensor cannot be viewed, written to or saved because of how it lies or was made.
+_REFUSED = ("view size is not compatible", "Inplace update to inference tensor", "non contiguous tensor")
+_REFUSAL = "refused by the tensor"
 
 
 @dataclasses.dataclass
@@ -38,6 +39,11 @@ class Trace:
     def note(self, where: str, value: Any) -> None:
         """``value`` as it is now."""
         self.entries.append((where, frozen(value)))
+
+
+def kind_of(fault: Exception) -> str:
+    """What a fault in the user's own lines is compared by."""
+    return _REFUSAL if any(words in str(fault) for words in _REFUSED) else type(fault).__name__
 
 
 def frozen(value: Any, depth: int = _DEPTH) -> Any:
@@ -130,7 +136,7 @@ def first_difference(one: Trace, other: Trace, tolerance: float = 0.0) -> str:
                 tolerance
                 and place.endswith(" raised")
                 and not place.startswith("step")
-                and theirs == _REFUSED
+                and theirs == ("tuple", _REFUSAL)
             ):
                 return ""
             return f"{where} where the other has {place}"

@@ -6,6 +6,16 @@ from ..idiom import ROTARY, WITH_RMS_NORM, Theme
 
 THEME = Theme(__name__)
 add = THEME.add
+#: Of an idiom whose module has `attend_@n`: the model takes it as its attention, and then its former one.
+OWN_ATTENTION = {
+    "between": """
+        AttentionInterface.register("mine_@n", user.module.attend_@n)
+        AttentionMaskInterface.register("mine_@n", masking_utils.sdpa_mask)
+        user.kept["a@n"] = model.config._attn_implementation
+        model.config._attn_implementation = "mine_@n"
+    """,
+    "back": "model.config._attn_implementation = user.kept['a@n']",
+}
 
 add(
     "sdpa_registered",
@@ -40,13 +50,7 @@ add(
             made, weights = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
             return made * @v, weights
     """,
-    between="""
-        AttentionInterface.register("mine_@n", user.module.attend_@n)
-        AttentionMaskInterface.register("mine_@n", masking_utils.sdpa_mask)
-        user.kept["a@n"] = model.config._attn_implementation
-        model.config._attn_implementation = "mine_@n"
-    """,
-    back="model.config._attn_implementation = user.kept['a@n']",
+    **OWN_ATTENTION,
 )
 add(
     "mask_registered",
@@ -174,12 +178,6 @@ for copied in ("", " * 2"):
                     {text}
                     return made + kept.mean() + kept.size(1) * 1e-3 + kept.dim() * 1e-3, weights
             """,
-            between="""
-                AttentionInterface.register("mine_@n", user.module.attend_@n)
-                AttentionMaskInterface.register("mine_@n", masking_utils.sdpa_mask)
-                user.kept["a@n"] = model.config._attn_implementation
-                model.config._attn_implementation = "mine_@n"
-            """,
-            back="model.config._attn_implementation = user.kept['a@n']",
-            **({} if copied else {"raises": True}),
+            **OWN_ATTENTION,
+            raises=not copied,
         )
