@@ -111,6 +111,7 @@ class Binder:
         self.always = always
         self.fits = Fits(rules)
         self._plans: dict[Any, Plan] = {}
+        self._of_torch = 0
         self._lock = threading.RLock()
 
     def bind(self, model: torch.nn.Module, parts: Collection[torch.nn.Module] | None = None) -> Binding:
@@ -121,6 +122,7 @@ class Binder:
         binding = Binding(weakref.ref(model))
         with self._lock:
             forget()
+            self._of_torch = _functions_of_torch()
             # Children first: a parent's routes depend on what its children became.
             for module in reversed(list(model.modules())):
                 if swap.mark_of(module) is None and (parts is None or module in parts):
@@ -153,6 +155,7 @@ class Binder:
         names = (*named, *(value for function in named for value in _named_functions(function)))
         key = (
             cls,
+            self._of_torch,
             swap.hides_forward(module),
             self._children(module),
             self.fits.instance_key(module),
@@ -161,7 +164,8 @@ class Binder:
         )
         if key not in self._plans:
             self._plans[key] = _Planner(self, module, reached).plan()
-            self._plans[key].keeps = (tuple(reached.values()), names)
+            forwards = [getattr(type(child), "forward", None) for child in module._modules.values()]
+            self._plans[key].keeps = (tuple(reached.values()), names, forwards)
             if len(self._plans) > _MOST_PLANS:  # classes made in a notebook or a test come and go
                 del self._plans[next(iter(self._plans))]
         return self._plans[key]
@@ -169,10 +173,23 @@ class Binder:
     def _children(self, module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
         # What a child holds and calls is part of what it computes; the class of a bound one says it.
         return tuple(
-            (name, type(child), works_in_place(child), () if swap.mark_of(child) else callables(child))
+            (
+                name,
+                type(child),
+                id(getattr(type(child), "forward", None)),
+                works_in_place(child),
+                () if swap.mark_of(child) else callables(child),
+            )
             for name, child in module._modules.items()
             if child is not None
         )
+
+
+def _functions_of_torch() -> int:
+    """Another one whenever somebody has replaced a function of torch: originals may name it."""
+    spaces = (torch, torch.nn.functional)
+    functions = (id(value) for space in spaces for value in vars(space).values() if callable(value))
+    return hash(tuple(functions))
 
 
 def _current_forward(cls: type[torch.nn.Module]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from .arguments import GROWING, cache_name
 from .functions import Functions
 from .holders import Kept, holders
 from .lower import Writer
-from .program import Program, written_to
+from .program import Program, fault_of, written_to
 from .record import Recorder
 from .recording import CannotLower
 from .result import Outline
@@ -53,7 +53,7 @@ class Attempt:
         self._held_by = holders(cache.layers)
         owns = [holder.of(cache.layers) for holder in self._held_by]
         self._state = State(model, cache, ran)
-        self.fault = self._state.fault
+        self.fault = self._state.fault or fault_of(cache, owns)
         self._recorder = Recorder(owns, numbers, Known(self._state.tensors))
         self._of_cache = dict(vars(cache))
         self._kept, self._generators = Kept(owns), _Generators(given["input_ids"].device)
@@ -62,7 +62,11 @@ class Attempt:
         self.is_tainted = False
 
     def run(self, call: Callable[..., Any]) -> Any:
-        """The result of ``call`` with the arguments."""
+        """The result of ``call`` with the arguments.
+
+        Raises:
+            Unforeseen: It calls what the former step did not, and nobody has read.
+        """
         recorder, functions = self._recorder, Functions(self._recorder)
         noted: dict[int, torch.Tensor] = {}
 
@@ -76,7 +80,7 @@ class Attempt:
         given = {name: argument(name, value) for name, value in self._given.items()}
         with (
             disguise.disguised(self._ran, Tracked),
-            watch.watched() as ran,
+            watch.watched(self._ran.codes) as ran,
             functions,
             recorder,
             buffers.recorded_by(recorder),

@@ -14,7 +14,7 @@ from ..kv_cache import buffers
 from ..report import Tally
 from .holders import Holder
 from .lower import Writer
-from .recording import Call, CannotLower, Length, Place, Slot, is_foreign
+from .recording import Call, CannotLower, Expected, Length, Place, Slot, is_foreign
 from .result import Outline
 from .state import State, is_same
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .record import Recorder
 
 ops = torch.ops.liteboost
+#: Runs that may stop before it is asked how many did not.
+_STOPS = 8
 #: Namespaces of the operators by which ranks exchange tensors.
 _COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
 
@@ -32,6 +34,8 @@ class Program:
     Attributes:
         state: What it was recorded in.
         runs: Steps it has served.
+        stops: Runs that came to a value by which the model decides otherwise than in the recorded step.
+        decides: Whether there may be such runs.
         outline: Of its result.
         is_made_once: Whether no second run beside it may be made: ranks exchange something in it, or an
             operator that is neither torch's nor ours may keep something.
@@ -47,7 +51,7 @@ class Program:
         state: State,
         counts: Mapping[Tally, int],
     ) -> None:
-        self.state, self.runs = state, 0
+        self.state, self.runs, self.stops = state, 0, 0
         self._number = ops._program_load(writer.text(), writer.constants)
         self._finalizer = weakref.finalize(self, ops._program_unload, self._number)
         self._holds = recorder.conditions()
@@ -67,6 +71,7 @@ class Program:
         self._is_same = is_same if state.has_read else operator.eq
         self._counts = list(counts.items())
         self._writes = written_to(recorder)
+        self.decides = any(isinstance(call, Expected) for call in recorder.recording.calls)
         self.is_made_once = any(
             isinstance(call, Call) and (call.function.namespace in _COLLECTIVES or is_foreign(call.function))
             for call in recorder.recording.calls
@@ -79,6 +84,11 @@ class Program:
     def is_closed(self) -> bool:
         """Whether it runs no more."""
         return not self._finalizer.alive
+
+    @property
+    def is_vain(self) -> bool:
+        """Whether most runs have stopped: they cost more than the others save."""
+        return self.stops > _STOPS + self.runs
 
     @property
     def writes_to_arguments(self) -> bool:
@@ -143,6 +153,7 @@ class Program:
             return None
         results = ops._program_run(self._number, inputs, sizes)
         if not results:
+            self.stops += 1
             return None
         values = iter(self._computed(*symbols)) if self._set else iter(())
         numbers = {key: next(values) if isinstance(each, Length) else each for key, each in self._set.items()}
@@ -221,6 +232,20 @@ def _value_at(place: Place, owns: list[dict[Any, Any]], kwargs: dict[str, Any]) 
     return own[place.name]
 
 
+def fault_of(cache: Any, owns: list[dict[str, Any]]) -> str:
+    """Why what ``cache`` and its holders keep cannot be compared before every run, or an empty string.
+
+    Asked before a step is recorded: what a function in a cache changes could not be taken back.
+    """
+    try:
+        for at, own in [*enumerate(owns), (-1, vars(cache))]:
+            for name in _compared(at, own):
+                _plain(name, own[name])
+    except CannotLower as refusal:
+        return str(refusal)
+    return ""
+
+
 def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, Any, Any]]:
     """What a cache keeps beside tensors and what counts: (holder, how much it keeps in all, getter, values).
 
@@ -229,18 +254,22 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, An
     fixed = []
     symbolic = {(place.holder, place.name) for _, place in recorder.places}
     for at, before in [*enumerate(recorder.before), (-1, vars(cache))]:
-        names = [
-            name
-            for name, value in before.items()
-            if name not in (buffers.BUFFERS, "layers")
-            and (at, name) not in symbolic
-            and (at < 0 or not isinstance(value, torch.Tensor))
-            and (at < 0 or type(value) is not dict)  # a holder of its own
-        ]
+        names = [name for name in _compared(at, before) if (at, name) not in symbolic]
         values = [_plain(name, before[name]) for name in names]
         getter = operator.itemgetter(*names) if names else None
         fixed.append((at, len(before), getter, values[0] if len(names) == 1 else tuple(values)))
     return fixed
+
+
+def _compared(at: int, own: dict[str, Any]) -> list[str]:
+    """What of a holder, or of the cache where ``at`` is -1, is no tensor and no holder itself."""
+    return [
+        name
+        for name, value in own.items()
+        if name not in (buffers.BUFFERS, "layers")
+        and (at < 0 or not isinstance(value, torch.Tensor))
+        and (at < 0 or type(value) is not dict)
+    ]
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -38,6 +38,7 @@ from .recording import (
     Place,
     Recording,
     Slot,
+    is_foreign,
 )
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
 from .tracked import Tracked, real_of
@@ -334,6 +335,8 @@ class Recorder(TorchDispatchMode):
             self.written.about_to(func, real_args, real_kwargs)
             written = written_by(func, real_args, real_kwargs)
             former = [(each, place(each), memory(each)) for each in written]
+        if is_foreign(func):
+            self.written.about_to_call_foreign(map(real_of, flat))
         result = func(*real_args, **real_kwargs)
         outputs = result if isinstance(result, list | tuple) else [result]
         self.written.made(outputs, map(real_of, flat))

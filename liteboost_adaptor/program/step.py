@@ -29,6 +29,7 @@ MOST = 8
 REFUSALS = 2
 #: How often a step may be tried again because it ran functions that it did not run before.
 ATTEMPTS = 4
+_OTHER_FUNCTIONS = "runs other functions at every step"
 #: Stands for the result of a program that stopped.
 _STOPPED = object()
 #: Kinds of arguments that are counted: who hands on another number at each step makes ever more of them.
@@ -54,6 +55,8 @@ class Steps:
         self._numbers: set[str] = set()
         #: What Python ran in the step before the one that is recorded.
         self._ran: dict[Any, watch.Ran] = {}
+        #: The same of the step before that, where not all of it was foreseen.
+        self._former: dict[Any, watch.Ran] = {}
         self._attempts: dict[Any, int] = {}
         #: Whether a graph may hold the addresses of weights.
         self._is_captured = False
@@ -79,6 +82,8 @@ class Steps:
         self._is_captured |= captured
         given = arguments.dense(kwargs)
         for program in programs:
+            if program.decides and (program.is_vain or not watch.is_possible()):
+                continue  # a profiler would see the runs that stop, too
             symbols = program.symbols(cache, given)
             if symbols is None or (given is not kwargs and program.writes_to_arguments):
                 continue
@@ -138,6 +143,8 @@ class Steps:
         """See what Python runs in a step: the next one is recorded if all of that is understood."""
         with watch.watched() as ran:
             result = call(**kwargs)
+        if key in self._former:
+            ran.codes |= self._former.pop(key).codes
         fault = ran.fault or watch.faults_in(ran.unread())
         if fault:
             return self._refuse(key, fault, result)
@@ -160,6 +167,9 @@ class Steps:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:
             result = attempt.run(call)
+        except watch.Unforeseen:
+            attempt.give_back()
+            return self._again(key, call(**kwargs))
         except Exception as raised:  # noqa: BLE001 - the reason is noted, and the original runs
             attempt.give_back()
             words = str(raised).splitlines() or [""]
@@ -186,7 +196,7 @@ class Steps:
             self._attempts[key] = self._attempts.get(key, 0) + 1
             if self._attempts[key] < ATTEMPTS:
                 return result  # the next one is compared with this one's functions, too
-            fault = "runs other functions at every step"
+            fault = _OTHER_FUNCTIONS
         if fault:
             return self._refuse(key, fault, result)
         try:
@@ -196,9 +206,17 @@ class Steps:
         except (MemoryError, RuntimeError) as raised:  # the step was made, and only its program was not
             return self._refuse(key, f"not recorded: {type(raised).__name__}: {str(raised)[:80]}", result)
         with self._lock:
-            kept = sorted(self._programs.get(key, ()), key=lambda each: each.runs)[1 - MOST :]
-            self._programs[key] = [program, *kept]
+            by_runs = sorted(self._programs.get(key, ()), key=lambda each: each.runs, reverse=True)
+            self._programs[key] = [program, *by_runs[: MOST - 1]]
         self._made[key] = self._made.get(key, 0) + 1
+        return result
+
+    def _again(self, key: Any, result: Any) -> Any:
+        """A step was not recorded for what it ran: the next one is watched, and the one after it recorded."""
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        if self._attempts[key] >= ATTEMPTS:
+            return self._refuse(key, _OTHER_FUNCTIONS, result)
+        self._former[key] = self._ran.pop(key)
         return result
 
     def _is_vain(self, key: Any, programs: Sequence[Program]) -> bool:

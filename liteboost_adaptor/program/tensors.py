@@ -61,6 +61,15 @@ class Written:
         for tensor in written_by(func, args, kwargs):
             self.keep(tensor)
 
+    def about_to_call_foreign(self, arguments: Iterable[Any]) -> None:
+        """Somebody's operator is going to be called: it may write to what it does not declare.
+
+        Not to parameters, which may be as large as the model.
+        """
+        for each in arguments:
+            if isinstance(each, torch.Tensor) and not isinstance(each, torch.nn.Parameter):
+                self.keep(each)
+
     def keep(self, tensor: torch.Tensor) -> None:
         """Something is going to change ``tensor``: keep what it is, unless the step has made it."""
         if not self.is_own(tensor) and id(tensor) not in self._before:

@@ -6,7 +6,7 @@ import gc
 import sys
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +45,13 @@ _CALLER = "liteboost_adaptor.program.step"
 _SERVED = Tally.served.__code__
 
 
+class Unforeseen(BaseException):
+    """A function is called that has to be read first: raised before it runs, caught where steps are recorded.
+
+    What it does could not be taken back; no ``except Exception`` of the model's may catch this.
+    """
+
+
 @dataclass
 class Ran:
     """What Python did in a step.
@@ -72,9 +79,16 @@ def is_possible() -> bool:
 
 
 @contextmanager
-def watched() -> Iterator[Ran]:
-    """What Python does in the block, but for what torch and we do between ourselves."""
-    watch = _Watch()
+def watched(foreseen: Container[types.CodeType] | None = None) -> Iterator[Ran]:
+    """What Python does in the block, but for what torch and we do between ourselves.
+
+    Args:
+        foreseen: What has been read and may run; anything, if ``None``.
+
+    Raises:
+        Unforeseen: Other code, that is not known, is called.
+    """
+    watch = _Watch(foreseen)
     collects = gc.isenabled()
     gc.disable()  # what is collected, and who is told of that, is not the model's doing
     sys.setprofile(watch.note)
@@ -107,8 +121,9 @@ _OURS, _FIXED, _KNOWN, _UNREAD, _STATEFUL = range(5)
 
 
 class _Watch:
-    def __init__(self) -> None:
+    def __init__(self, foreseen: Container[types.CodeType] | None) -> None:
         self.ran = Ran()
+        self._foreseen = foreseen
         # By number: to hash code takes as long as to run it.
         self._kinds: dict[int, int] = {}
         self._alive: list[types.CodeType] = []
@@ -129,6 +144,8 @@ class _Watch:
                 return  # what it calls may be called by others, too
             kind = self._kinds[id(code)] = self._kind_of(frame)
             self._alive.append(code)
+            if kind == _UNREAD and self._foreseen is not None and code not in self._foreseen:
+                raise Unforeseen
         elif kind == _STATEFUL and event == "call":
             self.ran.fault = self.ran.fault or _called(frame, frame.f_globals["__name__"])
         if event != "c_call" or not kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import families, tiny_models
-from transformers import DynamicCache, StaticCache
+from transformers import AttentionInterface, DynamicCache, StaticCache
 
 import liteboost_adaptor
 from liteboost_adaptor.kv_cache import buffers
@@ -272,6 +273,66 @@ def test_a_step_that_changes_the_model_takes_the_original() -> None:
     pair.start()
     pair.agree(12)
     assert pair.ours.model.layers[0].mlp.calls == pair.theirs.model.layers[0].mlp.calls == 13
+
+
+def test_what_runs_for_the_first_time_in_a_step_that_is_recorded_runs_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it changes could not be taken back, were the step made again: nobody has read it."""
+    pair, former = Pair(), AttentionInterface._global_mapping["sdpa"]
+    seen: collections.Counter[Any] = collections.Counter()
+
+    def counting(module: torch.nn.Module) -> None:
+        inner = module.model.layers[0].mlp
+        inner.calls = 0
+
+        class Counting(type(inner)):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                return super().forward(x)
+
+        inner.__class__ = Counting
+
+    def noting(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen[id(module.config)] += 1
+        return former(module, *args, **kwargs)
+
+    pair.both(counting)
+    pair.start()
+    pair.agree(3)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", noting)
+    pair.agree(1)
+    assert seen[id(pair.ours.config)] == seen[id(pair.theirs.config)] == pair.ours.config.num_hidden_layers
+
+
+def test_a_decision_that_is_another_one_at_most_steps_is_left_to_the_original() -> None:
+    """Each program would run up to its decision in vain; and a profiler would see all of them."""
+    pair = Pair()
+
+    def deciding(module: torch.nn.Module) -> None:
+        inner = module.model.norm
+
+        class Deciding(type(inner)):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = super().forward(x)
+                for at in range(6):
+                    x = x * 1.1 if x[0, 0, at] > 0 else x
+                return x
+
+        inner.__class__ = Deciding
+
+    pair.both(deciding)
+    pair.start()
+    pair.agree(6)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        pair.agree(1)
+    counts = {each.key: each.count for each in profiler.key_averages()}
+    assert counts["aten::embedding"] == 2  # one of ours, one of theirs
+    pair.agree(120)
+    (own,) = (each for each in steps._all if each.model() is pair.ours)
+    programs = [each for kept in own._programs.values() for each in kept]
+    assert sum(each.stops for each in programs) > 40
+    assert all(each.stops <= each.runs + 9 for each in programs)
 
 
 def test_a_decision_by_a_mask_is_made_again() -> None:

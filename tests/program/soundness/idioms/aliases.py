@@ -44,7 +44,7 @@ returned(
 )
 
 _LIBRARY = """
-LIBRARY_@n = torch.library.Library(__name__, "DEF")
+LIBRARY_@n = torch.library.Library(__name__, "FRAGMENT")
 LIBRARY_@n.define("made@n({schema})")
 
 def made_@n(x, s=None):

@@ -31,13 +31,13 @@ of_a_library(
 of_a_library(
     "distribution_called",
     "torch.distributions.Normal(0.0, 1.0)",
-    "(1 + it.log_prob(x))",
+    "(1 + it.log_prob(x).exp())",
     "it.loc = torch.tensor(@v)",
 )
 of_a_library(
     "distribution_of_distributions",
     "torch.distributions.Independent(torch.distributions.Normal(torch.zeros(1), torch.ones(1)), 1)",
-    "(1 + it.log_prob(x[..., :1])[..., None])",
+    "(1 + it.log_prob(x[..., :1])[..., None].exp())",
     "it.base_dist.loc = torch.full((1,), @v)",
 )
 of_a_library(

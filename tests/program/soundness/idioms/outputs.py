@@ -10,7 +10,7 @@ add = THEME.add
 add(
     "extra_attribute_of_the_output",
     sites=(LOGITS,),
-    forward="out.value_@n = x.mean(-1)",
+    forward="out.value_@n = x.square().mean(-1)",
     after="""
         if user.out is not None and not isinstance(user.out, tuple):
             user.log.append(getattr(user.out, 'value_@n', 'missing'))
@@ -31,7 +31,7 @@ add(
 add(
     "extra_item_of_the_output",
     sites=(LOGITS,),
-    forward="out['value_@n'] = x.mean(-1)",
+    forward="out['value_@n'] = x.square().mean(-1)",
     after="""
         if user.out is not None and not isinstance(user.out, tuple):
             user.log.append(user.out.get('value_@n', 'missing'))
