@@ -13,11 +13,10 @@ from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
-from .huggingface import huge_pages, sparse_attention
+from .huggingface import features
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.weights import weights
 from .kv_cache import buffers
-from .kv_cache import int8_bind as int8_caches
 from .parallel import shard as parallel_shard
 from .parallel.tensor.plan import ShardingPlan
 from .report import Status, report
@@ -176,9 +175,7 @@ def status() -> Status:
     listed = [
         *fixes.rows(),
         *listed_rules(current),
-        *sparse_attention.rows(current),
-        *int8_caches.rows(current),
-        *huge_pages.rows(current),
+        *features.rows(current),
     ]
     return Status(
         version=__version__,

@@ -50,9 +50,9 @@ _held: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()
 _outcomes: weakref.WeakKeyDictionary[torch.nn.Module, Outcome] = weakref.WeakKeyDictionary()
 
 
-def consider(model: torch.nn.Module, settings: Settings) -> None:
+def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Move the weights of a bound ``model`` to huge pages, where that helps and there is room."""
-    forget(model)
+    unbind(model)
     weights = [] if _turned_off(settings) else list(_movable(model))
     integers = [] if _turned_off(settings) else list(_integers(model))
     missing = [weight for weight in weights if weight.data_ptr() not in _held]
@@ -171,7 +171,7 @@ def _let_go(mapped: torch.Tensor) -> None:
         )
 
 
-def forget(model: torch.nn.Module) -> None:
+def unbind(model: torch.nn.Module) -> None:
     """Take back what was reported of ``model`` and of bound models in it."""
     for part in model.modules():
         outcome = _outcomes.pop(part, None)

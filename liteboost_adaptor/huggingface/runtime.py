@@ -20,10 +20,9 @@ from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
 from ..errors import LiteBoostError, StrictError
-from ..kv_cache import bind as caches
-from ..kv_cache import int8_bind as int8_caches
+from ..kv_cache import bind as kv_cache
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
-from . import adapters, huge_pages, registries, sparse_attention, steps
+from . import adapters, features, registries, steps
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -122,7 +121,7 @@ class Runtime:
         with self.lock:
             if self.active or self._bindings:
                 return []
-            return caches.restore_all() + self.entries.undo_all()
+            return kv_cache.restore_all() + self.entries.undo_all()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Bind ``model`` under the current settings, unless it is bound or the user has undone it.
@@ -155,7 +154,7 @@ class Runtime:
                 if found:
                     with _recorded(model):
                         self._bind_more(model, found)
-                        weights.consider(model, self._bindings[model][1])
+                        weights.bind(model, self._bindings[model][1])
 
     def _bind_more(self, model: torch.nn.Module, parts: set[torch.nn.Module]) -> None:
         binding, settings = self._bindings[model]
@@ -197,10 +196,7 @@ class Runtime:
             self._raise_refusals(model, binding, settings)
         if settings.level:
             with _recorded(model):
-                weights.consider(model, settings)
-                sparse_attention.consider(model, settings)
-                int8_caches.consider(model, settings)
-                huge_pages.consider(model, settings)
+                features.bind(model, settings)
         return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
@@ -221,25 +217,21 @@ class Runtime:
             is_bound = any(
                 part in self._bindings or swap.mark_of(part) is not None for part in model.modules()
             )
-            weights.give_back(model)
-            sparse_attention.forget(model)
-            int8_caches.forget(model)
-            huge_pages.forget(model)
-            steps.forget(model)
+            features.unbind(model)
             for part in model.modules():
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []
             left += [sentence for part in model.modules() for sentence in restore(part)]
             if is_bound:
                 # Of other bound models, too: they are served again when they are used.
-                left += caches.restore_all()
+                left += kv_cache.restore_all()
             return list(dict.fromkeys(left))
 
     def unbind_all(self) -> list[str]:
         """Give every module we ever marked its own class back, also where its model is gone."""
         with self.lock:
             left = [sentence for model in self.models() for sentence in self.unbind(model)]
-            weights.give_all_back()
+            weights.unbind_all()
             left += [sentence for module in list(self._marked) for sentence in restore(module)]
             self._marked.clear()
             return list(dict.fromkeys(left))

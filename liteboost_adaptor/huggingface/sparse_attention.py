@@ -21,7 +21,7 @@ LEVEL = 2
 _outcomes: weakref.WeakKeyDictionary[torch.nn.Module, list[Outcome]] = weakref.WeakKeyDictionary()
 
 
-def consider(model: torch.nn.Module, settings: Settings) -> None:
+def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Tell the attention modules of a bound ``model`` what its settings ask for, if they do."""
     if settings.sparse is None:
         return
@@ -40,7 +40,7 @@ def consider(model: torch.nn.Module, settings: Settings) -> None:
     _outcomes[model] = outcomes
 
 
-def forget(model: torch.nn.Module) -> None:
+def unbind(model: torch.nn.Module) -> None:
     """Take back what was reported of ``model`` and of bound models in it."""
     for part in model.modules():
         for outcome in _outcomes.pop(part, []):

@@ -86,7 +86,7 @@ def _is_observed() -> bool:
     )
 
 
-def forget(model: torch.nn.Module) -> None:
+def unbind(model: torch.nn.Module) -> None:
     """Let go of the recorded steps of ``model`` and its parts."""
     for module in model.modules():
         vars(module).pop(_STEPS, None)

@@ -46,7 +46,7 @@ class Weights:
         #: Why weights were left, with how many, by model.
         self._left: weakref.WeakKeyDictionary[torch.nn.Module, Counter[str]] = weakref.WeakKeyDictionary()
 
-    def consider(self, model: torch.nn.Module, settings: Settings) -> None:
+    def bind(self, model: torch.nn.Module, settings: Settings) -> None:
         """Bring the weights of a bound model to the format they should have now."""
         if not (library := native_npu.status()) or not library.loaded:
             return
@@ -66,7 +66,7 @@ class Weights:
                     reasons[layer] = self._cast_one(layer)
             self._left[model] = Counter(filter(None, reasons.values()))
 
-    def give_back(self, model: torch.nn.Module) -> None:
+    def unbind(self, model: torch.nn.Module) -> None:
         """Cast the weights of ``model`` back, and leave it alone."""
         with self._lock:
             for part in model.modules():
@@ -77,7 +77,7 @@ class Weights:
             if not self._settings:
                 self._hooks.undo_all()
 
-    def give_all_back(self) -> None:
+    def unbind_all(self) -> None:
         """Cast every weight back, also where the model is gone."""
         with self._lock:
             for layer in list(self._cast):
@@ -133,7 +133,7 @@ class Weights:
         parts = set(module.modules())
         for model, settings in list(self._settings.items()):
             if not parts.isdisjoint(model.modules()):
-                self.consider(model, settings)
+                self.bind(model, settings)
 
     def _wrap_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

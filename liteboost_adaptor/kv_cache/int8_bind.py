@@ -23,7 +23,7 @@ _APPENDING = "cache.append"
 _outcomes: weakref.WeakKeyDictionary[torch.nn.Module, list[Outcome]] = weakref.WeakKeyDictionary()
 
 
-def consider(model: torch.nn.Module, settings: Settings) -> None:
+def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Have caches that modules of a bound ``model`` update keep integers, if it or its settings say so."""
     if not (_is_set(settings) or _is_said_by(model)):
         return
@@ -43,7 +43,7 @@ def consider(model: torch.nn.Module, settings: Settings) -> None:
     _outcomes[model] = outcomes
 
 
-def forget(model: torch.nn.Module) -> None:
+def unbind(model: torch.nn.Module) -> None:
     """Take back what was asked of the modules of ``model``, and reported of it and of bound models in it."""
     for part in model.modules():
         want_no_longer(part)

@@ -59,6 +59,24 @@ def kinds(kwargs: dict[str, Any]) -> Any:
     return tuple(found)
 
 
+def fault(kwargs: dict[str, Any]) -> str:
+    """Why a step of one token with a cache has no `kinds`, or an empty string for any other call."""
+    ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
+    if type(ids) is not torch.Tensor or ids.dim() != 2 or ids.shape[1] != 1 or cache is None:
+        return ""
+    if type(getattr(cache, "layers", None)) is not list:
+        return f"a cache without a list of layers ({type(cache).__name__})"
+    for name, value in kwargs.items():
+        if type(value) is torch.Tensor:
+            if name in GROWING and value.dim() != 2:
+                return f"{name} of {value.dim()} dimensions"
+            if value.__dict__:
+                return f"{name} with attributes"
+        elif value is not cache and value is not None and type(value) not in (bool, int, float, str):
+            return f"{name} is given as a {type(value).__name__}"
+    return f"on {ids.device.type}"
+
+
 def dense(kwargs: dict[str, Any]) -> dict[str, Any]:
     """``kwargs`` with contiguous tensors: how a slice of a growing tensor lies is different at each step."""
     if all([type(value) is not torch.Tensor or value.is_contiguous() for value in kwargs.values()]):

@@ -140,14 +140,15 @@ def _codes_in(filename: str) -> frozenset[types.CodeType]:
         code = SourceFileLoader("released", filename).get_code("released")
     except (OSError, SyntaxError, ImportError, ValueError):
         return frozenset()
-    return frozenset(_with_nested(code)) if code is not None else frozenset()
+    return frozenset(with_nested(code)) if code is not None else frozenset()
 
 
-def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """``code``, and that of all functions which are made in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _with_nested(constant)
+            yield from with_nested(constant)
 
 
 @functools.lru_cache(maxsize=4096)

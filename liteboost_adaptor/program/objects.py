@@ -27,8 +27,17 @@ def namespace_of(cls: type) -> dict[str, Any]:
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """The dict that the attributes of an object are in."""
-    own = getattr(value, "__dict__", None)
-    return own if type(own) is dict and own is value.__dict__ else None
+    try:
+        own = object.__getattribute__(value, "__dict__")  # no code of the user's is run by looking
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def shows_another_dict(cls: type) -> bool:
+    """Whether instances of ``cls`` show something else than their attributes as their ``__dict__``."""
+    found = (vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base))
+    return any(not isinstance(each, types.GetSetDescriptorType) for each in found)
 
 
 def cell_content(cell: types.CellType) -> Any:

@@ -17,6 +17,7 @@ from .lower import Writer
 from .recording import Call, CannotLower, Expected, Length, Place, Slot, is_foreign
 from .result import Outline
 from .state import State, is_same
+from .tensors import set_version, storage, version
 
 if TYPE_CHECKING:
     from .record import Recorder
@@ -71,6 +72,7 @@ class Program:
         self._is_same = is_same if state.has_read else operator.eq
         self._counts = list(counts.items())
         self._writes = written_to(recorder)
+        self._versions = _versions(recorder, self._writes)
         self.decides = any(isinstance(call, Expected) for call in recorder.recording.calls)
         self.is_made_once = any(
             isinstance(call, Call) and (call.function.namespace in _COLLECTIVES or is_foreign(call.function))
@@ -155,6 +157,9 @@ class Program:
         if not results:
             self.stops += 1
             return None
+        if any(self._versions):
+            for tensor, count in zip(self.writes(cache, kwargs), self._versions, strict=True):
+                set_version(tensor, version(tensor) + count)
         values = iter(self._computed(*symbols)) if self._set else iter(())
         numbers = {key: next(values) if isinstance(each, Length) else each for key, each in self._set.items()}
         kept = dict(zip(self._returned, results[self._count :], strict=True))
@@ -209,6 +214,17 @@ def written_to(recorder: Recorder) -> tuple[list[torch.Tensor], list[tuple[int, 
     ]
     held = [key for key, slot in recording.held.items() if is_written(slot)]
     return constants, held, [name for name, slot in recording.inputs.items() if is_written(slot)]
+
+
+def _versions(
+    recorder: Recorder, written: tuple[list[torch.Tensor], list[tuple[int, Any]], list[str]]
+) -> list[int]:
+    """By how much the step has raised the version of each of these; memory that several show counts once."""
+    counts, recording = recorder.written.counts(), recorder.recording
+    constants, held, inputs = written
+    slots = [*(recording.held[key] for key in held), *(recording.inputs[name] for name in inputs)]
+    tensors = [*constants, *(recorder.real(recording.tensors[slot]) for slot in slots)]
+    return [counts.pop(storage(each), 0) for each in tensors]
 
 
 def _first_places(places: list[tuple[int, Place]]) -> tuple[list[Place], list[tuple[int, Place]]]:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import collections
-import datetime
-import decimal
 import enum
 import functools
 import gc
-import pathlib
-import re
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,8 +23,10 @@ from .objects import (
     is_written_in_c,
     keeps_to_itself,
     namespace_of,
+    shows_another_dict,
     slot_content,
 )
+from .reached import PLAIN, Reached
 from .reading import names_of
 from .watch import Ran
 
@@ -44,58 +41,13 @@ _UNREAD = frozenset(vars(torch.nn.Module())) - {
     "_forward_hooks",
     "_forward_pre_hooks",
 }
-#: Values that are what they are: another one is another object, or equal.
-PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, re.Pattern, decimal.Decimal),
-    *(
-        datetime.datetime,
-        datetime.date,
-        datetime.timedelta,
-        pathlib.PurePath,
-        types.GenericAlias,
-        types.UnionType,
-    ),
-    *(types.CodeType, torch.finfo, torch.iinfo),
-)
 _DESCRIPTIONS = (property, staticmethod, classmethod, functools.cached_property, functools.partialmethod)
 #: Of functions and classes.
 _NOTED = frozenset({"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"})
+#: By which a module answers for what it does not have.
+_OF_MODULES = frozenset({"__getattr__", "__dir__"})
 #: Modules of torch's operators, which are called by the dispatcher in any case.
 _OPERATORS = ("torch._ops", "torch._library", "torch.library")
-
-
-@dataclass
-class Reached:
-    """What was found, each kept alive.
-
-    Attributes:
-        dicts, lists, sets, queues, empty: Containers; ``empty``: dicts with nothing in them.
-        namespaces: Of classes: the class -> the dict behind its ``__dict__``.
-        named: (globals or a module's attributes, name, value or `MISSING`).
-        cells: Of closures, with what they hold.
-        slots: (object, name, value or `MISSING`) of attributes in slots.
-        functions: With their code, defaults, keyword defaults and closure.
-        described: (object, name, value): a name or annotations of a function or class, parts of a partial.
-        objects: Modules, also those that are not in the model, and whatever else has a class of its own.
-        tensors: All that existed.
-        fault: Something that code which had to be read may use, and whose state nobody can see.
-    """
-
-    dicts: list[dict[Any, Any]] = field(default_factory=list)
-    lists: list[list[Any]] = field(default_factory=list)
-    sets: list[set[Any]] = field(default_factory=list)
-    queues: list[collections.deque[Any]] = field(default_factory=list)
-    empty: list[dict[Any, Any]] = field(default_factory=list)
-    namespaces: dict[type, dict[str, Any]] = field(default_factory=dict)
-    named: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
-    cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
-    slots: list[tuple[Any, str, Any]] = field(default_factory=list)
-    functions: list[types.FunctionType] = field(default_factory=list)
-    described: list[tuple[Any, str, Any]] = field(default_factory=list)
-    objects: list[Any] = field(default_factory=list)
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    fault: str = ""
 
 
 class _Walk:
@@ -115,6 +67,7 @@ class _Walk:
         self._seen: set[tuple[int, bool]] = set()
         self._alive: list[Any] = []
         self._module_spaces: list[dict[str, Any]] = []
+        self._strict_spaces: list[dict[str, Any]] = []
         self._waiting: list[tuple[Any, str, bool]] = []
         self._count = 0
 
@@ -135,7 +88,18 @@ class _Walk:
             if self._count > MOST:
                 self._refuse(f"more is to be compared than {MOST} values, from {path} on")
                 break
+        self._check_all_were_reached()
         return self.reached
+
+    def _check_all_were_reached(self) -> None:
+        """What ran and had to be read is a function that was found, or made by one: its closure is compared.
+
+        Others are held where nobody looks: by an operator, or by a registry of torch's.
+        """
+        found = {each.__code__ for each in self.reached.functions}
+        made = found | {nested for code in found for nested in known.with_nested(code)}
+        for code in self._unread - made:
+            self._refuse(f"runs {code.co_qualname}, to which nothing leads that is compared")
 
     def _refuse(self, fault: str) -> None:
         self.reached.fault = self.reached.fault or fault
@@ -220,26 +184,42 @@ class _Walk:
     def _visit_dict(self, value: dict[Any, Any], path: str, strict: bool, is_first: bool) -> None:
         if is_first:
             self._add_dict(value, path, None, strict)
+            if isinstance(value, collections.defaultdict):
+                self._compare_attributes(value, path, ("default_factory",), strict)
             if type(value) not in (dict, collections.OrderedDict):
                 self._visit_parts(value, path, is_first)
         else:
-            self._waiting += [(each, f"{path}[{key!r}]", True) for key, each in value.items()]
+            self._waiting += [(each, f"{path}[{key!r}]", True) for key, each in dict.items(value)]
 
     def _visit_items(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
+        base = next(each for each in _SEQUENCES if isinstance(value, each))
         if is_first:
-            self._count += len(value)
+            self._count += base.__len__(value)
             if isinstance(value, list):
                 self.reached.lists.append(value)
             elif isinstance(value, set):
                 self.reached.sets.append(value)
             elif isinstance(value, collections.deque):
                 self.reached.queues.append(value)
-            if type(value) not in (list, set, tuple, frozenset, collections.deque):
+            if type(value) not in _SEQUENCES:
                 self._visit_parts(value, path, is_first)
         if self._count <= MOST:
-            self._waiting += [
-                (each, f"an item of {path}", strict) for each in value if type(each) not in PLAIN
-            ]
+            items = [each for each in base.__iter__(value) if type(each) not in PLAIN]
+            self._waiting += [(each, f"an item of {path}", strict) for each in items]
+
+    def _compare_attributes(self, value: Any, path: str, names: tuple[str, ...], strict: bool) -> None:
+        """Attributes that are kept in C."""
+        for name in names:
+            each = getattr(value, name)
+            self.reached.described.append((value, name, each))
+            self._waiting.append((each, f"{path}.{name}", strict))
+
+    def _visit_slice(self, value: slice, path: str, strict: bool, is_first: bool) -> None:
+        self._compare_attributes(value, path, ("start", "stop", "step"), strict)
+
+    def _visit_exception(self, value: BaseException, path: str, strict: bool, is_first: bool) -> None:
+        self._compare_attributes(value, path, ("args",), strict)
+        self._visit_parts(value, path, is_first)
 
     def _visit_proxy(self, value: Any, path: str, strict: bool, is_first: bool) -> None:
         self._waiting += [(each, path, strict) for each in gc.get_referents(value)]
@@ -281,7 +261,8 @@ class _Walk:
                 if type(name) is not str:
                     continue
                 # A wrapper of somebody's own may hold what ran under another name.
-                if self._is_used(name) or (isinstance(each, _CALLABLE) and not _is_of_library(each)):
+                is_callable = isinstance(each, _CALLABLE) or (is_special(name) and _is_called_by_class(each))
+                if self._is_used(name) or (is_callable and not _is_of_library(each)):
                     self._waiting.append(
                         (each, f"{cls.__qualname__}.{name}", not is_ours and self._is_strict(name, cls))
                     )
@@ -302,6 +283,9 @@ class _Walk:
         is_first = not any(space is each for each in self._module_spaces)
         if is_first:
             self._module_spaces.append(space)
+        if strict and not any(space is each for each in self._strict_spaces):
+            self._strict_spaces.append(space)
+            self._visit_what_is_asked_for(value, space, path)
         for name in self._used if is_first else self._strictly_used:
             if name not in space:
                 continue
@@ -310,6 +294,26 @@ class _Walk:
                 self.reached.named.append((space, name, each))
             if is_strict or not is_fixed or isinstance(each, types.ModuleType | type):
                 self._waiting.append((each, f"{path}.{name}", is_strict))
+
+    def _visit_what_is_asked_for(self, value: types.ModuleType, space: dict[str, Any], path: str) -> None:
+        """Code that had to be read may ask a module for what it does not have, or by names it computes."""
+        is_library = known.is_fixed(value.__name__) or known.package(value.__name__) in known.LIBRARIES
+        asked = {*_OF_MODULES, *self._strictly_used}
+        self.reached.named += [(space, name, MISSING) for name in asked if name not in space]
+        if is_library or known.is_below(value.__name__):
+            if self._is_open:
+                self.reached.named += [(space, name, each) for name, each in list(space.items())]
+            return
+        for name in space.keys() & _OF_MODULES:
+            self.reached.named.append((space, name, space[name]))
+            self._waiting.append((space[name], f"{path}.{name}", True))
+        if type(value) is not types.ModuleType:
+            self._visit_parts(value, path, True)
+        if self._is_open or "hasattr" in self._strictly_used:
+            self.reached.spaces.append(space)
+        if self._is_open:
+            self.reached.named += [(space, name, each) for name, each in list(space.items())]
+            self._waiting += [(each, f"{path}.{name}", True) for name, each in list(space.items())]
 
     def _visit_function(self, value: types.FunctionType, path: str, strict: bool, is_first: bool) -> None:
         if known.package(value.__globals__.get("__name__") or "") == "liteboost_adaptor":
@@ -367,6 +371,8 @@ class _Walk:
         if not is_first:
             return
         kind = type(value)
+        if shows_another_dict(kind) and not known.is_below(kind.__module__):
+            self._refuse(f"may use {path}, whose class shows another __dict__ than its attributes")
         self.reached.objects.append(value)
         self._waiting.append((kind, kind.__qualname__, False))
         own = attributes_of(value)
@@ -393,15 +399,15 @@ class _Walk:
         owner: type | None = None,
     ) -> None:
         """``own`` is compared; ``strict`` None: it holds attributes, whose names say who uses them."""
-        if not own:
+        if not dict.__len__(own):
             self.reached.empty.append(own)
             self._count += 1
             return
         self.reached.dicts.append(own)
-        self._count += len(own)
+        self._count += dict.__len__(own)
         if self._count > MOST:
             return
-        for name, each in own.items():
+        for name, each in dict.items(own):
             if type(name) is str and name.startswith("_liteboost_"):
                 continue
             if type(each) not in PLAIN and (is_used is None or is_used(name)):
@@ -438,6 +444,8 @@ class _Walk:
         (dict, _visit_dict),
         ((list, tuple, set, frozenset, collections.deque), _visit_items),
         (types.MappingProxyType, _visit_proxy),
+        (slice, _visit_slice),
+        (BaseException, _visit_exception),
         (NAMESPACES, _visit_object),
         ((*_DESCRIPTIONS, functools.partial), _visit_description),
     )
@@ -455,11 +463,17 @@ def _is_of_library(function: Any) -> bool:
     return known.is_known(function.__code__, function.__globals__)
 
 
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 _CALLABLE = (types.FunctionType, *_DESCRIPTIONS)
 _TRANSPARENT = (
     *(types.WrapperDescriptorType, types.GetSetDescriptorType),
-    *(types.MemberDescriptorType, enum.Enum, BaseException),
+    *(types.MemberDescriptorType, enum.Enum),
 )
+
+
+def _is_called_by_class(value: Any) -> bool:
+    """Whether an object that a class has under a special name is called, by a method in Python, for it."""
+    return isinstance(vars(type(value)).get("__call__"), types.FunctionType)
 
 
 def _is_state(value: Any) -> bool:
@@ -470,6 +484,3 @@ def _is_state(value: Any) -> bool:
 def _builtins(space: dict[str, Any]) -> dict[str, Any]:
     found = space.get("__builtins__", {})
     return vars(found) if isinstance(found, types.ModuleType) else found
-
-
-__all__ = ["PLAIN", "Reached", "reached_by"]

@@ -13,6 +13,7 @@ import torch
 from .program import Program, Run
 from .recording import CannotLower
 from .result import Outline
+from .tensors import set_version, version
 
 #: Beside the 1st, 2nd, 4th, 8th … run, and beside every one of this many.
 INTERVAL = 1024
@@ -87,6 +88,7 @@ def checked(
 ) -> tuple[Any, str] | None:
     """The original's result and what is not so in the program's, or ``None`` if the program stopped."""
     writes = [(tensor, tensor.clone()) for tensor in program.writes(cache, kwargs)]
+    versions = [version(tensor) for tensor, _ in writes]
     fault, shadow = "", None
     try:
         run = program.run(cache, kwargs, symbols)
@@ -97,6 +99,8 @@ def checked(
         for tensor, before in writes:
             tensor.copy_(before)
         fault = f"nothing: {type(raised).__name__}: {str(raised).splitlines()[:1]}"
+    for (tensor, _), number in zip(writes, versions, strict=True):
+        set_version(tensor, number)  # the original counts by itself
     result = call()
     if program.is_closed:  # the model was bound anew while it ran, and computes in another way
         return result, ""

@@ -8,7 +8,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch.nn.modules import module as nn_module
 from .. import native
 from . import known
 from .objects import MISSING, attributes_of, cell_content, slot_content
-from .reach import PLAIN, Reached, reached_by
+from .reach import reached_by
+from .reached import PLAIN, Reached
 from .reading import names_of
 from .tensors import attribute
 from .watch import Ran
@@ -49,7 +50,7 @@ class State:
         dicts = [*reached.dicts, *reached.namespaces.values()]
         #: As they are, and as they were.
         self._dicts = dicts, [dict(dict.items(each)) for each in dicts]
-        self._lists = reached.lists, [list(each) for each in reached.lists]
+        self._lists = reached.lists, [list(list.__iter__(each)) for each in reached.lists]
         names = [names_of(code) for code in ran.unread()]
         self.has_read = bool(names)
         self._process = _process()
@@ -74,14 +75,15 @@ class State:
             for cls in reached.namespaces
             if known.package(cls.__module__) not in known.OURS | known.LIBRARIES
         ]
-        self._sets = [(each, set(each)) for each in reached.sets]
+        self._sets = [(each, set(set.__iter__(each))) for each in reached.sets]
         # What was moved to an end is where it was in the dict below.
         self._orders = [
             (each, list(OrderedDict.__iter__(each)))
             for each in reached.dicts
-            if isinstance(each, OrderedDict) and len(each) > 1
+            if isinstance(each, OrderedDict) and dict.__len__(each) > 1
         ]
-        self._queues = [(each, list(each)) for each in reached.queues]
+        self._queues = [(each, list(deque.__iter__(each))) for each in reached.queues]
+        self._spaces = [(space, frozenset(space)) for space in reached.spaces]
         self._types = list(map(type, reached.objects))
         self._attributes = list(map(attributes_of, reached.objects))
         named = {(id(space), name): (space, name, value) for space, name, value in reached.named}
@@ -152,7 +154,8 @@ class State:
         """For what there is little of: whether each was exchanged."""
         yield from (cls.__mro__ is not bases for cls, bases in self._bases)
         yield from (not _is_same_set(each, saved) for each, saved in self._sets)
-        yield from (not _are_same(list(each), saved) for each, saved in self._queues)
+        yield from (not _are_same(list(deque.__iter__(each)), saved) for each, saved in self._queues)
+        yield from (space.keys() != names for space, names in self._spaces)
         yield from (not is_same(_slot_of(each, name), value) for each, name, value in self._reached.slots)
         yield from (not is_same(attribute(each, name), value) for each, name, value in self._told)
         yield from (
@@ -254,9 +257,32 @@ def _process() -> tuple[Any, ...]:
         torch._C._get_math_sdp_enabled(),
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
-        torch.get_float32_matmul_precision(),
+        *[_fp32_precision(*each) for each in _PRECISIONS],
         torch.get_num_threads(),
+        torch.get_autocast_dtype("cpu"),
+        *[read() for read in _GETTERS],
     )
+
+
+#: Backends and operators whose precision in fp32 torch keeps apart.
+_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("cuda", "matmul"))
+_fp32_precision = torch._C._get_fp32_precision_getter
+#: What code of the user's may ask of torch beside that, and operators of NPUs do.
+_GETTERS = [
+    getattr(torch._C, name)
+    for name in (
+        *("is_anomaly_enabled", "is_anomaly_check_nan_enabled", "is_autocast_cache_enabled"),
+        *("_get_warnAlways", "_is_view_replay_enabled"),
+        *("_get_cudnn_sdp_enabled", "_get_overrideable_sdp_enabled", "_get_cudnn_enabled"),
+        *("_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_mkldnn_deterministic"),
+        *(
+            "_get_deterministic_fill_uninitialized_memory",
+            "_get_nnpack_enabled",
+            "_get_graph_executor_optimize",
+        ),
+    )
+    if hasattr(torch._C, name)
+]
 
 
 def _inside(function: types.FunctionType) -> tuple[Any, ...]:
@@ -298,8 +324,19 @@ def _are_same(some: Any, others: Any) -> bool:
 
 
 def _is_same_set(one: set[Any], other: set[Any]) -> bool:
-    # Equal members of another type are told apart by their representation.
-    return one == other and sorted(map(repr, one)) == sorted(map(repr, other))
+    return set.__len__(one) == len(other) and {*map(_told_apart, set.__iter__(one))} == {
+        *map(_told_apart, other)
+    }
+
+
+def _told_apart(member: Any) -> Any:
+    """What two members of sets have in common that nothing tells apart."""
+    kind = type(member)
+    if kind is float:
+        return kind, member.hex()
+    if kind in (complex, tuple):
+        return kind, repr(member)
+    return kind, member if kind in PLAIN else id(member)
 
 
 @functools.cache

@@ -75,6 +75,8 @@ class Steps:
         """The result of ``call(**kwargs)``, from a program if there is one."""
         key = arguments.kinds(kwargs)
         if key is None:
+            if fault := arguments.fault(kwargs):
+                self._tally.fell_back(fault)
             return call(**kwargs)
         cache = kwargs[cache_name(kwargs)]
         programs = self._programs.get(key, ())
@@ -105,8 +107,10 @@ class Steps:
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
             return call(**kwargs)
-        if not _has_buffers(cache) or hooked(model) or captured or not watch.is_possible():
+        if captured or (fault := _why_not_now(model, cache)):
             self._seen[key] = 0  # looked for again some steps later
+            if not captured:
+                self._tally.fell_back(fault)
             return call(**kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
@@ -162,7 +166,10 @@ class Steps:
         from .attempt import Attempt  # brings sympy and torch's tracing along
 
         ran = self._ran[key]
-        attempt = Attempt(model, given, ran, self._numbers, given is not kwargs)
+        try:
+            attempt = Attempt(model, given, ran, self._numbers, given is not kwargs)
+        except Exception as raised:  # noqa: BLE001 - an object of the user's cannot be looked into
+            return self._refuse(key, f"not recorded: {_words(raised)}", call(**kwargs))
         if attempt.fault:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:
@@ -172,12 +179,15 @@ class Steps:
             return self._again(key, call(**kwargs))
         except Exception as raised:  # noqa: BLE001 - the reason is noted, and the original runs
             attempt.give_back()
-            words = str(raised).splitlines() or [""]
-            self._refuse(key, f"recording raised {type(raised).__name__}: {words[0][:80]}", None)
+            self._refuse(key, f"recording raised {_words(raised)}", None)
             return call(**kwargs)
-        except BaseException:
+        except KeyboardInterrupt:  # of no line of the model's: it does not come again
             attempt.give_back()
             raise
+        except BaseException as raised:  # noqa: BLE001 - raised again by the original, on what it then leaves
+            attempt.give_back()
+            self._refuse(key, f"recording raised {_words(raised)}", None)
+            return call(**kwargs)
         fault = attempt.fault_of_run()
         if attempt.is_tainted:
             attempt.give_back()
@@ -204,7 +214,7 @@ class Steps:
         except CannotLower as refusal:
             return self._refuse(key, str(refusal), result)
         except (MemoryError, RuntimeError) as raised:  # the step was made, and only its program was not
-            return self._refuse(key, f"not recorded: {type(raised).__name__}: {str(raised)[:80]}", result)
+            return self._refuse(key, f"not recorded: {_words(raised)}", result)
         with self._lock:
             by_runs = sorted(self._programs.get(key, ()), key=lambda each: each.runs, reverse=True)
             self._programs[key] = [program, *by_runs[: MOST - 1]]
@@ -234,6 +244,10 @@ class Steps:
         return result
 
 
+def _words(raised: BaseException) -> str:
+    return f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0][:80]}"
+
+
 #: Of all models.
 _all: weakref.WeakSet[Steps] = weakref.WeakSet()
 
@@ -260,7 +274,12 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
 
 def _served(program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Any:
     with using():  # what the cache keeps stays where it is until the result is kept there
-        run = program.run(cache, given, symbols)
+        try:
+            run = program.run(cache, given, symbols)
+        except Exception:
+            if program.writes(cache, given):
+                raise
+            return _STOPPED  # the original raises by itself, and leaves what it leaves
         if run is None:
             return _STOPPED
         program.runs += 1
@@ -270,6 +289,17 @@ def _served(program: Program, cache: Any, given: dict[str, Any], symbols: list[i
 def _is_captured(ids: torch.Tensor) -> bool:
     """Whether what runs becomes a part of a graph: what a recording keeps aside does not belong there."""
     return ids.device.type == "npu" and torch.get_device_module(ids.device).is_current_stream_capturing()
+
+
+def _why_not_now(model: torch.nn.Module, cache: Any) -> str:
+    """Why no step of ``model`` can be recorded at the moment, or an empty string."""
+    if not watch.is_possible():
+        return "somebody watches what Python does"
+    if hooked(model):
+        return "a module has hooks, or a forward of its own"
+    if not _has_buffers(cache):
+        return "keys or values of the cache were taken from it: each token copies them"
+    return ""
 
 
 def _has_buffers(cache: Any) -> bool:

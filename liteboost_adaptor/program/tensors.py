@@ -49,12 +49,13 @@ class Written:
         self._own: set[int] = set()
         #: Tensor, another object for its memory in the form it had, and its values.
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._versions: dict[int, int] = {}
 
     def made(self, results: Iterable[Any], arguments: Iterable[Any]) -> None:
         """An operator made ``results`` of ``arguments``; memory that none of these had is the step's own."""
-        given = {_storage(each) for each in arguments if isinstance(each, torch.Tensor)}
+        given = {storage(each) for each in arguments if isinstance(each, torch.Tensor)}
         results = (each for each in results if isinstance(each, torch.Tensor) and _is_strided(each))
-        self._own.update(storage for each in results if (storage := _storage(each)) not in given)
+        self._own.update(key for each in results if (key := storage(each)) not in given)
 
     def about_to(self, func: Any, args: Any, kwargs: Any) -> None:
         """``func`` is going to be called: keep the values of what it writes to."""
@@ -74,15 +75,24 @@ class Written:
         """Something is going to change ``tensor``: keep what it is, unless the step has made it."""
         if not self.is_own(tensor) and id(tensor) not in self._before:
             self._before[id(tensor)] = tensor, tensor.detach(), tensor.clone()
+            self._versions[id(tensor)] = version(tensor)
 
     def is_own(self, tensor: torch.Tensor) -> bool:
         """Whether the step has made the memory of ``tensor``."""
-        return _is_strided(tensor) and _storage(tensor) in self._own
+        return _is_strided(tensor) and storage(tensor) in self._own
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Those that were written to and are not the step's own."""
         return [tensor for tensor, _, _ in self._before.values()]
+
+    def counts(self) -> dict[int, int]:
+        """Memory, by its storage -> how often the step has written to it, as ``_version`` counts."""
+        found: dict[int, int] = {}
+        for number, (tensor, _, _) in self._before.items():
+            key = storage(tensor)
+            found[key] = max(found.get(key, 0), version(tensor) - self._versions[number])
+        return found
 
     def is_reformed(self) -> bool:
         """Whether any of them now lies in memory in another way than before the step."""
@@ -116,7 +126,19 @@ def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
                 yield tensor
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def version(tensor: torch.Tensor) -> int:
+    """How often ``tensor`` was written to; 0 for one that does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def set_version(tensor: torch.Tensor, number: int) -> None:
+    """Have ``tensor`` say that it was written to ``number`` times."""
+    if not tensor.is_inference():
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (number,))
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """What all tensors have in common that show parts of the same memory; 0 of one without strides."""
     return tensor.untyped_storage()._cdata if _is_strided(tensor) else 0
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..config import Sparse
 from ..eligibility import autocast, unserved
-from ..kv_cache import int8_tensor as int8_rows
+from ..kv_cache import int8_tensor
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from ..report import Tally
 from . import sequence, sparse_attention
@@ -287,7 +287,7 @@ def _run(
         mask = mask.expand(-1, -1, query.shape[2], -1)
     options = (mask, _scale(query, scaling), causal, 0, softcap or 0.0, sinks)
     if type(key) is Int8KVTensor and type(value) is Int8KVTensor:
-        return int8_rows.attend(query, key, value, *options)
+        return int8_tensor.attend(query, key, value, *options)
     return ops.attention(query, key, value, *options)
 
 

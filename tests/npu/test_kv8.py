@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.bench.rounded_caches import rounding
-from liteboost_adaptor.kv_cache import int8_layers as int8_cache
+from liteboost_adaptor.kv_cache import int8_layers
 from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
 from liteboost_adaptor.report import report
 
@@ -56,9 +56,9 @@ def test_families_are_near_rounded_states(family: str) -> None:
         _, own = families.decode(model, inputs, 9, forced=tokens)
     liteboost_adaptor.apply(model.npu(), quant="kv8")
     there = {n: x.npu() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
-    before = report.tally(int8_cache.RULE).calls
+    before = report.tally(int8_layers.RULE).calls
     _, found = families.decode(model, there, 9, forced=tokens.npu())
-    assert report.tally(int8_cache.RULE).calls > before
+    assert report.tally(int8_layers.RULE).calls > before
     theirs = numbers.relative(own, exact)
     assert numbers.relative(found.cpu(), exact) <= max(1.5 * theirs, 2.0**-8)
 
@@ -82,16 +82,16 @@ def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
         assert integers.dtype == torch.int8 and integers.shape == (1, 2, 79, 64)
         assert scales.dtype == torch.float32 and scales.shape == (1, 2, 79, 1)
     layer = cache.layers[0]
-    rows_of = int8_cache.kept(vars(layer), "keys")
+    rows_of = int8_layers.kept(vars(layer), "keys")
     assert type(rows_of) is Int8KVTensor and rows_of.shape == (1, 2, 79, 64)
     values = rows_of.dequantized_kv()
     layer.crop(-29)  # as many are taken away
-    rows_of = int8_cache.kept(vars(layer), "keys")
+    rows_of = int8_layers.kept(vars(layer), "keys")
     assert rows_of.shape == (1, 2, 50, 64) and torch.equal(rows_of.dequantized_kv(), values[:, :, :50])
     moved = vars(copy.deepcopy(cache).layers[0])["keys"]
     assert torch.equal(moved.cpu().dequantized_kv(), values[:, :, :50].cpu())
     assert type(layer.keys) is torch.Tensor and torch.equal(layer.keys, values[:, :, :50])
-    rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_cache.RULE]
+    rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_layers.RULE]
     assert any(row.state == "applied" for row in rows)
 
 
@@ -102,9 +102,9 @@ def test_beams_move_integers_and_scales() -> None:
     options |= {"attention_mask": torch.ones_like(ids), "eos_token_id": None}
     liteboost_adaptor.apply(model, quant="kv8")
     torch.ops.liteboost._npu_forget_counts()
-    read = dict(int8_cache.tally.fallbacks)
+    read = dict(int8_layers.tally.fallbacks)
     model.generate(ids, **options)
-    assert reasons() == set() and dict(int8_cache.tally.fallbacks) == read
+    assert reasons() == set() and dict(int8_layers.tally.fallbacks) == read
 
 
 def decoded(model: torch.nn.Module, prompt: int) -> Any:

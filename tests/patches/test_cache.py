@@ -15,8 +15,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import liteboost_adaptor
-from liteboost_adaptor.kv_cache import bind as caches
-from liteboost_adaptor.kv_cache import buffers
+from liteboost_adaptor.kv_cache import bind, buffers
 from liteboost_adaptor.kv_cache import layers as cache_layers
 from liteboost_adaptor.report import Tally
 
@@ -27,13 +26,13 @@ WINDOW = 8
 def _restored():
     with torch.no_grad():
         yield
-    caches.restore_all()
+    bind.restore_all()
 
 
 def served(*layers: Any) -> DynamicCache:
     cache = DynamicCache()
     cache.layers = list(layers)
-    caches.appending(None, Tally())(cache)
+    bind.appending(None, Tally())(cache)
     return cache
 
 
@@ -181,7 +180,7 @@ def test_layers_without_a_hash_are_served_and_restored():
     one, other = Unhashable(), Unhashable()
     served(one, other)
     assert cache_layers.served(one) is not None and cache_layers.served(other) is not None
-    caches.restore_all()
+    bind.restore_all()
     assert cache_layers.served(one) is None and cache_layers.served(other) is None
 
 
@@ -189,7 +188,7 @@ def test_what_somebody_set_on_the_class_since_is_left_and_said(monkeypatch: pyte
     layer, before = DynamicLayer(), dict(vars(DynamicLayer))
     served(layer)
     monkeypatch.setattr(DynamicLayer, "update", theirs := lambda self, *states: states)
-    left = caches.restore_all()
+    left = bind.restore_all()
     assert left == ["DynamicLayer.update was patched by someone else since; theirs is left"]
     assert DynamicLayer.update is theirs
     monkeypatch.undo()
@@ -201,7 +200,7 @@ def test_undo_gives_classes_what_they_had():
     before = [dict(vars(cls)) for cls in (DynamicLayer, DynamicSlidingWindowLayer)]
     served(DynamicLayer(), DynamicSlidingWindowLayer(WINDOW))
     assert "keys" in vars(DynamicLayer)
-    assert caches.restore_all() == []
+    assert bind.restore_all() == []
     assert [dict(vars(cls)) for cls in (DynamicLayer, DynamicSlidingWindowLayer)] == before
 
 
@@ -444,7 +443,7 @@ def test_restored_layers_are_what_they_were():
     layer.update(*states(5, 0))
     layer.update(*states(1, 0))
     held = layer.keys
-    caches.restore_all()
+    bind.restore_all()
     assert type(layer) is DynamicLayer and layer.keys is held and layer.values.is_contiguous()
     assert set(vars(layer)) == {"keys", "values", "is_initialized", "dtype", "device"}
 
@@ -472,12 +471,12 @@ def test_a_patch_that_comes_later_acts(monkeypatch: pytest.MonkeyPatch):
 def test_what_of_ours_somebody_puts_back_after_an_undo_is_known(name: str):
     """Who patched a class after us found ours there, and puts that back, whenever they are done."""
     served(DynamicLayer())
-    caches.restore_all()
+    bind.restore_all()
     before = dict(vars(DynamicLayer))
     served(DynamicLayer())
     found = vars(DynamicLayer)[name]
     setattr(DynamicLayer, name, lambda self, *states: states)
-    assert len(caches.restore_all()) == 1
+    assert len(bind.restore_all()) == 1
     setattr(DynamicLayer, name, found)
     ours, theirs = DynamicLayer(), DynamicSlidingWindowLayer(1000)
     served(ours)
@@ -487,5 +486,5 @@ def test_what_of_ours_somebody_puts_back_after_an_undo_is_known(name: str):
     assert cache_layers.served(ours) is not None
     assert ours.__dict__[buffers.BUFFERS] and vars(DynamicLayer)["update"] is not before["update"]
     assert torch.equal(ours.keys, theirs.keys) and ours.keys.is_contiguous()
-    assert caches.restore_all() == []
+    assert bind.restore_all() == []
     assert dict(vars(DynamicLayer)) == before

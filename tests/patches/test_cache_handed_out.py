@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from liteboost_adaptor.kv_cache import bind as caches
+from liteboost_adaptor.kv_cache import bind
 from liteboost_adaptor.report import Tally
 
 
@@ -17,13 +17,13 @@ from liteboost_adaptor.report import Tally
 def _restored():
     with torch.no_grad():
         yield
-    caches.restore_all()
+    bind.restore_all()
 
 
 def served(layer: Any) -> None:
     cache = DynamicCache()
     cache.layers = [layer]
-    caches.appending(None, Tally())(cache)
+    bind.appending(None, Tally())(cache)
 
 
 def states(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

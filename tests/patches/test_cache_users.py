@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import liteboost_adaptor
-from liteboost_adaptor.kv_cache import bind as caches
+from liteboost_adaptor.kv_cache import bind
 from liteboost_adaptor.program import step
 
 #: A window of 8 tokens in every second layer of "gemma2"; none in "llama".
@@ -283,7 +283,7 @@ def _pair(family: str, **options: Any) -> Iterator[Any]:
     liteboost_adaptor.undo(original)
     yield original, ours, tolerance
     liteboost_adaptor.undo(ours)
-    caches.restore_all()
+    bind.restore_all()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -13,9 +13,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import liteboost_adaptor
-from liteboost_adaptor.kv_cache import bind as caches
-from liteboost_adaptor.kv_cache import buffers
-from liteboost_adaptor.kv_cache import int8_layers as int8_cache
+from liteboost_adaptor.kv_cache import bind, buffers, int8_layers
 from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
 from liteboost_adaptor.ops.int8_attention import dequantized, int8_rows
 from liteboost_adaptor.report import Tally
@@ -26,17 +24,17 @@ caller = torch.nn.Identity()
 
 @pytest.fixture(autouse=True)
 def _restored():
-    int8_cache.want(caller)
+    int8_layers.want(caller)
     with torch.no_grad():
         yield
-    int8_cache.want_no_longer(caller)
-    caches.restore_all()
+    int8_layers.want_no_longer(caller)
+    bind.restore_all()
 
 
 def served(*layers: Any) -> DynamicCache:
     cache = DynamicCache()
     cache.layers = list(layers)
-    caches.appending(None, Tally())(cache, caller)
+    bind.appending(None, Tally())(cache, caller)
     return cache
 
 
@@ -51,7 +49,7 @@ def states(count: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[t
 
 def kept(layer: Any, name: str = "keys") -> Any:
     """What a layer keeps, by the rows of integers: who reads the attribute gets the values."""
-    return int8_cache.kept(vars(layer), name)
+    return int8_layers.kept(vars(layer), name)
 
 
 def same(found: Any, expected: torch.Tensor) -> bool:
@@ -233,12 +231,12 @@ def test_reading_values_is_counted() -> None:
     layer = DynamicLayer()
     served(layer)
     layer.update(*states(9, 0))
-    before = sum(int8_cache.tally.fallbacks.values())
+    before = sum(int8_layers.tally.fallbacks.values())
     kept(layer)[:, :, 1:].clone()  # whole rows
-    assert sum(int8_cache.tally.fallbacks.values()) == before
+    assert sum(int8_layers.tally.fallbacks.values()) == before
     kept(layer).sum()
-    assert sum(int8_cache.tally.fallbacks.values()) == before + 1
-    assert "values read by aten.sum.default" in int8_cache.tally.fallbacks
+    assert sum(int8_layers.tally.fallbacks.values()) == before + 1
+    assert "values read by aten.sum.default" in int8_layers.tally.fallbacks
 
 
 def test_what_is_written_to_values_is_kept() -> None:
@@ -365,7 +363,7 @@ def test_undo_gives_values_back() -> None:
     served(layer)
     layer.update(*states(20, 0))
     expected = kept(layer).dequantized_kv()
-    caches.restore_all()
+    bind.restore_all()
     assert type(layer) is DynamicLayer and type(layer.keys) is torch.Tensor
     assert torch.equal(layer.keys, expected)
     assert not any(name.startswith("_liteboost") for name in vars(layer))
@@ -380,7 +378,7 @@ def test_in_grad_mode_the_original_runs() -> None:
         keys, _ = layer.update(second[0].requires_grad_(), second[1])
     assert type(keys) is torch.Tensor and keys.requires_grad
     expected = torch.cat([rounded(first[0]), second[0].detach()], dim=2)
-    assert torch.equal(keys, expected) and int8_cache.tally.fallbacks["grad mode"]
+    assert torch.equal(keys, expected) and int8_layers.tally.fallbacks["grad mode"]
     keys, _ = layer.update(*third)
     assert same(keys, torch.cat([rounded(expected), rounded(third[0])], dim=2))
 
@@ -389,7 +387,7 @@ def test_a_cache_that_another_model_has_begun_becomes_one_of_integers() -> None:
     layer, new = DynamicLayer(), states(20, 0)
     cache = DynamicCache()
     cache.layers = [layer]
-    receiver = caches.appending(None, Tally())
+    receiver = bind.appending(None, Tally())
     receiver(cache, None)
     layer.update(*new)
     assert torch.equal(layer.keys, new[0])
@@ -412,9 +410,9 @@ def test_layers_that_cannot_say_why() -> None:
     assert type(own) is Own and own.update(*new)[0] is new[0]
     served(own)
     static = StaticCache(config=_config(), max_cache_len=8)
-    caches.appending(None, Tally())(static, caller)
+    bind.appending(None, Tally())(static, caller)
     assert all(type(layer).__name__.startswith("Static") for layer in static.layers)
-    rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_cache.RULE]
+    rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_layers.RULE]
     refused = {target: row.reason for row in rows for target in row.where if row.state == "refused"}
     assert all(reason == "it does not append to what it keeps" for reason in refused.values())
     assert any("Own" in target for target in refused) and any("StaticLayer" in target for target in refused)

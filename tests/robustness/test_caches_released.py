@@ -10,8 +10,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from liteboost_adaptor.kv_cache import bind as caches
-from liteboost_adaptor.kv_cache import int8_layers as int8_cache
+from liteboost_adaptor.kv_cache import bind, int8_layers
 from liteboost_adaptor.kv_cache import layers as cache_layers
 from liteboost_adaptor.report import Tally
 
@@ -19,7 +18,7 @@ from liteboost_adaptor.report import Tally
 @pytest.fixture(autouse=True)
 def _restored():
     yield
-    caches.restore_all()
+    bind.restore_all()
 
 
 def states(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,8 +30,8 @@ def layer_served(has_integers: bool) -> Any:
     cache, module = DynamicCache(), torch.nn.Module()
     cache.layers = [DynamicLayer()]
     if has_integers:
-        int8_cache.want(module)
-    caches.appending(None, Tally())(cache, module)
+        int8_layers.want(module)
+    bind.appending(None, Tally())(cache, module)
     assert cache_layers.served(cache.layers[0]).has_integers == has_integers
     return cache.layers[0]
 
@@ -50,7 +49,7 @@ def test_a_cache_released_while_a_thread_appends(
     def release() -> None:
         amid.wait()
         tries.set()
-        caches.restore_all()
+        bind.restore_all()
         released.append(True)
 
     entry = cache_layers.served(layer)
@@ -84,6 +83,6 @@ def test_a_cache_released_while_a_thread_appends(
 
 def test_a_thread_may_release_amid_an_append_of_its_own() -> None:
     with cache_layers.using():
-        caches.restore_all()
+        bind.restore_all()
     assert cache_layers.using().acquire(blocking=False)
     cache_layers.using().release()

@@ -48,7 +48,9 @@ def _tables() -> list[Any]:
     """Dicts that functions are registered in."""
     return [
         modeling_utils.AttentionInterface._global_mapping,
+        modeling_utils.ALL_ATTENTION_FUNCTIONS._local_mapping,
         masking_utils.AttentionMaskInterface._global_mapping,
+        masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._local_mapping,
         modeling_rope_utils.ROPE_INIT_FUNCTIONS,
         *(
             getattr(nn_module, name)

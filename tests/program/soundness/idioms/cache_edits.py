@@ -75,15 +75,16 @@ add(
     "nan_in_the_query_weights",
     bases=WITH_RMS_NORM,
     # torch's own attention loses NaN where a row without a mask sees fewer than 16 keys.
-    between="""
+    wrap="""
         layers = model.layers if hasattr(model, "layers") else model.model.layers
-        user.kept["w@n"] = layers[0].self_attn.q_proj.weight.detach().clone()
+        weight = layers[0].self_attn.q_proj.weight
+        former = weight.detach().clone()
         if user.cache.get_seq_length() >= 16:
-            layers[0].self_attn.q_proj.weight.data.fill_(float("nan"))
-    """,
-    back="""
-        layers = model.layers if hasattr(model, "layers") else model.model.layers
-        layers[0].self_attn.q_proj.weight.data.copy_(user.kept["w@n"])
+            weight.data.fill_(float("nan"))
+        try:
+            return inner()
+        finally:
+            weight.data.copy_(former)
     """,
 )
 add(

@@ -1,0 +1,67 @@
+"""What is done to a bound model beside the classes of its modules, in one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..config import Settings
+from ..kv_cache import int8_bind
+from . import huge_pages, sparse_attention, steps
+from .weights import weights
+
+#: (id, title, state where it was bound to no model), as `report.rows` takes them.
+Row = tuple[str, str, str]
+
+
+def _nothing(model: torch.nn.Module, settings: Settings) -> None:
+    pass
+
+
+def _no_rows(settings: Settings) -> Iterator[Row]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One of them.
+
+    Attributes:
+        unbind: Takes back what ``bind`` did to a model or its parts; to one that was never bound, nothing.
+        bind: Told of every model that is bound, with its settings; decides whether to act.
+        rows: Its rows of the status.
+    """
+
+    unbind: Callable[[torch.nn.Module], None]
+    bind: Callable[[torch.nn.Module, Settings], None] = _nothing
+    rows: Callable[[Settings], Iterator[Row]] = _no_rows
+
+
+#: In the order in which models are bound: weights are cast before they are moved.
+FEATURES = (
+    Feature(weights.unbind, weights.bind),
+    Feature(sparse_attention.unbind, sparse_attention.bind, sparse_attention.rows),
+    Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows),
+    Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows),
+    Feature(steps.unbind),
+)
+
+
+def bind(model: torch.nn.Module, settings: Settings) -> None:
+    """All of them, for ``model``."""
+    for feature in FEATURES:
+        feature.bind(model, settings)
+
+
+def unbind(model: torch.nn.Module) -> None:
+    """Take back all of them."""
+    for feature in FEATURES:
+        feature.unbind(model)
+
+
+def rows(settings: Settings) -> Iterator[Row]:
+    """The rows of all of them."""
+    for feature in FEATURES:
+        yield from feature.rows(settings)
