@@ -75,7 +75,8 @@ class State:
             for cls in reached.namespaces
             if known.package(cls.__module__) not in known.OURS | known.LIBRARIES
         ]
-        self._sets = [(each, set(set.__iter__(each))) for each in reached.sets]
+        members = [set(set.__iter__(each)) for each in reached.sets]
+        self._sets = [(a, b, frozenset(map(id, b))) for a, b in zip(reached.sets, members, strict=True)]
         # What was moved to an end is where it was in the dict below.
         self._orders = [
             (each, list(OrderedDict.__iter__(each)))
@@ -153,7 +154,7 @@ class State:
     def _others(self) -> Any:
         """For what there is little of: whether each was exchanged."""
         yield from (cls.__mro__ is not bases for cls, bases in self._bases)
-        yield from (not _is_same_set(each, saved) for each, saved in self._sets)
+        yield from (not _is_same_set(*each) for each in self._sets)
         yield from (not _are_same(list(deque.__iter__(each)), saved) for each, saved in self._queues)
         yield from (space.keys() != names for space, names in self._spaces)
         yield from (not is_same(_slot_of(each, name), value) for each, name, value in self._reached.slots)
@@ -215,8 +216,8 @@ class State:
         for items, former in [*zip(*self._lists, strict=True)]:
             if not _are_same(items, former):
                 items[:] = former
-        for members, before in self._sets:
-            if not _is_same_set(members, before):
+        for members, before, ids in self._sets:
+            if not _is_same_set(members, before, ids):
                 members.clear()
                 members.update(before)
         for queue, waiting in self._queues:
@@ -323,10 +324,13 @@ def _are_same(some: Any, others: Any) -> bool:
     return len(some) == len(others) and all(map(is_same, some, others))
 
 
-def _is_same_set(one: set[Any], other: set[Any]) -> bool:
-    return set.__len__(one) == len(other) and {*map(_told_apart, set.__iter__(one))} == {
-        *map(_told_apart, other)
-    }
+def _is_same_set(one: set[Any], other: set[Any], ids: frozenset[int]) -> bool:
+    """Whether ``one`` has the members of ``other``, of the same types; ``ids`` are those of ``other``'s."""
+    if set.__len__(one) != len(other):
+        return False
+    if ids.issuperset(map(id, set.__iter__(one))):
+        return True
+    return {*map(_told_apart, set.__iter__(one))} == {*map(_told_apart, other)}
 
 
 def _told_apart(member: Any) -> Any:
