@@ -339,7 +339,7 @@ def _check_tensors(
 def _check_tiles(
     op: str, x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None, outputs: int
 ) -> None:
-    advice = "arrange the weight with QuantizedLinear.arrange"
+    advice = "prepack the weight with QuantizedLinear.prepack"
     if x.dim() < 1:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"

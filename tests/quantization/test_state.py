@@ -91,7 +91,7 @@ def test_numbers_for_experts_are_refused() -> None:
 
 def head_of(model: torch.nn.Module) -> torch.Tensor:
     head = model.get_output_embeddings()
-    return head.dequantized() if isinstance(head, QuantizedLinear) else head.weight
+    return head.dequantize() if isinstance(head, QuantizedLinear) else head.weight
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -144,7 +144,7 @@ def test_to_a_multiple_and_to_the_same() -> None:
     model.resize_token_embeddings(72)
     assert model.lm_head is head
     model.resize_token_embeddings(pad_to_multiple_of=64)
-    assert model.lm_head.out_features == 128 and model.lm_head.is_arranged == head.is_arranged
+    assert model.lm_head.out_features == 128 and model.lm_head.is_packed == head.is_packed
 
 
 @pytest.mark.parametrize(("bits", "act"), [(4, False), (4, True), (8, True), (3, True)])

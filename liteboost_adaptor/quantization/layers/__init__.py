@@ -1,0 +1,1 @@
+"""Modules with quantised weights, and what transformers and PEFT do to them."""
