@@ -10,8 +10,8 @@ __all__ = ["LiteBoostConfig", "QuantScheme", "QuantizedLinear", "quantize_model"
 #: Where each name is; none is imported before it is asked for, for these import torch and transformers.
 _WHERE = {
     "LiteBoostConfig": "config",
-    "QuantizedLinear": "layers.linear",
-    "QuantScheme": "schemes.scheme",
+    "QuantizedLinear": "layers",
+    "QuantScheme": "schemes",
     "quantize_model": "model",
 }
 

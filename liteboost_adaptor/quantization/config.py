@@ -11,7 +11,7 @@ from ..config import QUANT_HEADS as HEADS
 from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
 from .names import QUANT_METHOD
-from .schemes.scheme import QuantScheme
+from .schemes import QuantScheme
 
 #: What says how a model is quantised, and is of no use once it is.
 _ONCE = ("calibrate", "method")
@@ -131,19 +131,18 @@ class LiteBoostConfig(QuantizationConfigMixin):
         """The scheme of each layer, where they were read from another format."""
         if self.layers is None:
             return None
-        return {name: _scheme_of(name, values) for name, values in self.layers.items()}
+        schemes = {}
+        for name, values in self.layers.items():
+            try:
+                schemes[name] = QuantScheme.from_dict(values)
+            except QuantizationError as fault:
+                raise QuantizationError(f"quantization_config says of the layer {name}: {fault}") from fault
+        return schemes
 
     def to_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in _FIELDS}
         written = {name: value for name, value in values.items() if value or name not in _OPTIONAL}
         return {"quant_method": self.quant_method, **written}
-
-
-def _scheme_of(name: str, values: Any) -> QuantScheme:
-    try:
-        return QuantScheme.from_dict(values)
-    except QuantizationError as fault:
-        raise QuantizationError(f"quantization_config says of the layer {name}: {fault}") from fault
 
 
 def _method(scheme: str, calibrate: str | None, method: str | None) -> str | None:

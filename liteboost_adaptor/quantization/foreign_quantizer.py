@@ -30,6 +30,8 @@ from .names import RULE
 METHODS = tuple(each.method for each in FORMATS)
 #: The rule that turns it off.
 CHECKPOINTS = "quantization.checkpoints"
+#: By the identity of a configuration, what ``config.json`` has: their classes drop what they do not know.
+_config_values: dict[int, Mapping[str, Any]] = {}
 
 
 class RawConfig(QuantizationConfigMixin):
@@ -82,20 +84,13 @@ class ConfigFactory:
                 f"quantization_config in config.json is none of the method {values['quant_method']}: {fault}"
                 ". Correct it, or copy config.json again"
             ) from fault
-        _note_values(config[0] if isinstance(config, tuple) else config, values)
+        made = config[0] if isinstance(config, tuple) else config
+        _config_values[id(made)] = dict(values)
+        weakref.finalize(made, _config_values.pop, id(made), None)
         return config
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
-
-
-#: By the identity of a configuration, what ``config.json`` has: their classes drop what they do not know.
-_config_values: dict[int, Mapping[str, Any]] = {}
-
-
-def _note_values(config: Any, values: Mapping[str, Any]) -> None:
-    _config_values[id(config)] = dict(values)
-    weakref.finalize(config, _config_values.pop, id(config), None)
 
 
 class ForeignQuantizer(LiteBoostQuantizer):
@@ -177,7 +172,6 @@ class ForeignQuantizer(LiteBoostQuantizer):
             if isinstance(layer, CheckpointLayer):
                 found[f"{name}.weight"] = Made(layer.shape, torch.float32, layer.dequantize)
                 continue
-            make = layer.buffers()
             for buffer, (shape, dtype) in layer.scheme.buffer_specs(*layer.layer.shape).items():
-                found[f"{name}.{buffer}"] = Made(shape, dtype, make[buffer])
+                found[f"{name}.{buffer}"] = Made(shape, dtype, getattr(layer, buffer))
         return found

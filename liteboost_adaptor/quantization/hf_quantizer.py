@@ -19,13 +19,10 @@ from .checkpoint import checksums
 from .checkpoint.names import conversions_without_experts
 from .checkpoint.verify import check_layers
 from .config import LiteBoostConfig
-from .layers.base import QuantizedLayer
-from .layers.experts import QuantizedExperts
-from .layers.linear import QuantizedLinear
+from .layers import QuantizedExperts, QuantizedLayer, QuantizedLinear, ShardedWeight
 from .layers.target import QuantTarget
-from .layers.weight_shape import ShardedWeight
 from .model import convert, prepack
-from .schemes.rounding import quantize
+from .schemes import quantize
 from .selection import report_targets, targets_of, untie
 
 

@@ -9,7 +9,7 @@ from ..errors import QuantizationError
 from ..report import REFUSED, Outcome, report
 from .calibration.calibrate import Calibration, blocks_of, calibrate
 from .config import LiteBoostConfig
-from .layers.base import QuantizedLayer
+from .layers import QuantizedLayer
 from .layers.target import QuantTarget
 from .names import PLAN, RULE
 from .selection import report_targets, targets_of, untie

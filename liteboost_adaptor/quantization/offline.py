@@ -19,8 +19,8 @@ from .calibration.calibrate import Calibration, Progress, blocks_of, calibrate
 from .checkpoint.checksums import metadata, of_tensors, tensors_of
 from .checkpoint.names import sources_of
 from .config import LiteBoostConfig
+from .schemes import QuantizedTensor
 from .schemes.rounding import CHUNK
-from .schemes.tensor import QuantizedTensor
 from .selection import targets_of, untie
 
 #: What was done, in the folder that is written: begun before its first file, complete with its last.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 
 import torch
@@ -15,14 +16,15 @@ from ..huggingface.class_code import is_product, methods
 from ..replacements.experts import weights_of
 from ..report import APPLIED, REFUSED, Outcome, report
 from .config import LiteBoostConfig
+from .layers import WeightShape
 from .layers.target import QuantTarget, sizes_of
-from .layers.weight_shape import WeightShape
 from .names import RULE
-from .schemes.scheme import QuantScheme
+from .schemes import QuantScheme
 
 #: Methods that run before weights are loaded, or where there is a GPU.
 _ELSEWHERE = ("__init__", "_init_", "init_weights", "reset_", "tie_weights", "_tie", "resize_", "prune_")
 _CUDA = "cuda"
+_DOTTED = re.compile(r"\w+(\.\w+)*")
 
 
 def targets_of(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[QuantTarget]:
@@ -144,16 +146,7 @@ def _weight_reads(cls: type) -> frozenset[tuple[str, str]]:
             continue
         for node in ast.walk(method):
             if isinstance(node, ast.Attribute) and node.attr == "weight":
-                root, path = _path(node.value)
-                if path:
+                root, _, path = ast.unparse(node.value).partition(".")
+                if path and _DOTTED.fullmatch(f"{root}.{path}"):
                     found.add((root, path))
     return frozenset(found)
-
-
-def _path(node: ast.AST) -> tuple[str, str]:
-    """``("x", "a.b")`` of ``x.a.b``; an empty path of anything else."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return (node.id, ".".join(reversed(names))) if isinstance(node, ast.Name) else ("", "")

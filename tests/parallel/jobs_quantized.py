@@ -16,8 +16,7 @@ import liteboost_adaptor
 from liteboost_adaptor.parallel.tensor.layers import QuantizedRowParallelLinear
 from liteboost_adaptor.program import step
 from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear
-from liteboost_adaptor.quantization.layers.base import QuantizedLayer
-from liteboost_adaptor.quantization.layers.experts import QuantizedExperts
+from liteboost_adaptor.quantization.layers import QuantizedExperts, QuantizedLayer
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, Qua
 from liteboost_adaptor.quantization.calibration import gptq
 from liteboost_adaptor.quantization.calibration.calibrate import calibrate
 from liteboost_adaptor.quantization.calibration.scaling import output_error
-from liteboost_adaptor.quantization.schemes.rounding import quantize
+from liteboost_adaptor.quantization.schemes import quantize
 from liteboost_adaptor.quantization.selection import targets_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"

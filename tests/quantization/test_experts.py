@@ -14,10 +14,8 @@ from support.processes import python_json
 import liteboost_adaptor
 from liteboost_adaptor.errors import QuantizationError
 from liteboost_adaptor.quantization import LiteBoostConfig, offline, quantize_model
-from liteboost_adaptor.quantization.layers.experts import QuantizedExperts
-from liteboost_adaptor.quantization.layers.weight_shape import WeightShape
-from liteboost_adaptor.quantization.schemes.rounding import quantize
-from liteboost_adaptor.quantization.schemes.scheme import QuantScheme
+from liteboost_adaptor.quantization.layers import QuantizedExperts, WeightShape
+from liteboost_adaptor.quantization.schemes import QuantScheme, quantize
 from liteboost_adaptor.report import report
 
 IDS = torch.arange(5, 25)[None]

@@ -8,8 +8,7 @@ import torch
 from liteboost_adaptor.errors import QuantizationError
 from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8
 from liteboost_adaptor.quantization import QuantScheme
-from liteboost_adaptor.quantization.schemes import rounding
-from liteboost_adaptor.quantization.schemes.tensor import QuantizedTensor
+from liteboost_adaptor.quantization.schemes import QuantizedTensor, rounding
 
 SCHEMES = [
     QuantScheme("w8a16"),

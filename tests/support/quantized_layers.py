@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from liteboost_adaptor.quantization import QuantizedLinear, QuantScheme
-from liteboost_adaptor.quantization.schemes.rounding import quantize
+from liteboost_adaptor.quantization.schemes import quantize
 
 
 def linear(layer: torch.nn.Linear, scheme: QuantScheme) -> QuantizedLinear:

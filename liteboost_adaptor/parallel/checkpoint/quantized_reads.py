@@ -10,7 +10,7 @@ from torch import nn
 
 from ...checkpoint.files import Made, Slice
 from ...quantization.checkpoint.names import ParameterNames
-from ...quantization.layers.weight_shape import ShardedWeight
+from ...quantization.layers import ShardedWeight
 from ...quantization.names import QUANT_METHOD
 from ..tensor import quantized
 from ..tensor.plan import ShardingPlan

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ParallelError
-from ...quantization.layers.base import QuantizedLayer
+from ...quantization.layers import QuantizedLayer
 from ..runtime import groups
 from ..runtime.groups import Group
 from ..runtime.mesh import Mesh

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import ParallelError
 from ...huggingface.runtime import AROUND, PRIVATE, runtime
-from ...quantization.layers.base import QuantizedLayer
+from ...quantization.layers import QuantizedLayer
 from ...quantization.names import PLAN
 from ...report import report
 from ..tensor import layers, quantized

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...eligibility import autocast, unserved
 from ...program.state import RECORDABLE
-from ...quantization.layers.linear import QuantizedLinear
+from ...quantization.layers import QuantizedLinear
 from . import matmul_all_reduce
 from .layout_builder import is_transposed
 from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, ROWWISE

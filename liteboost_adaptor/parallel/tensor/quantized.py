@@ -17,12 +17,8 @@ from torch import nn
 
 from ...config import QUANT_GROUPS as GROUP_SIZES
 from ...ops.quantized_linear import TILE
-from ...quantization.layers.base import QuantizedLayer
-from ...quantization.layers.experts import QuantizedExperts
-from ...quantization.layers.linear import QuantizedLinear
-from ...quantization.layers.weight_shape import WeightShape
-from ...quantization.schemes.scheme import QuantScheme
-from ...quantization.schemes.tensor import QuantizedTensor
+from ...quantization.layers import QuantizedExperts, QuantizedLayer, QuantizedLinear, WeightShape
+from ...quantization.schemes import QuantizedTensor, QuantScheme
 from .plan import Layout, ShardingPlan
 from .shard_spec import DimSharding, Ranges, ShardSpec
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...errors import QuantizationError
 from ..layers.target import QuantTarget
-from ..schemes.rounding import quantize
-from ..schemes.tensor import QuantizedTensor
+from ..schemes import QuantizedTensor, quantize
 from . import gptq
 from .dataflow import NormReaders, original_code, trace
 from .scaling import ActivationStatistics, ScaledNorm, divide_scales, search, smooth
@@ -118,11 +117,11 @@ def calibrate(
     }
     layers = {name: target.layer for name, target in calibrated.items()}
     with original_code(model):
-        flow = trace(model, blocks[:1, :_TRACED], layers)
-        statistics = _statistics(model, blocks, layers, flow.shared, progress)
+        norms, shared = trace(model, blocks[:1, :_TRACED], layers)
+        statistics = _statistics(model, blocks, layers, shared, progress)
     result = Calibration()
-    for at, readers in enumerate(flow.readers):
-        progress(readers.norm, at, len(flow.readers))
+    for at, readers in enumerate(norms):
+        progress(readers.norm, at, len(norms))
         scaled = _scaled_norm(model, readers, calibrated, statistics)
         if isinstance(scaled, str):
             result.refused.append((readers.norm, f"its layers are rounded without a scale: {scaled}"))
@@ -152,7 +151,7 @@ def _statistics(
     shared: dict[str, str],
     progress: Progress,
 ) -> dict[str, ActivationStatistics]:
-    """Of the inputs of every layer; one for all that read the same (``shared``, see `dataflow.Dataflow`)."""
+    """Of the inputs of every layer; one for all that read the same (``shared``, see `dataflow.trace`)."""
     first = {name: ActivationStatistics.of(layers[name].in_features) for name in sorted(set(shared.values()))}
     with ExitStack() as stack:
         for name, statistics in first.items():

@@ -34,19 +34,6 @@ class NormReaders:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Dataflow:
-    """What one forward pass has shown.
-
-    Attributes:
-        readers: One for each norm whose output a linear layer reads.
-        shared: For each linear layer that ran, the first one that read the same tensor.
-    """
-
-    readers: list[NormReaders]
-    shared: dict[str, str]
-
-
 @contextmanager
 def original_code(model: torch.nn.Module) -> Iterator[None]:
     """``model`` computes by the code it was written in, and nothing is kept for gradients."""
@@ -64,13 +51,19 @@ def original_code(model: torch.nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def trace(model: torch.nn.Module, input_ids: Tensor, layers: dict[str, torch.nn.Linear]) -> Dataflow:
+def trace(
+    model: torch.nn.Module, input_ids: Tensor, layers: dict[str, torch.nn.Linear]
+) -> tuple[list[NormReaders], dict[str, str]]:
     """Run ``model`` once and see what reads what.
 
     Args:
         model: With the code it was written in (`original_code`).
         input_ids: ``[1, tokens]``; a few tokens are enough.
         layers: The linear layers to look at, by name.
+
+    Returns:
+        What reads each norm whose output a linear layer reads; and for each linear layer that ran, the first
+        one that read the same tensor.
     """
     norms = {name: module for name, module in model.named_modules() if _is_norm(module)}
     recorder = _CallRecorder()
@@ -87,7 +80,7 @@ def trace(model: torch.nn.Module, input_ids: Tensor, layers: dict[str, torch.nn.
             stack.callback(handle.remove)
         stack.enter_context(recorder)
         model(input_ids=input_ids, use_cache=False)
-    return Dataflow(_readers(recorder, outputs, layers), _shared(inputs))
+    return _readers(recorder, outputs, layers), _shared(inputs)
 
 
 def _is_norm(module: torch.nn.Module) -> bool:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ...errors import QuantizationError
+from ..schemes import QuantizedTensor, QuantScheme
 from ..schemes.rounding import fit_scales, round_to_integers
-from ..schemes.scheme import QuantScheme
-from ..schemes.tensor import QuantizedTensor
 
 #: What is added to the diagonal of the Gram matrix, as a share of its mean.
 DAMPING = 0.01

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..schemes.rounding import quantize
-from ..schemes.scheme import QuantScheme
+from ..schemes import QuantScheme, quantize
 
 #: How much of the range goes from activations to weights: SmoothQuant's alpha.
 SMOOTHING = 0.5

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...checkpoint.files import Slice
-from ..layers.experts import QuantizedExperts
+from ..layers import QuantizedExperts
 
 
 class ParameterNames:

@@ -10,7 +10,7 @@ import torch
 
 from ...checkpoint.files import File
 from ...errors import CheckpointError, QuantizationError
-from ..layers.base import QuantizedLayer
+from ..layers import QuantizedLayer
 from .names import ParameterNames
 
 #: Buffers of our layers, by which a checkpoint of ours is known.

@@ -99,7 +99,7 @@ class CheckpointLayer(ABC):
         """Note the shape that the integers have."""
         self.shape, self.num_groups = shape, self.config.num_groups(shape[1])
         if wanted and shape != wanted:
-            raise self.fault(f"the shape {list(shape)}, and the model wants {list(wanted)}", "")
+            raise self.fault(f"the shape {list(shape)}, and the model wants {list(wanted)}")
 
     def read(self, suffix: str) -> Tensor:
         """A tensor of the layer."""
@@ -124,9 +124,7 @@ class CheckpointLayer(ABC):
         """Rows and columns of a tensor of integers."""
         found = self.slice(suffix)
         if found.dtype != dtype or len(found.shape) != 2 or not all(found.shape):
-            raise self.fault(
-                f"{suffix} {list(found.shape)} of {found.dtype}, wanted a matrix of {dtype}", suffix
-            )
+            raise self.fault(f"{suffix} {list(found.shape)} of {found.dtype}, wanted a matrix of {dtype}")
         return found.shape[0], found.shape[1]
 
     def expect(self, suffix: str, dtypes: Sequence[torch.dtype], *shapes: tuple[int, ...]) -> torch.dtype:
@@ -139,8 +137,7 @@ class CheckpointLayer(ABC):
             raise self.fault(
                 f"{suffix} {list(found.shape)} of {found.dtype}, {what}wanted {wanted} of {kinds} for a "
                 f"weight {list(self.shape)} with {self.bits} bits in groups of "
-                f"{self.config.group_size or self.shape[1]}, as quantization_config says",
-                suffix,
+                f"{self.config.group_size or self.shape[1]}, as quantization_config says"
             )
         return found.dtype
 
@@ -149,10 +146,7 @@ class CheckpointLayer(ABC):
         if self.has(self.index_suffix):
             self.expect(self.index_suffix, (torch.int32, torch.int64), (self.shape[1],))
         elif self.config.has_group_index and self.num_groups > 1:
-            raise self.fault(
-                f"no {self.index_suffix} where quantization_config says {self.index_setting}",
-                self.index_suffix,
-            )
+            raise self.fault(f"no {self.index_suffix} where quantization_config says {self.index_setting}")
 
     def zero_points(self) -> Tensor | None:
         """uint8 ``[out, groups]``; None where all are the middle of the range."""
@@ -163,13 +157,12 @@ class CheckpointLayer(ABC):
         """``[out, groups]``."""
         scales, suffix = self.raw_scales(), self.scales_suffix
         if not torch.isfinite(scales).all():
-            raise self.fault(f"{suffix} with values that are infinite or not a number", suffix)
+            raise self.fault(f"{suffix} with values that are infinite or not a number")
         may_be_negative = self.config.may_be_negative and self.config.symmetric is not False
         if not may_be_negative and bool((scales < 0).any()):
             raise self.fault(
                 f"{suffix} with {int((scales < 0).sum())} negative values, which only AutoRound writes, for "
-                "symmetric weights, and says so in quantization_config",
-                suffix,
+                "symmetric weights, and says so in quantization_config"
             )
         if not scales.all():
             self._check_zero_scales(scales == 0)
@@ -188,8 +181,7 @@ class CheckpointLayer(ABC):
         wrong = is_zero[rows] & (least != most)
         if wrong.any():
             raise self.fault(
-                f"{self.scales_suffix} that are zero for {int(wrong.sum())} groups of integers that differ",
-                self.scales_suffix,
+                f"{self.scales_suffix} that are zero for {int(wrong.sum())} groups of integers that differ"
             )
 
     def groups(self) -> Tensor:
@@ -216,21 +208,20 @@ class CheckpointLayer(ABC):
         ):
             raise self.fault(
                 f"{suffix} {list(found.shape)} that is no list of {self.num_groups} groups of {size}, as "
-                "quantization_config says",
-                suffix,
+                "quantization_config says"
             )
         if self.config.has_group_index is False and not torch.equal(found, in_order):
             raise self.fault(
-                f"{suffix} with columns in another order, where quantization_config says that there is none",
-                suffix,
+                f"{suffix} with columns in another order, where quantization_config says that there is none"
             )
         return found
 
-    def fault(self, found: str, suffix: str) -> QuantizationError:
-        """An error that names the layer, and the file with this part of it."""
+    def fault(self, found: str, suffix: str = "") -> QuantizationError:
+        """An error that names the layer and a file: with this tensor, or that which ``found`` begins with."""
         return QuantizationError(
             f"{self.name} of the checkpoint has {found}; it is not what the format says. Copy "
-            f"{self._file(suffix)} and config.json again, or quantise the model again"
+            f"{self._file(suffix or found.split()[0].rstrip(','))} and config.json again, or quantise the "
+            "model again"
         )
 
     def _file(self, suffix: str) -> str:

@@ -181,29 +181,22 @@ class CompressedTensorsLayer(CheckpointLayer):
         if self.has("weight_zero_point"):
             self._check_zero_points(shapes)
         elif config.symmetric is False:
-            raise self.fault(
-                "no weight_zero_point where quantization_config says symmetric = false", "weight_zero_point"
-            )
+            raise self.fault("no weight_zero_point where quantization_config says symmetric = false")
         self.check_group_index()
 
     def _packed_shape(self) -> tuple[int, int]:
         rows, words = self.matrix_shape("weight_packed")
         listed = self.slice("weight_shape")
         if listed.shape != (2,) or listed.dtype not in (torch.int64, torch.int32):
-            raise self.fault(
-                f"weight_shape {list(listed.shape)} of {listed.dtype}, wanted two integers", "weight_shape"
-            )
+            raise self.fault(f"weight_shape {list(listed.shape)} of {listed.dtype}, wanted two integers")
         outputs, inputs = (int(size) for size in self.read("weight_shape"))
         if outputs != rows or not 0 < inputs <= 32 * words:
-            raise self.fault(
-                f"weight_shape {[outputs, inputs]} beside weight_packed {[rows, words]}", "weight_shape"
-            )
+            raise self.fault(f"weight_shape {[outputs, inputs]} beside weight_packed {[rows, words]}")
         packed = 32 * words // inputs
         if words != -(-inputs * self.bits // 32):
             raise self.fault(
                 f"weight_packed {[rows, words]}, {packed} bits for each of {inputs} columns where "
-                f"quantization_config says num_bits = {self.bits}",
-                "weight_packed",
+                f"quantization_config says num_bits = {self.bits}"
             )
         if self.bits not in (2, 4, 8):  # of others there are two packings, which nothing tells apart
             raise self.fault(f"weights packed to {packed} bits, and 2, 4 and 8 are read", "weight_packed")
@@ -232,8 +225,7 @@ class CompressedTensorsLayer(CheckpointLayer):
         if least < -half or most >= half:
             raise self.fault(
                 f"{suffix} from {least} to {most} where quantization_config says num_bits = {self.bits}: "
-                f"{-half} to {half - 1}",
-                suffix,
+                f"{-half} to {half - 1}"
             )
         return (signed.to(torch.int16) + half).to(torch.uint8)
 

@@ -75,8 +75,7 @@ class GptqLayer(CheckpointLayer):
         if 32 * rows != config.bits * inputs:
             raise self.fault(
                 f"qweight {[rows, outputs]}, {32 * rows / inputs:.4g} bits each for {inputs} columns "
-                f"where quantization_config says bits = {config.bits}",
-                "qweight",
+                f"where quantization_config says bits = {config.bits}"
             )
         self.set_shape((outputs, inputs), wanted)
         self.scale_dtype = self.expect("scales", SCALE_DTYPES, (self.num_groups, outputs))

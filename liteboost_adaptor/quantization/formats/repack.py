@@ -8,7 +8,6 @@ than 4 bits become two of 4, which are multiplied by the same column: ``q - z = 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +15,13 @@ from torch import Tensor
 
 from ...config import QUANT_GROUPS as GROUP_SIZES
 from ...ops.quantized_linear import pack_w4
-from ..schemes.scheme import QuantScheme
+from ..schemes import QuantScheme
 from .base import CheckpointLayer
 
 
 @dataclass(frozen=True)
 class RepackedLayer:
-    """A layer of a checkpoint as a `QuantizedLinear` has it.
+    """A layer of a checkpoint as a `QuantizedLinear` has it, whose buffers it makes by their names.
 
     Attributes:
         layer: As the checkpoint has it.
@@ -52,15 +51,6 @@ class RepackedLayer:
         # Of 4 bits 8 stands for zero without zero points, and the lower half of 8 bits has none.
         is_symmetric = layer.bits == 4 and not has_zeros
         return cls(layer, QuantScheme("w4a16", size, is_symmetric, dtype, columns), order, groups, is_split)
-
-    def buffers(self) -> dict[str, Callable[[], Tensor]]:
-        """What makes each buffer of the `QuantizedLinear`."""
-        return {
-            "weight": self.weight,
-            "scales": self.scales,
-            "zero_points": self.zero_points,
-            "columns": self.columns,
-        }
 
     def columns(self) -> Tensor:
         """For each column of the result that of the input."""
@@ -98,8 +88,9 @@ class RepackedLayer:
         if not self.is_split:
             return scales.contiguous()
         if not torch.isfinite(scales * 16).all():
-            suffix = self.layer.scales_suffix
-            raise self.layer.fault(f"{suffix} of 8 bits that are too large to be kept in two halves", suffix)
+            raise self.layer.fault(
+                f"{self.layer.scales_suffix} of 8 bits that are too large to be kept in two halves"
+            )
         return torch.cat([scales * 16, scales], dim=1)
 
     def zero_points(self) -> Tensor:

@@ -11,8 +11,7 @@ from torch import Tensor
 from ... import native
 from ...errors import StateError
 from ...ops.quantized_linear import from_int4
-from ..schemes.scheme import QuantScheme
-from ..schemes.tensor import QuantizedTensor
+from ..schemes import QuantizedTensor, QuantScheme
 
 #: What to do about a ``state_dict`` that is not that of a quantised model.
 REMEDY = (

@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_map
 
 from ...errors import StateError
 from ...ops.quantized_linear import TILE
-from ..schemes.scheme import QuantScheme
-from ..schemes.tensor import QuantizedTensor
+from ..schemes import QuantizedTensor, QuantScheme
 from .base import REMEDY, QuantizedLayer
 from .weight_shape import WeightShape
 

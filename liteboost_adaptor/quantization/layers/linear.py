@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.int8_linear import quantize_rows
-from ..schemes.scheme import QuantScheme
+from ..schemes import QuantScheme
 from .base import QuantizedLayer
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import QuantizationError
-from ..schemes.rounding import quantize
-from ..schemes.scheme import QuantScheme
-from ..schemes.tensor import QuantizedTensor
+from ..schemes import QuantizedTensor, QuantScheme, quantize
 from .linear import QuantizedLinear
 
 _MODELING = "transformers.modeling_utils"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from ..schemes.scheme import QuantScheme
-from ..schemes.tensor import QuantizedTensor
+from ..schemes import QuantizedTensor, QuantScheme
 from .base import QuantizedLayer
 from .experts import QuantizedExperts
 from .linear import QuantizedLinear

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...ops.quantized_linear import TILE
-from ..schemes.rounding import quantize
-from ..schemes.scheme import QuantScheme
-from ..schemes.tensor import QuantizedTensor
+from ..schemes import QuantizedTensor, QuantScheme, quantize
 
 
 @dataclass(frozen=True)

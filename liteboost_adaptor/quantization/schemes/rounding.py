@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,12 +35,8 @@ def quantize(weight: Tensor, scheme: QuantScheme, name: str = "the weight") -> Q
     reason = scheme.why_unsupported(*weight.shape)
     if reason:
         raise QuantizationError(f"{name} {list(weight.shape)} cannot be quantised to {scheme.name}: {reason}")
-    return QuantizedTensor.cat([_quantize(chunk, scheme, name) for chunk in _chunks(weight)])
-
-
-def _chunks(weight: Tensor) -> Iterator[Tensor]:
-    rows = max(1, CHUNK // max(1, weight.shape[1]))
-    yield from weight.split(rows) if len(weight) else [weight]
+    chunks = weight.split(max(1, CHUNK // max(1, weight.shape[1]))) if len(weight) else (weight,)
+    return QuantizedTensor.cat([_quantize(chunk, scheme, name) for chunk in chunks])
 
 
 def _quantize(weight: Tensor, scheme: QuantScheme, name: str) -> QuantizedTensor:

@@ -7,7 +7,7 @@ import torch
 from support import npu_ops, quantized_layers
 
 from liteboost_adaptor.ops.int8_linear import linear_w8a8, quantize_rows
-from liteboost_adaptor.quantization.schemes.scheme import QuantScheme
+from liteboost_adaptor.quantization.schemes import QuantScheme
 
 DTYPES = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

@@ -16,9 +16,8 @@ from liteboost_adaptor.ops.quantized_linear import (
     scales_to_tiles,
     to_tiles,
 )
-from liteboost_adaptor.quantization.layers.experts import QuantizedExperts
-from liteboost_adaptor.quantization.layers.weight_shape import WeightShape
-from liteboost_adaptor.quantization.schemes.scheme import QuantScheme
+from liteboost_adaptor.quantization.layers import QuantizedExperts, WeightShape
+from liteboost_adaptor.quantization.schemes import QuantScheme
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 DTYPES = [torch.bfloat16, torch.float16]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from support import npu_ops, quantized_layers
 
 from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8, from_int4, pack_w4
-from liteboost_adaptor.quantization.schemes.scheme import QuantScheme
+from liteboost_adaptor.quantization.schemes import QuantScheme
 
 DTYPES = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
