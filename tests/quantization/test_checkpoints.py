@@ -100,7 +100,7 @@ def check(model: torch.nn.Module, exact: dict[str, torch.Tensor]) -> None:
 
 
 def reference(model: torch.nn.Module, exact: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Logits of transformers' own code in float64, with the weights multiplied out."""
+    """Logits of transformers' own code in float64, with the weights dequantized."""
     plain = type(model)(type(model.config)(**SIZES)).double()
     state = {name: value.double() for name, value in model.state_dict().items() if value.is_floating_point()}
     state = {name: value for name, value in state.items() if name in plain.state_dict()}
@@ -207,7 +207,7 @@ def test_files_that_the_library_of_compressed_tensors_has_written(name: str) -> 
     assert digest.hexdigest() == RECORDED[name]
 
 
-def test_experts_that_are_one_tensor_are_multiplied_out_and_the_status_says_so(tmp_path: Path) -> None:
+def test_experts_that_are_one_tensor_are_dequantized_and_the_status_says_so(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model = tiny_models.build("qwen3_moe").half()

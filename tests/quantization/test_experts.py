@@ -163,7 +163,7 @@ def test_transformers_own_code_multiplies_the_same_weights(family: str, implemen
         assert numbers.relative(model(**inputs).logits, twin(**inputs).logits) <= 2e-6
 
 
-def test_gradients_pass_through_the_weights_multiplied_out() -> None:
+def test_gradients_pass_through_the_weights_dequantized() -> None:
     model = quantize_model(tiny_models.build("qwen3_moe"), LiteBoostConfig("w8a16"))
     liteboost_adaptor.apply(model, level=2)
     twin = copy.deepcopy(model).dequantize(dtype=torch.float32)

@@ -27,7 +27,7 @@ def made(scheme: QuantScheme, dtype: torch.dtype = torch.float32) -> QuantizedLi
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_values_are_those_of_the_weight_multiplied_out(
+def test_values_are_those_of_the_weight_dequantized(
     scheme: QuantScheme, dtype: torch.dtype, rows: int, no_grad: None
 ) -> None:
     layer = made(scheme, dtype)

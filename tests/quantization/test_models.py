@@ -38,7 +38,7 @@ def quantized(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 
 def reference(model: torch.nn.Module, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    """The same integers and scales, multiplied out, in plain layers that nothing of ours serves."""
+    """The same integers and scales, dequantized, in plain layers that nothing of ours serves."""
     twin = copy.deepcopy(model).dequantize(dtype=torch.float32).to(dtype)
     assert not layers(twin)
     liteboost_adaptor.undo(twin)
@@ -54,7 +54,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_the_weights_multiplied_out(name: str, no_grad: None) -> None:
+def test_logits_are_those_of_the_weights_dequantized(name: str, no_grad: None) -> None:
     model = quantized(name)
     exact = reference(model)(input_ids=IDS).logits
     assert relative(model(input_ids=IDS).logits, exact) <= 2e-6
@@ -219,7 +219,7 @@ def text(blocks: int | None = None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_perplexity_of_some_blocks_is_that_of_the_weights_multiplied_out(name: str) -> None:
+def test_perplexity_of_some_blocks_is_that_of_the_weights_dequantized(name: str) -> None:
     model, blocks = quantized(name), text(3)
     assert perplexity(model, blocks) == pytest.approx(perplexity(reference(model), blocks), rel=2e-6)
 

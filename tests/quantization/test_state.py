@@ -1,4 +1,4 @@
-"""What is loaded into layers of integers, and layers that become larger or smaller."""
+"""What is loaded into quantised layers, and layers that become larger or smaller."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_more_and_fewer_tokens(name: str, tokens: int, tied: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mean_resizing", [False, True])
-def test_new_rows_are_those_of_the_model_multiplied_out(mean_resizing: bool) -> None:
+def test_new_rows_are_those_of_the_model_dequantized(mean_resizing: bool) -> None:
     model = quantized("w8a16")
     twin = copy.deepcopy(model).dequantize(dtype=torch.float32)
     liteboost_adaptor.undo(twin)
