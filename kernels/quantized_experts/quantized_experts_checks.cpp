@@ -6,7 +6,7 @@ namespace liteboost {
 namespace {
 
 constexpr const char* op = "experts_tiles";
-constexpr const char* advice = "; arrange the weights with QuantizedExperts.arrange";
+constexpr const char* advice = "; prepack the weights with QuantizedExperts.prepack";
 
 void check_tokens(const at::Tensor& x, const at::Tensor& index) {
   LB_CHECK_VALUE(index.dim() == 2, op, "index must have shape [tokens, slots], got ", index.sym_sizes(),

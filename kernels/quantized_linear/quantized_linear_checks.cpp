@@ -81,7 +81,7 @@ void check_linear_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::
                         const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
                         const c10::SymInt& out_features) {
   constexpr const char* op = "linear_tiles";
-  constexpr const char* advice = "; arrange the weight with QuantizedLinear.arrange";
+  constexpr const char* advice = "; prepack the weight with QuantizedLinear.prepack";
   LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
   const bool is_w8 = tiles.scalar_type() == at::kChar;
   LB_CHECK_TYPE(is_w8 || tiles.scalar_type() == at::kByte, op, "tiles must be int8 or uint8, got ",

@@ -1,4 +1,4 @@
-"""Layers of integers, saved and in tiles, beside torch's linear with the same weights multiplied out."""
+"""Quantised layers, saved and in tiles, beside torch's linear with the same weights dequantized."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def linear_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def experts_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    """Gate and up of some of many experts, in tiles, beside `experts_linear` with the same multiplied out."""
+    """Gate and up of some of many experts, in tiles, beside `experts_linear` with the same dequantized."""
     n, k, ops = 2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN, torch.ops.liteboost
     x, index = torch.randn(rows, k).to(dtype), torch.rand(rows, EXPERTS).topk(EXPERTS_A_TOKEN).indices
     used, local = index.unique(return_inverse=True)

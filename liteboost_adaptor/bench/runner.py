@@ -165,7 +165,7 @@ class _Session:
             _, candidate = self._logits(workers[name], tokens)
             expected = reference
             if name in QUANTISED:  # transformers' own code on what is left after rounding
-                _, expected = self._logits(workers[name], tokens, dequantized_kv=True)
+                _, expected = self._logits(workers[name], tokens, dequantized=True)
             agreement = compare(expected, candidate, self.settings.dtype, name in ROUNDING)
             self.agreements.setdefault(name, agreement)
             if not all(torch.isfinite(part).all() for part in reference.values()):

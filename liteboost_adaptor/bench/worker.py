@@ -99,16 +99,14 @@ class Variant:
             facts["token_bytes"] = counted.token_bytes(self.model)
         return facts
 
-    def check(
-        self, path: str, forced: list[list[int]] | None, dequantized_kv: bool = False
-    ) -> dict[str, Any]:
+    def check(self, path: str, forced: list[list[int]] | None, dequantized: bool = False) -> dict[str, Any]:
         """Save logits of the prompt's last positions and of every decode step to ``path``.
 
         Args:
             path: A file for ``torch.save``: ``prefill`` ``[B, P, V]`` and ``decode`` ``[B, new, V]``, fp32.
             forced: Tokens ``[B, new]`` to go on with in place of the model's own, so that every step of
                 every variant sees the same past; ``None`` to choose greedily.
-            dequantized_kv: Of a copy without us, whose quantised weights are floating point again, and whose
+            dequantized: Of a copy without us, whose quantised weights are floating point again, and whose
                 cache keeps the values that ours stands for.
 
         Returns:
@@ -117,8 +115,8 @@ class Variant:
         import torch
         from transformers import LogitsProcessorList
 
-        if dequantized_kv:
-            served, self.model = self.model, self._multiplied_out()
+        if dequantized:
+            served, self.model = self.model, self._dequantized()
             caches = importlib.import_module("liteboost_adaptor.bench.rounded_caches")
             try:
                 with caches.rounding() if self.keeps_integers else contextlib.nullcontext():
@@ -138,7 +136,7 @@ class Variant:
         torch.save({"prefill": prefill[:, -positions:].float(), "decode": decode.float()}, path)
         return {"tokens": decode.argmax(-1).tolist()}
 
-    def _multiplied_out(self) -> Any:
+    def _dequantized(self) -> Any:
         import copy
 
         import liteboost_adaptor
@@ -149,7 +147,7 @@ class Variant:
             twin = twin.dequantize(dtype=self.model.dtype)
         liteboost_adaptor.undo(twin)
         for name, layer in self.model.named_modules():
-            if isinstance(layer, QuantizedLinear) and layer.scheme.rounds_activations:
+            if isinstance(layer, QuantizedLinear) and layer.scheme.quantizes_activations:
                 # Their inputs are rounded as well.
                 rounding = functools.partial(_round_input, layer)
                 twin.get_submodule(name).register_forward_pre_hook(rounding)
@@ -193,7 +191,7 @@ class Variant:
 
 
 def _round_input(layer: Any, _: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (layer.rounded(inputs[0]), *inputs[1:])
+    return (layer.quantized_input(inputs[0]), *inputs[1:])
 
 
 class _Forced:

@@ -129,7 +129,7 @@ def _on_meta(name: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ..checkpoint.folders import malformed, why_unreadable
-    from ..quantization.model import choose
+    from ..quantization.model import quantize_on_meta
 
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -141,7 +141,7 @@ def _on_meta(name: str, trust_remote_code: bool) -> Any:
         raise typer.BadParameter(why_unreadable(name, fault, trust_remote_code)) from fault
     wanted = _quantization(config)
     if wanted is not None:
-        choose(model, wanted)
+        quantize_on_meta(model, wanted)
     return model
 
 

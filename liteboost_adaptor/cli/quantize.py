@@ -15,7 +15,7 @@ from .bench import progress_bar
 from .status import console_for
 
 if TYPE_CHECKING:
-    from ..quantization.offline import Done
+    from ..quantization.offline import OfflineResult
 
 #: Layers whose error is shown; further ones are counted.
 _SHOWN = 12
@@ -70,7 +70,7 @@ def quantize(
     _show(done, target)
 
 
-def _show(done: Done, target: Path) -> None:
+def _show(done: OfflineResult, target: Path) -> None:
     console = console_for(sys.stdout)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("layer", overflow="fold")
@@ -85,7 +85,7 @@ def _show(done: Done, target: Path) -> None:
     if len(done.errors) > _SHOWN:
         rest = len(done.errors) - _SHOWN
         console.print(f"{rest} more layers with smaller errors: {target}/quantization.json")
-    for name, reason in done.kept:
+    for name, reason in done.refused:
         console.print(f"{name}: {reason}")
     before, after = (f"{size / 1e6:,.1f} MB" for size in (done.bytes_before, done.bytes_after))
     console.print(f"{len(done.errors)} layers quantised, {before} to {after}: {target}")

@@ -202,9 +202,9 @@ def _movable(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 
 
 def _integers(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The buffers of layers of integers, all of which are read whole, in the order of the layers."""
+    """The buffers of quantised layers, all of which are read whole, in the order of the layers."""
     for module in model.modules():
-        if getattr(module, "keeps_integers", False):
+        if getattr(module, "holds_integers", False):
             for buffer in module._buffers.values():
                 if buffer is not None and buffer.nbytes and _is_alone(buffer, least=1):
                     yield buffer

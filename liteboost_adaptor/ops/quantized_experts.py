@@ -20,7 +20,7 @@ from .quantized_linear import LINE, PACK, TILE, columns_of_line, linear_tiles
 from .registry import define
 
 _OP = "experts_tiles"
-_ADVICE = "arrange the weights with QuantizedExperts.arrange"
+_ADVICE = "prepack the weights with QuantizedExperts.prepack"
 
 
 def experts_tiles(

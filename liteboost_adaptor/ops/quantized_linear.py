@@ -12,7 +12,7 @@ All ops here:
     power of two, whose products are summed exactly: each is rounded to a multiple of 2^-22 of the largest of
     them (or of 2^-100, if that is more).
 
-    Outputs that are not finite are those of the weight multiplied out in fp32, whatever the number of rows.
+    Outputs that are not finite are those of the weight dequantized in fp32, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ def _check_tensors(
 def _check_tiles(
     op: str, x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None, outputs: int
 ) -> None:
-    advice = "arrange the weight with QuantizedLinear.arrange"
+    advice = "prepack the weight with QuantizedLinear.prepack"
     if x.dim() < 1:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["LiteBoostConfig", "QuantizedLinear", "Scheme", "quantize_model"]
-
+__all__ = ["LiteBoostConfig", "QuantScheme", "QuantizedLinear", "quantize_model"]
 
 #: Where each name is; none is imported before it is asked for, for these import torch and transformers.
 _WHERE = {
     "LiteBoostConfig": "config",
     "QuantizedLinear": "layers",
-    "Scheme": "schemes",
+    "QuantScheme": "schemes",
     "quantize_model": "model",
 }
 

@@ -11,8 +11,7 @@ from ..config import QUANT_HEADS as HEADS
 from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
 from .names import QUANT_METHOD
-from .schemes import Scheme
-from .stored import Stored
+from .schemes import QuantScheme
 
 #: What says how a model is quantised, and is of no use once it is.
 _ONCE = ("calibrate", "method")
@@ -48,8 +47,8 @@ class LiteBoostConfig(QuantizationConfigMixin):
             quantised.
         method: ``"awq"``: scales are searched for; ``"gptq"``: besides, each column's rounding error is made
             up for by the next ones; ``"smoothquant"``, of w8a8: activations and weights meet half way.
-        layers: How each layer is kept, by its name, where they were read from another format: the others stay
-            as they are, and the arguments above say nothing. A checkpoint says it.
+        layers: The scheme of each layer, by its name, where they were read from another format: the others
+            stay as they are, and the arguments above say nothing. A checkpoint says it.
         kv_cache: ``"int8"``: keys and values of the cache are kept as integers of 8 bits, with a scale for
             each token and head; None: as they are.
         packing: How 4 bits are packed; a checkpoint says it.
@@ -110,42 +109,40 @@ class LiteBoostConfig(QuantizationConfigMixin):
             isinstance(names, list) and all(isinstance(name, str) for name in names)
         ):
             raise QuantizationError(f"modules_to_not_convert must be a list of names, got {names!r}")
-        self.of_layers()  # checked
+        self.layer_scheme()  # checked
         self.calibrate, self.method = calibrate, _method(scheme, calibrate, method)
         if layers is not None and not (isinstance(layers, dict) and layers):
             raise QuantizationError(f"layers must name layers, got {layers!r}")
-        self.stored()  # checked
+        self.schemes_by_layer()  # checked
 
-    def of_layers(self) -> Scheme | None:
+    def layer_scheme(self) -> QuantScheme | None:
         """The scheme of linear layers, or None where they stay."""
-        return Scheme(self.scheme, self.group_size, self.symmetric) if self.scheme else None
+        return QuantScheme(self.scheme, self.group_size, self.symmetric) if self.scheme else None
 
-    def stored(self) -> dict[str, Stored] | None:
+    def head_scheme(self) -> QuantScheme | None:
+        """The scheme of the output layer, or None where it stays."""
+        return QuantScheme("w8a16") if self.scheme and self.head == 8 else None
+
+    def experts_scheme(self) -> QuantScheme | None:
+        """That of experts that are one parameter, whose activations stay as they are."""
+        return QuantScheme("w8a16") if self.scheme == "w8a8" else self.layer_scheme()
+
+    def schemes_by_layer(self) -> dict[str, QuantScheme] | None:
         """The scheme of each layer, where they were read from another format."""
         if self.layers is None:
             return None
-        return {name: _stored(name, values) for name, values in self.layers.items()}
-
-    def of_head(self) -> Scheme | None:
-        """The scheme of the output layer, or None where it stays."""
-        return Scheme("w8a16") if self.scheme and self.head == 8 else None
-
-    def of_experts(self) -> Scheme | None:
-        """That of experts that are one parameter, whose activations stay as they are."""
-        return Scheme("w8a16") if self.scheme == "w8a8" else self.of_layers()
+        schemes = {}
+        for name, values in self.layers.items():
+            try:
+                schemes[name] = QuantScheme.from_dict(values)
+            except QuantizationError as fault:
+                raise QuantizationError(f"quantization_config says of the layer {name}: {fault}") from fault
+        return schemes
 
     def to_dict(self) -> dict[str, Any]:
-        values = {
-            name: getattr(self, name) for name in _FIELDS if name not in _OPTIONAL or getattr(self, name)
-        }
-        return {"quant_method": self.quant_method, **values}
-
-
-def _stored(name: str, values: Any) -> Stored:
-    try:
-        return Stored.from_dict(values)
-    except QuantizationError as fault:
-        raise QuantizationError(f"quantization_config says of the layer {name}: {fault}") from fault
+        values = {name: getattr(self, name) for name in _FIELDS}
+        written = {name: value for name, value in values.items() if value or name not in _OPTIONAL}
+        return {"quant_method": self.quant_method, **written}
 
 
 def _method(scheme: str, calibrate: str | None, method: str | None) -> str | None:

@@ -1,24 +1,72 @@
-"""Quantise a model that is loaded already."""
+"""Weights of a loaded model are replaced by quantised ones, and prepacked for its device."""
 
 from __future__ import annotations
 
 import torch
 
+from .. import memory
 from ..errors import QuantizationError
-from .choices import choices, note, untie
+from ..report import REFUSED, Outcome, report
+from .calibration.calibrate import Calibration, blocks_of, calibrate
 from .config import LiteBoostConfig
-from .conversion import convert, put
-from .names import PLAN
-from .quantizer import LiteBoostQuantizer
+from .layers import QuantizedLayer
+from .layers.target import QuantTarget
+from .names import PLAN, RULE
+from .selection import report_targets, targets_of, untie
+
+#: Bytes after which freed memory is given back: an allocator keeps what lies between other memory.
+_FREED = 32 << 20
 
 
-def choose(model: torch.nn.Module, config: LiteBoostConfig) -> None:
-    """Let ``model``, which is on the meta device, have what stands for its weights once they are integers."""
-    for choice in list(choices(model, config)) if config.scheme else ():
-        if choice.scheme is not None:
-            put(model, choice)
-            if choice.tied:
-                untie(model, choice)
+def convert(model: torch.nn.Module, config: LiteBoostConfig, targets: list[QuantTarget]) -> None:
+    """Replace the ``targets`` that have a scheme by quantised modules, calibrated where ``config`` says so.
+
+    Raises:
+        QuantizationError: There is none, or a weight cannot be rounded.
+    """
+    chosen = [target for target in targets if target.scheme is not None]
+    if not chosen:
+        raise QuantizationError(
+            f"{type(model).__name__} has no layer that {config.scheme} takes: "
+            + ("; ".join(sorted({each.reason for each in targets if each.reason})) or "it has none at all")
+        )
+    calibration = Calibration()
+    if config.calibrate:
+        calibration = calibrate(model, blocks_of(model, config.calibrate), config.method, targets)
+    for target in chosen:
+        untie(model, target)
+        weight = model.get_parameter(target.parameter).detach()
+        target.replace(model, calibration.quantize(target, weight))
+    with torch.no_grad():
+        for name, value in calibration.parameters.items():
+            model.get_parameter(name).copy_(value)
+    for name, reason in calibration.refused:
+        report.add(Outcome(RULE, REFUSED, name, reason))
+    prepack(model)
+
+
+def prepack(model: torch.nn.Module) -> None:
+    """Lay out the weights of the quantised layers of ``model`` as its device reads them.
+
+    Layers whose weights accelerate brings in for each call are elsewhere now, and come as files have them.
+    """
+    freed = 0
+    for layer in model.modules():
+        if not isinstance(layer, QuantizedLayer) or layer.is_packed:
+            continue
+        layer.prepack()
+        freed += layer.weight.nbytes if layer.is_packed else 0
+        if freed > _FREED:  # else all that was read would stay beside what is made of it
+            memory.give_back()
+            freed = 0
+
+
+def quantize_on_meta(model: torch.nn.Module, config: LiteBoostConfig) -> None:
+    """Let ``model``, which is on the meta device, have quantised modules in place of its weights."""
+    for target in list(targets_of(model, config)) if config.scheme else ():
+        if target.scheme is not None:
+            target.replace(model)
+            untie(model, target)
 
 
 def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.Module:
@@ -35,6 +83,8 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
         QuantizationError: It is quantised already, is divided over processes, has no layer for it, or a
             weight cannot be rounded.
     """
+    from .hf_quantizer import LiteBoostQuantizer  # which converts models by this module
+
     if getattr(vars(model).get(PLAN), "shardings", None):
         raise QuantizationError(
             f"this {type(model).__name__} is divided over processes already, and a rank has only parts of "
@@ -46,8 +96,8 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
             f"{type(model).__name__} is quantised already ({getattr(method, 'value', method)}); load it "
             "without that"
         )
-    made = list(choices(model, config))
-    convert(model, config, made)
+    targets = list(targets_of(model, config))
+    convert(model, config, targets)
     LiteBoostQuantizer(config, pre_quantized=False).claim(model)
-    note(model, made)
+    report_targets(targets)
     return model

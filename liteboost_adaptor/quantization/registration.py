@@ -24,7 +24,7 @@ def follow(runtime: Any) -> None:
 
 def follow_peft(runtime: Any) -> None:
     """Let PEFT, which has been imported, wrap our layers whenever ``runtime`` prepares models. Idempotent."""
-    from . import lora
+    from .layers import lora
 
     runtime.extend(lora.extend)
 
@@ -40,28 +40,29 @@ def install(hooks: Any, settings: config.Settings) -> None:
         if settings.quant is not None and settings.quant.scheme:
             report.add(Outcome(RULE, REFUSED, "LITEBOOST_QUANT", "needs transformers 5"))
         return
-    from . import foreign, reading, resizing
+    from . import foreign_quantizer, from_pretrained
     from .config import LiteBoostConfig, of_settings
-    from .quantizer import LiteBoostQuantizer
+    from .hf_quantizer import LiteBoostQuantizer
+    from .layers import resizing
 
     auto = importlib.import_module(_AUTO)
-    entries = {
-        "AUTO_QUANTIZATION_CONFIG_MAPPING": LiteBoostConfig,
-        "AUTO_QUANTIZER_MAPPING": LiteBoostQuantizer,
-    }
-    for name, entry in entries.items():
-        hooks.set_item(getattr(auto, name), QUANT_METHOD, entry, f"{_AUTO}.{name}[{QUANT_METHOD!r}]")
-    reading.install(hooks)
+    configs, quantizers = "AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"
+
+    def register(mapping: str, method: str, entry: Any) -> None:
+        hooks.set_item(getattr(auto, mapping), method, entry, f"{_AUTO}.{mapping}[{method!r}]")
+
+    register(configs, QUANT_METHOD, LiteBoostConfig)
+    register(quantizers, QUANT_METHOD, LiteBoostQuantizer)
+    from_pretrained.install(hooks)
     resizing.install(hooks)
-    if not any(fnmatch.fnmatchcase(foreign.CHECKPOINTS, glob) for glob in settings.disable):
-        for method in foreign.METHODS:
-            for name, entry in (
-                ("AUTO_QUANTIZATION_CONFIG_MAPPING", foreign.configs),
-                ("AUTO_QUANTIZER_MAPPING", foreign.quantizer),
+    if not any(fnmatch.fnmatchcase(foreign_quantizer.CHECKPOINTS, glob) for glob in settings.disable):
+        for method in foreign_quantizer.METHODS:
+            for mapping, wrap in (
+                (configs, foreign_quantizer.ConfigFactory),
+                (quantizers, foreign_quantizer.quantizer_factory),
             ):
-                mapping = getattr(auto, name)
-                if method in mapping:
-                    hooks.set_item(mapping, method, entry(mapping[method]), f"{_AUTO}.{name}[{method!r}]")
+                if method in getattr(auto, mapping):
+                    register(mapping, method, wrap(getattr(auto, mapping)[method]))
     if settings.quant is not None and settings.quant.scheme:
         wanted = of_settings(settings.quant).to_dict()
         hooks.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))

@@ -209,8 +209,8 @@ def _product(module: torch.nn.Module, name: str, states: torch.Tensor, index: to
 
 
 def _is_quantized(weight: object) -> bool:
-    """Whether integers stand in a weight's place (`quantization.experts.QuantizedExperts`)."""
-    return getattr(weight, "keeps_integers", False)
+    """Whether integers stand in a weight's place (`quantization.layers.experts.QuantizedExperts`)."""
+    return getattr(weight, "holds_integers", False)
 
 
 def weights_of(module: AnyModule) -> dict[str, bool]:

@@ -16,8 +16,7 @@ import liteboost_adaptor
 from liteboost_adaptor.parallel.tensor.layers import QuantizedRowParallelLinear
 from liteboost_adaptor.program import step
 from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear
-from liteboost_adaptor.quantization.experts import QuantizedExperts
-from liteboost_adaptor.quantization.weights import QuantizedWeight
+from liteboost_adaptor.quantization.layers import QuantizedExperts, QuantizedLayer
 
 
 @torch.no_grad()
@@ -66,14 +65,14 @@ def experts(folder: str, forms: dict[str, list[Any]], length: int) -> dict[str, 
         ids = torch.arange(5, 25)[None]
         tokens = model.generate(ids, max_new_tokens=length, do_sample=False, pad_token_id=0)
         steps = _recorded_steps() - steps
-        modules = [each for each in model.modules() if isinstance(each, QuantizedWeight)]
+        modules = [each for each in model.modules() if isinstance(each, QuantizedLayer)]
         plan = getattr(model, "_liteboost_plan", None)
         found[name] = {
             "tokens": tokens.tolist(),
             "logits": model(input_ids=ids).logits.flatten().tolist(),
             "shapes": [list(each.shape) for each in modules if isinstance(each, QuantizedExperts)],
             "held": sum(each.nbytes for each in model.parameters())
-            + sum(tensor.nbytes for each in modules for tensor in each.saved().tensors().values()),
+            + sum(tensor.nbytes for each in modules for tensor in each.unpacked().tensors().values()),
             "recorded": steps,
             "roles": Counter(plan.roles.values()) if plan else {},
             "collectives": _count_collectives(lambda: model(input_ids=ids)),  # noqa: B023
@@ -96,7 +95,7 @@ def changed(folder: str) -> str:
 
 @torch.no_grad()
 def in_place(folder: str) -> dict[str, Any]:
-    """A model of integers that was loaded whole, before and behind `shard`."""
+    """A quantised model that was loaded whole, before and behind `shard`."""
     _quiet()
     liteboost_adaptor.apply(level=1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -19,8 +19,7 @@ from liteboost_adaptor.checkpoint.files import requests
 from liteboost_adaptor.parallel.tensor import layout, quantized
 from liteboost_adaptor.parallel.tensor.shard_spec import copy_shard
 from liteboost_adaptor.quantization import LiteBoostConfig, offline, quantize_model
-from liteboost_adaptor.quantization.digests import DIGESTS
-from liteboost_adaptor.quantization.reading import tensors_of
+from liteboost_adaptor.quantization.checkpoint.checksums import DIGESTS, tensors_of
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -154,7 +153,7 @@ def test_experts_of_integers_are_whole_where_their_channels_do_not_fit() -> None
     assert "experts" in how.roles.values() and "sum_output" not in how.roles.values()
     assert not quantized.why_not(weights, how)
     name = "model.layers.0.mlp.experts.down_proj"
-    assert weights[name].local(how.shardings[name], 1, 2).form.shape == (2, 64, 96)
+    assert weights[name].local(how.shardings[name], 1, 2).shape.shape == (2, 64, 96)
     assert {spec.ranges for spec in weights[name].specs(how.shardings[name], 2).values()} == {
         (((0, 128),), ((128, 256),))
     }

@@ -1,4 +1,4 @@
-"""LoRA of PEFT over layers of integers."""
+"""LoRA of PEFT over quantised layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def adapted(model: torch.nn.Module, **arguments) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
-def test_an_adapter_adds_to_the_weights_multiplied_out(scheme: str) -> None:
+def test_an_adapter_adds_to_the_weights_dequantized(scheme: str) -> None:
     model = quantized(scheme)
     plain = copy.deepcopy(model).dequantize(dtype=torch.float32)
     with torch.no_grad():

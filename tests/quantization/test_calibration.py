@@ -12,11 +12,12 @@ import liteboost_adaptor
 from liteboost_adaptor import cli
 from liteboost_adaptor.bench.perplexity import evaluate, tokenize
 from liteboost_adaptor.errors import QuantizationError
-from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, Scheme, gptq, quantize_model
-from liteboost_adaptor.quantization.calibration import calibrate
-from liteboost_adaptor.quantization.choices import choices
-from liteboost_adaptor.quantization.rounding import quantize
-from liteboost_adaptor.quantization.scaling import output_error
+from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, QuantScheme, quantize_model
+from liteboost_adaptor.quantization.calibration import gptq
+from liteboost_adaptor.quantization.calibration.calibrate import calibrate
+from liteboost_adaptor.quantization.calibration.scaling import output_error
+from liteboost_adaptor.quantization.schemes import quantize
+from liteboost_adaptor.quantization.selection import targets_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"
 IDS = torch.arange(5, 37)[None]
@@ -115,7 +116,7 @@ def test_moving_scales_changes_no_function(family: str) -> None:
     liteboost_adaptor.undo(model)
     expected = model(input_ids=ids).logits
     config = LiteBoostConfig("w8a8", calibrate="text")
-    made = list(choices(model, config))
+    made = list(targets_of(model, config))
     found = calibrate(model, ids, config.method, made)
     behind_norms = {"llama", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "qwen3_moe", "cohere"}
     assert bool(found.columns) == (family in behind_norms)
@@ -135,27 +136,27 @@ def test_a_norm_that_something_else_reads_is_left_and_listed(monkeypatch: pytest
     layer.mlp.forward = lambda x: forward(x) + x.sigmoid()  # reads what the norm gives, beside its layers
     ids = torch.randint(0, model.config.vocab_size, (1, 16))
     config = LiteBoostConfig("w8a8", calibrate="text")
-    found = calibrate(model, ids, config.method, list(choices(model, config)))
-    (kept,) = [entry for entry in found.kept if entry[0] == "model.layers.0.post_attention_layernorm"]
+    found = calibrate(model, ids, config.method, list(targets_of(model, config)))
+    (kept,) = [entry for entry in found.refused if entry[0] == "model.layers.0.post_attention_layernorm"]
     assert "its output is read by sigmoid, too" in kept[1]
     assert "model.layers.0.mlp.up_proj" not in found.columns
     assert "model.layers.0.self_attn.q_proj" in found.columns
-    monkeypatch.setattr("liteboost_adaptor.quantization.conversion.blocks_of", lambda *_: ids)
+    monkeypatch.setattr("liteboost_adaptor.quantization.model.blocks_of", lambda *_: ids)
     quantize_model(model, config)
     rows = [row for row in liteboost_adaptor.status().rules if row.id == "quantization"]
     assert any(kept[0] in row.where and kept[1] in row.reason for row in rows)
 
 
 @pytest.mark.parametrize(
-    "scheme", [Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False), Scheme("w8a16")], ids=str
+    "scheme", [QuantScheme("w4a16"), QuantScheme("w4a16", 64, symmetric=False), QuantScheme("w8a16")], ids=str
 )
-def test_gptq_makes_up_for_errors_of_rounding(scheme: Scheme) -> None:
+def test_gptq_makes_up_for_errors_of_rounding(scheme: QuantScheme) -> None:
     rows = torch.randn(400, 16) @ torch.randn(16, 192) + 0.1 * torch.randn(400, 192)
     weight, gram = torch.randn(40, 192), rows.t() @ rows
     plain, fitted = quantize(weight, scheme), gptq.quantize(weight, scheme, gram)
-    assert {name: (t.shape, t.dtype) for name, t in fitted.tensors().items()} == scheme.shapes(40, 192)
-    error = output_error(fitted.dequantized() - weight, gram)
-    assert error < 0.5 * output_error(plain.dequantized() - weight, gram)
+    assert {name: (t.shape, t.dtype) for name, t in fitted.tensors().items()} == scheme.buffer_specs(40, 192)
+    error = output_error(fitted.dequantize() - weight, gram)
+    assert error < 0.5 * output_error(plain.dequantize() - weight, gram)
 
 
 def test_while_loading_after_loading_and_offline_are_the_same(short_text: str, tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ def check(model: torch.nn.Module, exact: dict[str, torch.Tensor]) -> None:
     layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
     assert layers.keys() == exact.keys()
     for name, layer in layers.items():
-        assert torch.equal(layer.dequantized(torch.float64), exact[name]), name
+        assert torch.equal(layer.dequantize(torch.float64), exact[name]), name
 
 
 def reference(model: torch.nn.Module, exact: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Logits of transformers' own code in float64, with the weights multiplied out."""
+    """Logits of transformers' own code in float64, with the weights dequantized."""
     plain = type(model)(type(model.config)(**SIZES)).double()
     state = {name: value.double() for name, value in model.state_dict().items() if value.is_floating_point()}
     state = {name: value for name, value in state.items() if name in plain.state_dict()}
@@ -203,11 +203,11 @@ def test_files_that_the_library_of_compressed_tensors_has_written(name: str) -> 
     assert len(layers) == 7
     digest = hashlib.sha256()
     for _, layer in sorted(layers.items()):
-        digest.update(layer.dequantized(torch.bfloat16).view(torch.uint8).numpy().tobytes())
+        digest.update(layer.dequantize(torch.bfloat16).view(torch.uint8).numpy().tobytes())
     assert digest.hexdigest() == RECORDED[name]
 
 
-def test_experts_that_are_one_tensor_are_multiplied_out_and_the_status_says_so(tmp_path: Path) -> None:
+def test_experts_that_are_one_tensor_are_dequantized_and_the_status_says_so(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model = tiny_models.build("qwen3_moe").half()
@@ -231,7 +231,7 @@ def test_experts_that_are_one_tensor_are_multiplied_out_and_the_status_says_so(t
     ]
     assert torch.equal(layer.mlp.experts.down_proj.double(), torch.stack(down))
     rows = [row for row in liteboost_adaptor.status().rules if row.id == "quantization"]
-    assert any("multiplied out" in row.reason for row in rows)
+    assert any("dequantized" in row.reason for row in rows)
 
 
 def test_a_step_with_columns_in_another_order_is_recorded(tmp_path: Path) -> None:

@@ -14,18 +14,17 @@ from support.processes import python_json
 import liteboost_adaptor
 from liteboost_adaptor.errors import QuantizationError
 from liteboost_adaptor.quantization import LiteBoostConfig, offline, quantize_model
-from liteboost_adaptor.quantization.experts import Experts, QuantizedExperts
-from liteboost_adaptor.quantization.rounding import quantize
-from liteboost_adaptor.quantization.schemes import Scheme
+from liteboost_adaptor.quantization.layers import QuantizedExperts, WeightShape
+from liteboost_adaptor.quantization.schemes import QuantScheme, quantize
 from liteboost_adaptor.report import report
 
 IDS = torch.arange(5, 25)[None]
 #: Experts one below the other, kept one by one in files; and transposed, interleaved, with biases.
 FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
-SCHEMES = [Scheme("w8a16"), Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False)]
+SCHEMES = [QuantScheme("w8a16"), QuantScheme("w4a16"), QuantScheme("w4a16", 64, symmetric=False)]
 
 
-def config_of(scheme: Scheme) -> LiteBoostConfig:
+def config_of(scheme: QuantScheme) -> LiteBoostConfig:
     return LiteBoostConfig(scheme.name, scheme.group_size, scheme.symmetric)
 
 
@@ -45,25 +44,26 @@ def assert_same_state(found: torch.nn.Module, expected: torch.nn.Module) -> None
     assert all(torch.equal(tensor, state[name]) for name, tensor in wanted.items())
 
 
-def layer(scheme: Scheme, is_transposed: bool = False) -> tuple[QuantizedExperts, torch.Tensor]:
+def layer(scheme: QuantScheme, is_transposed: bool = False) -> tuple[QuantizedExperts, torch.Tensor]:
     """Of four experts, ``[out, in]`` = [32, 64], and the parameter it was made of."""
     parameter = torch.randn(4, 64, 32) if is_transposed else torch.randn(4, 32, 64)
-    form = Experts.of(parameter, is_transposed)
-    rounded = form.quantize(parameter, scheme, "the experts")
-    return QuantizedExperts.of(parameter, form, scheme, rounded), parameter
+    shape = WeightShape.of(parameter, is_transposed)
+    made = QuantizedExperts(shape, scheme, parameter.dtype, "meta").eval()
+    made.fill(shape.quantize(parameter, scheme, "the experts"))
+    return made, parameter
 
 
 @pytest.mark.parametrize("is_transposed", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{scheme.symmetric}")
-def test_an_expert_is_rounded_as_a_linear_layer_is(scheme: Scheme, is_transposed: bool) -> None:
+def test_an_expert_is_rounded_as_a_linear_layer_is(scheme: QuantScheme, is_transposed: bool) -> None:
     made, parameter = layer(scheme, is_transposed)
     assert made.shape == parameter.shape and made.ndim == 3
     for arranged in (False, True):
-        whole = made.dequantized_kv()
+        whole = made.dequantized_parameter()
         assert whole.shape == parameter.shape
         for expert in range(4):
             plain = parameter[expert].t() if is_transposed else parameter[expert]
-            alone = quantize(plain.contiguous(), scheme).dequantized()
+            alone = quantize(plain.contiguous(), scheme).dequantize()
             assert torch.equal(whole[expert], alone.t() if is_transposed else alone)
             assert torch.equal(made[expert], whole[expert])
             assert torch.equal(made[torch.tensor(expert)], whole[expert])
@@ -72,30 +72,30 @@ def test_an_expert_is_rounded_as_a_linear_layer_is(scheme: Scheme, is_transposed
         ones = torch.ones(4, 1, made.shape[1])
         assert torch.equal(torch.bmm(ones, made), torch.bmm(ones, whole))
         if not arranged:
-            made.arrange()
-            assert made.is_arranged
+            made.prepack()
+            assert made.is_packed
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{scheme.symmetric}")
-def test_in_tiles_or_not_the_products_are_the_same(scheme: Scheme, no_grad: None) -> None:
+def test_in_tiles_or_not_the_products_are_the_same(scheme: QuantScheme, no_grad: None) -> None:
     made, _ = layer(scheme)
     x, index = torch.randn(6, 64), torch.tensor([[0, 3], [4, 1], [2, 2], [1, 4], [0, 0], [3, 2]])
     bias = torch.randn(4, 32)
     saved = made.product(x, bias, index)
-    made.arrange()
+    made.prepack()
     tiles = made.product(x, bias, index)
     assert numbers.relative(tiles, saved) <= 2e-6
     assert bool((tiles[index == 4] == 0).all()) and bool((saved[index == 4] == 0).all())
 
 
 def test_casts_copies_and_state(no_grad: None) -> None:
-    made, _ = layer(Scheme("w4a16"))
-    made.arrange()
+    made, _ = layer(QuantScheme("w4a16"))
+    made.prepack()
     state = made.state_dict()
     assert state["weight"].shape == (4 * 32, 32) and state["scales"].shape == (4 * 32, 2)
-    other, _ = layer(Scheme("w4a16"))
+    other, _ = layer(QuantScheme("w4a16"))
     other.load_state_dict(state)
-    assert torch.equal(other.dequantized_kv(), made.dequantized_kv())
+    assert torch.equal(other.dequantized_parameter(), made.dequantized_parameter())
     again = copy.deepcopy(made).to(torch.float16)
     assert again.dtype == torch.float16 and again.scales.dtype == torch.bfloat16
     assert torch.equal(again.weight, made.weight)
@@ -107,7 +107,7 @@ def test_loaded_saved_and_offline_they_are_the_same(family: str, scheme: str, tm
     tiny_models.build(family).bfloat16().save_pretrained(tmp_path / "plain", max_shard_size="40KB")
     loaded = load(tmp_path / "plain", quantization_config=LiteBoostConfig(scheme))
     found = experts_of(loaded)
-    assert found and all(each.is_arranged for each in found.values())
+    assert found and all(each.is_packed for each in found.values())
     assert_same_state(quantize_model(load(tmp_path / "plain"), LiteBoostConfig(scheme)), loaded)
     loaded.save_pretrained(tmp_path / "saved")
     again = load(tmp_path / "saved")
@@ -141,7 +141,7 @@ def test_a_fresh_process_writes_the_same_text(tmp_path: Path) -> None:
 def test_a_step_reads_integers_and_is_recorded_as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantize_model(tiny_models.build("mixtral").bfloat16(), LiteBoostConfig("w4a16"))
     liteboost_adaptor.apply(model, level=2)
-    monkeypatch.setattr(QuantizedExperts, "dequantized_kv", lambda self: pytest.fail("multiplied out"))
+    monkeypatch.setattr(QuantizedExperts, "dequantized_parameter", lambda self: pytest.fail("dequantized"))
     experts, step = report.tally("experts.grouped_mm"), report.tally("step.program")
     before = experts.calls, step.calls, experts.fallbacks.copy(), step.fallbacks.copy()
     model.generate(IDS, max_new_tokens=40, do_sample=False)
@@ -163,7 +163,7 @@ def test_transformers_own_code_multiplies_the_same_weights(family: str, implemen
         assert numbers.relative(model(**inputs).logits, twin(**inputs).logits) <= 2e-6
 
 
-def test_gradients_pass_through_the_weights_multiplied_out() -> None:
+def test_gradients_pass_through_the_weights_dequantized() -> None:
     model = quantize_model(tiny_models.build("qwen3_moe"), LiteBoostConfig("w8a16"))
     liteboost_adaptor.apply(model, level=2)
     twin = copy.deepcopy(model).dequantize(dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Families with quantised weights, beside transformers' own code on the same weights multiplied out."""
+"""Families with quantised weights, beside transformers' own code on the same weights dequantized."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLERANCE = 2e-5
 
 
 def check(family: str, scheme: str) -> None:
-    """A left-padded batch and cached steps, at level 2, within rounding of the weights multiplied out."""
+    """A left-padded batch and cached steps, at level 2, within rounding of the weights dequantized."""
     model = tiny_models.build(family)
     inputs = families.inputs_of(model, 13, (0, 3, 6))
     liteboost_adaptor.undo(model)
@@ -37,7 +37,7 @@ def check(family: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("family", SAMPLE)
-def test_logits_are_those_of_the_weights_multiplied_out(family: str, scheme: str) -> None:
+def test_logits_are_those_of_the_weights_dequantized(family: str, scheme: str) -> None:
     check(family, scheme)
 
 

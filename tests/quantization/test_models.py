@@ -38,7 +38,7 @@ def quantized(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 
 def reference(model: torch.nn.Module, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    """The same integers and scales, multiplied out, in plain layers that nothing of ours serves."""
+    """The same integers and scales, dequantized, in plain layers that nothing of ours serves."""
     twin = copy.deepcopy(model).dequantize(dtype=torch.float32).to(dtype)
     assert not layers(twin)
     liteboost_adaptor.undo(twin)
@@ -54,7 +54,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_the_weights_multiplied_out(name: str, no_grad: None) -> None:
+def test_logits_are_those_of_the_weights_dequantized(name: str, no_grad: None) -> None:
     model = quantized(name)
     exact = reference(model)(input_ids=IDS).logits
     assert relative(model(input_ids=IDS).logits, exact) <= 2e-6
@@ -69,7 +69,9 @@ def test_logits_of_w8a8_are_those_of_rounded_inputs(no_grad: None) -> None:
     assert {layer.scheme.name for layer in layers(model).values()} == {"w8a8", "w8a16"}
     twin = reference(model)
     for name, layer in layers(model).items():
-        twin.get_submodule(name).register_forward_pre_hook(lambda _, x, layer=layer: (layer.rounded(x[0]),))
+        twin.get_submodule(name).register_forward_pre_hook(
+            lambda _, x, layer=layer: (layer.quantized_input(x[0]),)
+        )
     plain = reference(model)(input_ids=IDS).logits
     exact = twin(input_ids=IDS).logits
     found = model(input_ids=IDS).logits
@@ -97,7 +99,7 @@ def test_the_tied_head_is_quantised_and_the_embedding_is_not() -> None:
     assert plain.lm_head.weight is plain.model.embed_tokens.weight
     assert isinstance(model.lm_head, QuantizedLinear) and model.lm_head.scheme.bits == 8
     assert torch.equal(model.model.embed_tokens.weight, plain.model.embed_tokens.weight)
-    assert relative(model.lm_head.dequantized(), plain.lm_head.weight.double()) < 0.01
+    assert relative(model.lm_head.dequantize(), plain.lm_head.weight.double()) < 0.01
     assert not model.config.tie_word_embeddings
     model.tie_weights()
     assert model.lm_head.weight.dtype == torch.int8
@@ -112,7 +114,7 @@ def test_layers_are_arranged_for_this_cpu_and_lie_together(monkeypatch: pytest.M
     monkeypatch.setattr(huge_pages, "LEAST", 1 << 20)  # the model is smaller than a page
     model = quantized("w4a16")
     found = [layer for layer in layers(model).values()]
-    assert all(layer.is_arranged for layer in found)
+    assert all(layer.is_packed for layer in found)
     if huge_pages._kernel_has_them():
         buffers = [buffer for layer in found for buffer in layer.buffers()]
         places = [buffer.data_ptr() for buffer in buffers]
@@ -217,7 +219,7 @@ def text(blocks: int | None = None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_perplexity_of_some_blocks_is_that_of_the_weights_multiplied_out(name: str) -> None:
+def test_perplexity_of_some_blocks_is_that_of_the_weights_dequantized(name: str) -> None:
     model, blocks = quantized(name), text(3)
     assert perplexity(model, blocks) == pytest.approx(perplexity(reference(model), blocks), rel=2e-6)
 

@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 from liteboost_adaptor import cli
 from liteboost_adaptor.errors import QuantizationError
-from liteboost_adaptor.quantization import LiteBoostConfig, calibration, offline
+from liteboost_adaptor.quantization import LiteBoostConfig, offline
+from liteboost_adaptor.quantization.calibration import calibrate
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"
 
@@ -55,7 +56,7 @@ def test_it_goes_on_where_it_was_interrupted(
     config, target = LiteBoostConfig("w4a16"), tmp_path / "new"
     offline.quantize_folder(sharded, tmp_path / "whole", config)
     rounded: list[str] = []
-    real = calibration.quantize
+    real = calibrate.quantize
 
     def quantize(weight: torch.Tensor, scheme: object, name: str):
         if len(rounded) == 20:
@@ -63,7 +64,7 @@ def test_it_goes_on_where_it_was_interrupted(
         rounded.append(name)
         return real(weight, scheme, name)
 
-    monkeypatch.setattr(calibration, "quantize", quantize)
+    monkeypatch.setattr(calibrate, "quantize", quantize)
     with pytest.raises(KeyboardInterrupt):
         offline.quantize_folder(sharded, target, config)
     first = list(rounded)
@@ -72,7 +73,7 @@ def test_it_goes_on_where_it_was_interrupted(
     assert written
     written[0].write_bytes(b"changed since")
     rounded.clear()
-    monkeypatch.setattr(calibration, "quantize", lambda w, s, n: rounded.append(n) or real(w, s, n))
+    monkeypatch.setattr(calibrate, "quantize", lambda w, s, n: rounded.append(n) or real(w, s, n))
     offline.quantize_folder(sharded, target, config)
     assert set(first) - set(rounded)  # those of files that were whole
     with safe_open(written[0], framework="pt") as file:  # and not of one that was changed

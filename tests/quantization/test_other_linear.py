@@ -40,7 +40,7 @@ def test_loaded_saved_and_offline_they_are_the_same(family: str, scheme: str, tm
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
 @pytest.mark.parametrize("family", ["gpt2", "falcon"])
-def test_logits_are_those_of_the_weights_multiplied_out(family: str, scheme: str) -> None:
+def test_logits_are_those_of_the_weights_dequantized(family: str, scheme: str) -> None:
     model = tiny_models.build(family)
     inputs = families.inputs_of(model, 13, (0, 3, 6))
     quantize_model(model, LiteBoostConfig(scheme))
@@ -52,7 +52,7 @@ def test_logits_are_those_of_the_weights_multiplied_out(family: str, scheme: str
     assert numbers.relative(found, expected) <= 2e-5
 
 
-def test_multiplied_out_a_transposed_layer_is_one_again() -> None:
+def test_dequantized_a_transposed_layer_is_one_again() -> None:
     model = tiny_models.build("gpt2")
     before = model.transformer.h[0].attn.c_attn.weight.detach().clone()
     quantize_model(model, LiteBoostConfig("w8a16"))

@@ -7,20 +7,21 @@ import torch
 
 from liteboost_adaptor.errors import QuantizationError
 from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8
-from liteboost_adaptor.quantization import Scheme, rounding
+from liteboost_adaptor.quantization import QuantScheme
+from liteboost_adaptor.quantization.schemes import QuantizedTensor, rounding
 
 SCHEMES = [
-    Scheme("w8a16"),
-    *(Scheme("w4a16", size, symmetric) for size in (32, 64, 128) for symmetric in (True, False)),
+    QuantScheme("w8a16"),
+    *(QuantScheme("w4a16", size, symmetric) for size in (32, 64, 128) for symmetric in (True, False)),
 ]
 
 
-def back(quantized: rounding.Quantized, scheme: Scheme) -> torch.Tensor:
+def back(quantized: QuantizedTensor, scheme: QuantScheme) -> torch.Tensor:
     dequantize = dequantize_w8 if scheme.bits == 8 else dequantize_w4
     return dequantize(**quantized.tensors())
 
 
-def plain_error(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def plain_error(weight: torch.Tensor, scheme: QuantScheme) -> torch.Tensor:
     """The squared error of rounding with the largest magnitude at the end of the range, nothing clipped."""
     groups = weight.reshape(len(weight), -1, weight.shape[1] if scheme.bits == 8 else scheme.group_size)
     if scheme.symmetric:
@@ -33,17 +34,17 @@ def plain_error(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_the_search_is_better_than_plain_rounding(scheme: Scheme) -> None:
+def test_the_search_is_better_than_plain_rounding(scheme: QuantScheme) -> None:
     weight = torch.randn(40, 256) * torch.rand(40, 1)
     quantized = rounding.quantize(weight, scheme)
-    for name, (shape, dtype) in scheme.shapes(40, 256).items():
+    for name, (shape, dtype) in scheme.buffer_specs(40, 256).items():
         assert quantized.tensors()[name].shape == shape and quantized.tensors()[name].dtype == dtype
     error = (back(quantized, scheme) - weight).square().sum()
     assert 0 < error < (1.001 if scheme.bits == 8 else 0.95) * plain_error(weight, scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_what_the_integers_can_say_comes_back(scheme: Scheme) -> None:
+def test_what_the_integers_can_say_comes_back(scheme: QuantScheme) -> None:
     integers = torch.randint(-7, 8, (12, 128)).float()
     integers[:, ::32] = -8  # the whole range is used
     integers[:, 1::32] = 7
@@ -54,7 +55,7 @@ def test_what_the_integers_can_say_comes_back(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_zeros_stay_zeros_and_tiny_numbers_stay_finite(scheme: Scheme) -> None:
+def test_zeros_stay_zeros_and_tiny_numbers_stay_finite(scheme: QuantScheme) -> None:
     weight = torch.zeros(4, 256)
     weight[1] = 1e-44
     weight[2, 5] = 3.0
@@ -64,7 +65,7 @@ def test_zeros_stay_zeros_and_tiny_numbers_stay_finite(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_chunks_change_nothing(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(scheme: QuantScheme, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(37, 128).bfloat16()
     whole = rounding.quantize(weight, scheme).tensors()
     monkeypatch.setattr(rounding, "CHUNK", 5 * 128)
@@ -77,12 +78,12 @@ def test_a_weight_that_is_no_number_is_refused_by_name(value: float) -> None:
     weight = torch.randn(4, 64)
     weight[2, 3] = value
     with pytest.raises(QuantizationError, match=r"model\.layer\.weight holds values that are infinite"):
-        rounding.quantize(weight, Scheme("w4a16"), "model.layer.weight")
+        rounding.quantize(weight, QuantScheme("w4a16"), "model.layer.weight")
 
 
 def test_a_weight_that_does_not_suit_is_refused() -> None:
     with pytest.raises(QuantizationError, match=r"in_features = 48 is not a multiple of the group size 32"):
-        rounding.quantize(torch.randn(4, 48), Scheme("w4a16"))
+        rounding.quantize(torch.randn(4, 48), QuantScheme("w4a16"))
 
 
 @pytest.mark.parametrize(
@@ -96,4 +97,4 @@ def test_a_weight_that_does_not_suit_is_refused() -> None:
 )
 def test_schemes_that_are_none(arguments: tuple, text: str) -> None:
     with pytest.raises(QuantizationError, match=text):
-        Scheme(*arguments)
+        QuantScheme(*arguments)

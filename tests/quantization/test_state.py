@@ -1,4 +1,4 @@
-"""What is loaded into layers of integers, and layers that become larger or smaller."""
+"""What is loaded into quantised layers, and layers that become larger or smaller."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_numbers_for_experts_are_refused() -> None:
 
 def head_of(model: torch.nn.Module) -> torch.Tensor:
     head = model.get_output_embeddings()
-    return head.dequantized() if isinstance(head, QuantizedLinear) else head.weight
+    return head.dequantize() if isinstance(head, QuantizedLinear) else head.weight
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -127,7 +127,7 @@ def test_more_and_fewer_tokens(name: str, tokens: int, tied: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mean_resizing", [False, True])
-def test_new_rows_are_those_of_the_model_multiplied_out(mean_resizing: bool) -> None:
+def test_new_rows_are_those_of_the_model_dequantized(mean_resizing: bool) -> None:
     model = quantized("w8a16")
     twin = copy.deepcopy(model).dequantize(dtype=torch.float32)
     liteboost_adaptor.undo(twin)
@@ -144,7 +144,7 @@ def test_to_a_multiple_and_to_the_same() -> None:
     model.resize_token_embeddings(72)
     assert model.lm_head is head
     model.resize_token_embeddings(pad_to_multiple_of=64)
-    assert model.lm_head.out_features == 128 and model.lm_head.is_arranged == head.is_arranged
+    assert model.lm_head.out_features == 128 and model.lm_head.is_packed == head.is_packed
 
 
 @pytest.mark.parametrize(("bits", "act"), [(4, False), (4, True), (8, True), (3, True)])

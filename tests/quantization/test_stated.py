@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from transformers import (
 )
 
 from liteboost_adaptor.errors import CheckpointError, QuantizationError
-from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, quantize_model, stated
+from liteboost_adaptor.quantization import LiteBoostConfig, QuantizedLinear, quantize_model
+from liteboost_adaptor.quantization.formats.compressed_tensors import config_groups, group_of
 
 SIZES = {
     "hidden_size": 64,
@@ -61,7 +61,7 @@ def load(folder: Path, cls: Any = AutoModelForCausalLM, **arguments: Any) -> tor
 
 def assert_exact(model: torch.nn.Module, exact: dict[str, torch.Tensor]) -> None:
     for name, weight in exact.items():
-        assert torch.equal(model.get_submodule(name).dequantized(torch.float64), weight), name
+        assert torch.equal(model.get_submodule(name).dequantize(torch.float64), weight), name
 
 
 def negate(weight: stored_weights.Weight) -> None:
@@ -178,11 +178,11 @@ def test_groups_of_compressed_tensors_are_found_by_name_and_by_class() -> None:
         "b": group(r"re:.*down_proj$", bits=8),
         "c": group("lm_head", bits=2),
     }
-    groups = stated.compressed({"config_groups": said})
-    found = functools.partial(stated.of_layer, groups)
-    assert [found((name,)).bits for name in (UP, "model.layers.0.mlp.down_proj", "lm_head")] == [4, 8, 2]
-    assert stated.of_layer(groups[1:], (UP,)) is None
-    assert stated.of_layer(groups[1:2], (UP,)).bits == 8  # nothing else can be meant
+    groups = config_groups({"config_groups": said})
+    names = (UP, "model.layers.0.mlp.down_proj", "lm_head")
+    assert [group_of(groups, (name,)).config.bits for name in names] == [4, 8, 2]
+    assert group_of(groups[1:], (UP,)) is None
+    assert group_of(groups[1:2], (UP,)).config.bits == 8  # nothing else can be meant
 
 
 def test_weights_that_stay_need_no_checksums(tmp_path: Path) -> None:

@@ -123,9 +123,9 @@ def _multiplied_out(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Modu
     """A copy in plain layers, whose inputs are rounded where those of the quantised layer are."""
     twin = copy.deepcopy(model).dequantize(dtype=dtype)
     for name, layer in model.named_modules():
-        if isinstance(layer, QuantizedLinear) and layer.scheme.rounds_activations:
+        if isinstance(layer, QuantizedLinear) and layer.scheme.quantizes_activations:
             twin.get_submodule(name).register_forward_pre_hook(
-                lambda _, x, layer=layer: (layer.rounded(x[0]),)
+                lambda _, x, layer=layer: (layer.quantized_input(x[0]),)
             )
     return twin
 

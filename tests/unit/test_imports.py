@@ -43,10 +43,16 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 #: Beside the order above: the engine knows no model and no op, and only those who bind models, or set
 #: something on its undo stack, know it.
 ENGINE_IMPORTS = {"config", "errors", "report", "watch"}
-#: Packages of `parallel`, and "" for its own modules: each may import those before it.
-PARALLEL = ("runtime", "tensor", "sequence", "data", "checkpoint", "")
+#: Packages of a part, and "" for its own modules: each may import those before it.
+WITHIN = {
+    "parallel": ("runtime", "tensor", "sequence", "data", "checkpoint", ""),
+    "quantization": ("schemes", "layers", "formats", "checkpoint", "calibration", ""),
+}
 #: Of these, three stand beside each other.
-PARALLEL_SIBLINGS = {"sequence", "data", "checkpoint"}
+SIBLINGS = {
+    "parallel": {"sequence", "data", "checkpoint"},
+    "quantization": {"formats", "checkpoint", "calibration"},
+}
 ENGINE_IMPORTERS = {"kv_cache", "huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
 
 
@@ -100,18 +106,21 @@ def test_imports_point_one_way(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", sources(PACKAGE / "parallel"), ids=lambda file: str(file.relative_to(PACKAGE))
+    "file",
+    [file for part in WITHIN for file in sources(PACKAGE / part)],
+    ids=lambda file: str(file.relative_to(PACKAGE)),
 )
-def test_imports_within_parallel_point_one_way(file: Path) -> None:
-    below = file.relative_to(PACKAGE / "parallel").parts
+def test_imports_within_a_part_point_one_way(file: Path) -> None:
+    part, *below = file.relative_to(PACKAGE).parts
+    order = WITHIN[part]
     package = below[0] if len(below) > 1 else ""
     for name in imported_names(file):
-        if name[0] != "parallel" or len(name) < 2:
+        if name[0] != part or len(name) < 2:
             continue
-        imported = name[1] if name[1] in PARALLEL else ""
+        imported = name[1] if name[1] in order else ""
         if imported != package:
-            assert PARALLEL.index(imported) < PARALLEL.index(package), f"{package} imports {'.'.join(name)}"
-            assert not {imported, package} <= PARALLEL_SIBLINGS, f"{package} imports {'.'.join(name)}"
+            assert order.index(imported) < order.index(package), f"{package} imports {'.'.join(name)}"
+            assert not {imported, package} <= SIBLINGS[part], f"{package} imports {'.'.join(name)}"
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...checkpoint.writing import Writer
-from ...quantization import digests
+from ...quantization.checkpoint import checksums
 
 
 class CheckpointWriter:
@@ -61,7 +61,7 @@ class CheckpointWriter:
         # Checksums are known when everything is written; until then as many zeros stand for each.
         own = {id(tensor) for tensor in meta.values()}
         named = [name for name, tensor in result.items() if id(tensor) in own] if has_checksums else []
-        self._checksums = dict.fromkeys(sorted(named), digests.BLANK)
+        self._checksums = dict.fromkeys(sorted(named), checksums.BLANK)
         for file, names in division.filename_to_tensors.items():
             entries = {name: (result[name].dtype, tuple(result[name].shape)) for name in names}
             self._files[file] = Writer(self._folder / file, entries, self._metadata())
@@ -81,7 +81,7 @@ class CheckpointWriter:
         for name, tensor in self._reverted(whole).items():
             self._files[self._file_of[name]].put(name, tensor)
             if name in self._checksums:
-                self._checksums[name] = digests.of_tensor(tensor)
+                self._checksums[name] = checksums.of_tensor(tensor)
 
     def close(self) -> None:
         """Give the files their names."""
@@ -96,7 +96,7 @@ class CheckpointWriter:
         if not self._checksums:
             return {"format": "pt"}
         return {
-            **digests.metadata(self._checksums, self._model.config.quantization_config.to_dict()),
+            **checksums.metadata(self._checksums, self._model.config.quantization_config.to_dict()),
             "format": "pt",
         }
 

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from ...checkpoint.files import Made, Slice
+from ...quantization.checkpoint.names import ParameterNames
+from ...quantization.layers import ShardedWeight
 from ...quantization.names import QUANT_METHOD
-from ...quantization.parts import Part
 from ..tensor import quantized
 from ..tensor.plan import ShardingPlan
 from ..tensor.quantized import Weight
@@ -53,7 +54,7 @@ def why_not_read(quantizer: Any) -> str:
 
 def weights_of(model: nn.Module, quantizer: Any) -> dict[str, Weight]:
     """The weights that are quantized, or that ``quantizer`` will quantize, by the names of parameters."""
-    return quantized.weights_of(model, getattr(quantizer, "awaited", None))
+    return quantized.weights_of(model, getattr(quantizer, "pending_experts", None))
 
 
 def why_not(weights: dict[str, Weight], quantizer: Any, plan: ShardingPlan) -> str:
@@ -96,7 +97,7 @@ def read(
             spec = _spec_of(*of[name], tuple(tensor.get_shape()), weights, plan)
         made[name] = spec.read(tensor, rank, name in checked) if spec else tensor
     if not quantizer.pre_quantized:
-        quantizer.parts = _parts(weights, quantizer.heads, plan, reading, rank)
+        quantizer.sharded_weights = _sharded_weights(weights, quantizer.heads, plan, reading, rank)
     return Reading(made, found.late, reading)
 
 
@@ -111,17 +112,10 @@ def record_experts(model: nn.Module, weights: dict[str, Weight], plan: ShardingP
 
 def _owners(model: nn.Module, tensors: Iterable[str], weight_mapping: Any) -> dict[str, tuple[str, str]]:
     """Tensors of the checkpoint that are buffers of quantized weights -> (parameter, buffer)."""
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    mapping = list(weight_mapping or ())
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    wanted, modules = model.state_dict(), quantized.modules_of(model)
+    names, modules = ParameterNames(model, weight_mapping), quantized.modules_of(model)
     found = {}
     for name in tensors:
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
-        if target not in wanted and name in wanted:
-            target, pattern = name, None
+        target, pattern = names.target_of(name)
         owner, _, buffer = target.rpartition(".")
         if pattern is None and owner in modules and modules[owner]._buffers.get(buffer) is not None:
             found[name] = quantized.parameter_of(owner, modules[owner]), buffer
@@ -133,7 +127,7 @@ def _spec_of(
 ) -> ShardSpec | None:
     """None: the tensor is read whole, also if its shape is wrong, which the quantizer reports."""
     how, weight = plan.shardings.get(parameter), weights[parameter]
-    if how is None or weight.shapes()[buffer][0] != shape:
+    if how is None or weight.buffer_specs()[buffer][0] != shape:
         return None
     return weight.specs(how, plan.world_size).get(buffer)
 
@@ -165,21 +159,23 @@ def _for_rounding(weights: dict[str, Weight], plan: ShardingPlan) -> ShardingPla
     return replace(plan, shardings=shardings)
 
 
-def _parts(
+def _sharded_weights(
     weights: dict[str, Weight], heads: dict[str, str], plan: ShardingPlan, reading: ShardingPlan, rank: int
-) -> dict[str, Part]:
+) -> dict[str, ShardedWeight]:
     read_as = {head: embedding for embedding, head in heads.items()}
     found = {}
     for name, weight in weights.items():
         how, before = plan.shardings.get(name), reading.shardings.get(read_as.get(name, name))
         if how is None:
             continue
-        kept = weight.local(how, rank, plan.world_size)
+        shard = weight.local(how, rank, plan.world_size)
         if before is not None:
-            found[name] = Part(kept.form, kept.scheme, kept.form, kept.scheme, _same)
+            found[name] = ShardedWeight(shard.shape, shard.scheme, shard.shape, shard.scheme, _same)
         else:
             specs = weight.specs(how, plan.world_size)
-            found[name] = Part(weight.form, weight.scheme, kept.form, kept.scheme, _KeepShard(specs, rank))
+            found[name] = ShardedWeight(
+                weight.shape, weight.scheme, shard.shape, shard.scheme, _KeepShard(specs, rank)
+            )
     return found
 
 

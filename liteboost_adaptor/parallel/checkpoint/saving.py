@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import ParallelError
-from ...quantization.weights import QuantizedWeight
+from ...quantization.layers import QuantizedLayer
 from ..runtime import groups
 from ..runtime.groups import Group
 from ..runtime.mesh import Mesh
@@ -188,7 +188,7 @@ class Tensors:
     def __init__(self, model: Any, plan: ShardingPlan) -> None:
         self.specs = {name: plan.spec(name) for name in plan.shardings}
         self.specs |= quantized.shard_specs_of(model)
-        self._integers: dict[str, tuple[QuantizedWeight, str]] = {}
+        self._integers: dict[str, tuple[QuantizedLayer, str]] = {}
         self.has_checksums = bool(quantized.modules_of(model))
         if not self.has_checksums:
             self.plain: dict[str, Tensor] = model.state_dict()
@@ -201,7 +201,7 @@ class Tensors:
     def _add(self, prefix: str, module: Any) -> None:
         """As `state_dict` does, which would unpack all quantized weights at once."""
         found: dict[str, Tensor] = {}
-        if not isinstance(module, QuantizedWeight):
+        if not isinstance(module, QuantizedLayer):
             module._save_to_state_dict(found, prefix, False)
         else:
             bias = module._parameters.get("bias")
@@ -217,7 +217,7 @@ class Tensors:
         if name in self.plain:
             return self.plain[name]
         module, part = self._integers[name]
-        return module.columns if part == "columns" else module.saved().tensors()[part]
+        return module.columns if part == "columns" else module.unpacked().tensors()[part]
 
     def on_meta(self, name: str) -> Tensor:
         """The unsharded tensor, on the meta device."""
@@ -225,6 +225,6 @@ class Tensors:
             shape, dtype = tuple(self.plain[name].shape), self.plain[name].dtype
         else:
             module, part = self._integers[name]
-            shape, dtype = module.scheme.shapes(module.out_features, module.in_features)[part]
+            shape, dtype = module.scheme.buffer_specs(module.out_features, module.in_features)[part]
         spec = self.specs.get(name)
         return torch.empty(spec.global_shape(shape) if spec else shape, dtype=dtype, device="meta")

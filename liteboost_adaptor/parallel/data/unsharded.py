@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ...errors import ParallelError
 from ...huggingface.runtime import AROUND, PRIVATE, runtime
+from ...quantization.layers import QuantizedLayer
 from ...quantization.names import PLAN
-from ...quantization.weights import QuantizedWeight
 from ...report import report
 from ..tensor import layers, quantized
 from ..tensor.plan import ShardingPlan
@@ -174,8 +174,8 @@ def _changed(model: nn.Module, twin: nn.Module, plan: ShardingPlan, rank: int) -
             continue
         there = twin.get_submodule(name)
         specs = quantized.Weight.of(there).specs(cut, plan.world_size)
-        held = quantized.local_shard(there.saved(), specs, rank).tensors()
-        kept = module.saved().tensors()
+        held = quantized.local_shard(there.unpacked(), specs, rank).tensors()
+        kept = module.unpacked().tensors()
         if any(not _same(kept[part], held[part].to(kept[part].device)) for part in kept):
             return (
                 f"{name} was changed since it was loaded, and other processes' parts of it are not known here"
@@ -194,7 +194,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: ShardingPlan) -> None:
     """Replace what sharding has changed in ``model`` by that of ``twin``, which is unsharded."""
     for name in _sharded_modules(model, plan):
         here, there = model.get_submodule(name), twin.get_submodule(name)
-        if isinstance(here, QuantizedWeight):
+        if isinstance(here, QuantizedLayer):
             _adopt_quantized(here, there)
         else:
             _adopt_parameters(here, there, name, plan)

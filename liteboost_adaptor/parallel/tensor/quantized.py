@@ -1,4 +1,4 @@
-"""Quantized weights, sharded by the outputs or by the inputs of the matrix they are stored as.
+"""Quantized weights, sharded by the outputs or by the inputs of the matrix they are kept as.
 
 Where a shard boundary lies within a quantization group, the group becomes smaller ones with the same scale.
 Experts are stacked in one matrix, and are sharded by their channels, or as whole experts.
@@ -17,16 +17,13 @@ from torch import nn
 
 from ...config import QUANT_GROUPS as GROUP_SIZES
 from ...ops.quantized_linear import TILE
-from ...quantization.experts import Experts, QuantizedExperts
-from ...quantization.layers import QuantizedLinear
-from ...quantization.rounding import Quantized
-from ...quantization.schemes import Scheme
-from ...quantization.weights import QuantizedWeight
+from ...quantization.layers import QuantizedExperts, QuantizedLayer, QuantizedLinear, WeightShape
+from ...quantization.schemes import QuantizedTensor, QuantScheme
 from .plan import Layout, ShardingPlan
 from .shard_spec import DimSharding, Ranges, ShardSpec
 
 if TYPE_CHECKING:
-    from ...quantization.choices import Choice
+    from ...quantization.layers.target import QuantTarget
 
 
 @dataclass(frozen=True)
@@ -34,37 +31,37 @@ class Weight:
     """The quantized weight of a linear layer or of experts.
 
     Attributes:
-        form: Shape of the parameter it replaces; a linear layer is one expert.
+        shape: Shape of the parameter it replaces; a linear layer is one expert.
         is_experts: Whether that parameter has a dimension of experts.
         keeps_order: Whether its columns are in the order of the inputs.
     """
 
-    form: Experts
-    scheme: Scheme
+    shape: WeightShape
+    scheme: QuantScheme
     is_experts: bool
     keeps_order: bool = True
 
     @classmethod
-    def of(cls, module: QuantizedWeight) -> Weight:
+    def of(cls, module: QuantizedLayer) -> Weight:
         """The weight of a module."""
         if isinstance(module, QuantizedExperts):
-            return cls(module.form, module.scheme, True)
+            return cls(module.weight_shape, module.scheme, True)
         assert isinstance(module, QuantizedLinear)
-        form = Experts(1, module.out_features, module.in_features, module.is_transposed)
-        return cls(form, module.scheme, False, module.columns is None)
+        shape = WeightShape(1, module.out_features, module.in_features, module.is_transposed)
+        return cls(shape, module.scheme, False, module.columns is None)
 
     def units(self) -> tuple[int, int]:
         """Numbers of outputs and of inputs that stay on one rank."""
         inputs = min(GROUP_SIZES) if self.scheme.bits == 4 and self.keeps_order else 1
         return (TILE if self.is_experts else 1), inputs
 
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def buffer_specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of its buffers."""
-        return self.scheme.shapes(self.form.count * self.form.outputs, self.form.inputs)
+        return self.scheme.buffer_specs(self.shape.rows, self.shape.in_features)
 
     def is_by_inputs(self, sharding: DimSharding) -> bool:
         """Whether ``sharding`` shards the inputs of the parameter."""
-        return sharding.dim == int(self.is_experts) + (0 if self.form.is_transposed else 1)
+        return sharding.dim == int(self.is_experts) + (0 if self.shape.is_transposed else 1)
 
     def group_size(self, sharding: DimSharding, world_size: int) -> int:
         """Group size of each shard; 0 where none fits."""
@@ -81,36 +78,37 @@ class Weight:
         length = sharding.length(rank, world_size)
         scheme = replace(self.scheme, group_size=self.group_size(sharding, world_size))
         if self.is_by_inputs(sharding):
-            changed = {"inputs": length}
+            changed = {"in_features": length}
         else:
-            changed = {"count" if self.is_experts and sharding.dim == 0 else "outputs": length}
-        return replace(self, form=replace(self.form, **changed), scheme=scheme)
+            changed = {"num_experts" if self.is_experts and sharding.dim == 0 else "out_features": length}
+        return replace(self, shape=replace(self.shape, **changed), scheme=scheme)
 
     def specs(self, sharding: DimSharding, world_size: int) -> dict[str, ShardSpec]:
         """How its buffers are sharded; those that are not named are replicated."""
         ranges = [tuple(sharding.ranges(rank, world_size)) for rank in range(world_size)]
-        names = [name for name in self.shapes() if name != "columns"]
+        names = [name for name in self.buffer_specs() if name != "columns"]
         if not self.is_by_inputs(sharding):
-            rows = ShardSpec(
-                0, self.form.count * self.form.outputs, tuple(map(self._rows_of(sharding), ranges))
-            )
+            rows = ShardSpec(0, self.shape.rows, tuple(map(self._rows_of(sharding), ranges)))
             return dict.fromkeys(names, rows)
         if self.scheme.bits == 8:
-            return {"weight": ShardSpec(1, self.form.inputs, tuple(ranges))}
+            return {"weight": ShardSpec(1, self.shape.in_features, tuple(ranges))}
         size = self.group_size(sharding, world_size)
         found = {
-            name: _spec_of_groups(size, self.form.inputs, ranges, self.scheme.group_size) for name in names
+            name: _spec_of_groups(size, self.shape.in_features, ranges, self.scheme.group_size)
+            for name in names
         }
-        return found | {"weight": _spec_of_groups(2, self.form.inputs, ranges, 2)}  # two columns in a byte
+        return found | {
+            "weight": _spec_of_groups(2, self.shape.in_features, ranges, 2)
+        }  # two columns in a byte
 
     def _rows_of(self, sharding: DimSharding) -> Any:
         """A function from ranges of the parameter to rows of the matrix."""
-        outputs = self.form.outputs
+        outputs = self.shape.out_features
         if self.is_experts and sharding.dim == 0:
             return lambda ranges: tuple((first * outputs, last * outputs) for first, last in ranges)
         return lambda ranges: tuple(
             (expert * outputs + first, expert * outputs + last)
-            for expert in range(self.form.count)
+            for expert in range(self.shape.num_experts)
             for first, last in ranges
         )
 
@@ -121,26 +119,26 @@ def _spec_of_groups(size: int, inputs: int, ranges: list[Ranges], of: int) -> Sh
     return ShardSpec(1, inputs // size, own, of // size)
 
 
-def modules_of(model: nn.Module) -> dict[str, QuantizedWeight]:
+def modules_of(model: nn.Module) -> dict[str, QuantizedLayer]:
     """The modules of ``model`` that hold quantized weights, by name."""
-    return {name: each for name, each in model.named_modules() if isinstance(each, QuantizedWeight)}
+    return {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLayer)}
 
 
-def parameter_of(name: str, module: QuantizedWeight) -> str:
+def parameter_of(name: str, module: QuantizedLayer) -> str:
     """The name of the parameter that a module replaces, or whose layer it is."""
     return name if isinstance(module, QuantizedExperts) else f"{name}.weight"
 
 
-def weights_of(model: nn.Module, awaited: dict[str, Choice] | None = None) -> dict[str, Weight]:
+def weights_of(model: nn.Module, pending: dict[str, QuantTarget] | None = None) -> dict[str, Weight]:
     """The quantized weights of ``model``, by the names of their parameters.
 
     Args:
-        awaited: Experts that are still parameters and will be quantized, by name.
+        pending: Experts that are still parameters and will be quantized, by name.
     """
     found = {parameter_of(name, each): Weight.of(each) for name, each in modules_of(model).items()}
-    for name, choice in (awaited or {}).items():
-        assert choice.experts is not None and choice.scheme is not None
-        found[name] = Weight(choice.experts, choice.scheme, True)
+    for name, target in (pending or {}).items():
+        assert target.experts is not None and target.scheme is not None
+        found[name] = Weight(target.experts, target.scheme, True)
     return found
 
 
@@ -160,7 +158,10 @@ def as_plain(model: nn.Module) -> Iterator[None]:
             weight = torch.empty(module.shape, dtype=module.dtype, device="meta")
             owner.register_parameter(local, nn.Parameter(weight, requires_grad=False))
         elif isinstance(module, QuantizedLinear):
-            model.set_submodule(name, _plain(module))
+            weight = torch.empty(module.out_features, module.in_features, dtype=module.dtype, device="meta")
+            plain = module.with_weight(weight)
+            plain.weight.requires_grad_(False)
+            model.set_submodule(name, plain)
     try:
         yield
     finally:
@@ -174,19 +175,6 @@ def as_plain(model: nn.Module) -> Iterator[None]:
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     parent, _, local = name.rpartition(".")
     return model.get_submodule(parent), local
-
-
-def _plain(layer: QuantizedLinear) -> nn.Module:
-    from transformers.pytorch_utils import Conv1D  # not before there is a model
-
-    with torch.device("meta"):
-        if layer.is_transposed:
-            plain: nn.Module = Conv1D(layer.out_features, layer.in_features)
-        else:
-            plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
-    plain.weight = nn.Parameter(plain.weight.to(layer.dtype), requires_grad=False)
-    plain.bias = layer.bias
-    return plain
 
 
 def why_not(weights: dict[str, Weight], plan: ShardingPlan) -> str:
@@ -219,19 +207,19 @@ def shard_weights(model: nn.Module, plan: ShardingPlan, rank: int) -> None:
         sharding = plan.shardings.get(parameter_of(name, module))
         if sharding is None:
             continue
-        weight, was_packed = Weight.of(module), module.is_arranged
+        weight, was_packed = Weight.of(module), module.is_packed
         shard, specs = weight.local(sharding, rank, plan.world_size), weight.specs(sharding, plan.world_size)
         if was_packed:
-            module.lay_back()
+            module.unpack()
         if module.weight.is_meta:
-            for part, (shape, dtype) in shard.shapes().items():
+            for part, (shape, dtype) in shard.buffer_specs().items():
                 setattr(module, part, torch.empty(shape, dtype=dtype, device="meta"))
         else:
-            module.fill(local_shard(module.saved(), specs, rank))
+            module.fill(local_shard(module.unpacked(), specs, rank))
         _resize(module, shard)
         record_specs(module, specs)
         if was_packed:
-            module.arrange()
+            module.prepack()
 
 
 def record_specs(module: nn.Module, specs: dict[str, ShardSpec]) -> None:
@@ -248,19 +236,19 @@ def shard_specs_of(model: nn.Module) -> dict[str, ShardSpec]:
     }
 
 
-def _resize(module: QuantizedWeight, shard: Weight) -> None:
+def _resize(module: QuantizedLayer, shard: Weight) -> None:
     module.scheme = shard.scheme
-    module.in_features, module.out_features = shard.form.inputs, shard.form.count * shard.form.outputs
+    module.in_features, module.out_features = shard.shape.in_features, shard.shape.rows
     if isinstance(module, QuantizedExperts):
-        module.form = shard.form
+        module.weight_shape = shard.shape
 
 
-def local_shard(stored: Quantized, specs: dict[str, ShardSpec], rank: int) -> Quantized:
+def local_shard(whole: QuantizedTensor, specs: dict[str, ShardSpec], rank: int) -> QuantizedTensor:
     """The shard of a weight that ``rank`` holds."""
-    return Quantized(
+    return QuantizedTensor(
         **{
             name: specs[name].local(tensor, rank) if name in specs else tensor
-            for name, tensor in stored.tensors().items()
+            for name, tensor in whole.tensors().items()
         }
     )
 
@@ -268,4 +256,4 @@ def local_shard(stored: Quantized, specs: dict[str, ShardSpec], rank: int) -> Qu
 def nbytes(weight: Weight, sharding: DimSharding | None, rank: int, world_size: int) -> int:
     """Bytes of the shard of ``weight`` that ``rank`` holds, scales included."""
     shard = weight if sharding is None else weight.local(sharding, rank, world_size)
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shard.shapes().values())
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shard.buffer_specs().values())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import npu_ops
+from support import npu_ops, quantized_layers
 
 from liteboost_adaptor.ops.int8_linear import linear_w8a8, quantize_rows
-from liteboost_adaptor.quantization.layers import QuantizedLinear
-from liteboost_adaptor.quantization.schemes import Scheme
+from liteboost_adaptor.quantization.schemes import QuantScheme
 
 DTYPES = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -98,7 +97,7 @@ def test_what_the_operators_do_not_take_is_counted() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_layer_there_is_saved_as_ever(dtype: torch.dtype) -> None:
     plain = torch.nn.Linear(128, 48).to(dtype)
-    made = QuantizedLinear.of(plain, Scheme("w8a8"))
+    made = quantized_layers.linear(plain, QuantScheme("w8a8"))
     saved = {name: tensor.clone() for name, tensor in made.state_dict().items()}
     x = torch.randn(1, 1, 128).to(dtype)
     with torch.no_grad():

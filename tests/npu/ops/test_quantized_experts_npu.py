@@ -16,8 +16,8 @@ from liteboost_adaptor.ops.quantized_linear import (
     scales_to_tiles,
     to_tiles,
 )
-from liteboost_adaptor.quantization.experts import Experts, QuantizedExperts
-from liteboost_adaptor.quantization.schemes import Scheme
+from liteboost_adaptor.quantization.layers import QuantizedExperts, WeightShape
+from liteboost_adaptor.quantization.schemes import QuantScheme
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 DTYPES = [torch.bfloat16, torch.float16]
@@ -86,10 +86,12 @@ def test_one_product(
 
 
 def module(scheme: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> QuantizedExperts:
-    made = Scheme(scheme, **options)
+    made = QuantScheme(scheme, **options)
     parameter = torch.randn(6, 64, 96).to(dtype) * 0.1
-    form = Experts.of(parameter, False)
-    return QuantizedExperts.of(parameter, form, made, form.quantize(parameter, made, "experts"))
+    shape = WeightShape.of(parameter, False)
+    experts = QuantizedExperts(shape, made, dtype, "meta").eval()
+    experts.fill(shape.quantize(parameter, made, "experts"))
+    return experts
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support import npu_ops
+from support import npu_ops, quantized_layers
 
 from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8, from_int4, pack_w4
-from liteboost_adaptor.quantization.layers import QuantizedLinear
-from liteboost_adaptor.quantization.schemes import Scheme
+from liteboost_adaptor.quantization.schemes import QuantScheme
 
 DTYPES = [torch.bfloat16, torch.float16]
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -133,20 +132,20 @@ def test_words_are_packed_as_is_documented() -> None:
     assert torch.equal(from_int4(words), pack_w4(integers))
 
 
-SCHEMES = [Scheme("w8a16"), Scheme("w4a16"), Scheme("w4a16", 64, symmetric=False)]
+SCHEMES = [QuantScheme("w8a16"), QuantScheme("w4a16"), QuantScheme("w4a16", 64, symmetric=False)]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: f"{scheme.name}-{scheme.symmetric}")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_layer_is_one_launch_and_is_saved_as_ever(scheme: Scheme, dtype: torch.dtype) -> None:
+def test_a_layer_is_one_launch_and_is_saved_as_ever(scheme: QuantScheme, dtype: torch.dtype) -> None:
     plain = torch.nn.Linear(128, 48).to(dtype)
-    layer = QuantizedLinear.of(plain, scheme)
+    layer = quantized_layers.linear(plain, scheme)
     saved = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     x = torch.randn(1, 1, 128).to(dtype)
     weights = {name: tensor for name, tensor in saved.items() if name != "bias"}
     with torch.no_grad():
         there = layer.to("npu")
-        assert there.is_arranged
+        assert there.is_packed
         there(x.npu())
         with npu_ops.trace.recording() as recorded:
             result = there(x.npu()).cpu()
@@ -162,12 +161,14 @@ def test_a_layer_is_one_launch_and_is_saved_as_ever(scheme: Scheme, dtype: torch
 
 
 def test_what_is_loaded_and_changed_there_counts() -> None:
-    scheme, x = Scheme("w8a16"), torch.randn(2, 64).bfloat16()
-    layers = [QuantizedLinear.of(torch.nn.Linear(64, 32, bias=False).bfloat16(), scheme) for _ in range(2)]
+    scheme, x = QuantScheme("w8a16"), torch.randn(2, 64).bfloat16()
+    layers = [
+        quantized_layers.linear(torch.nn.Linear(64, 32, bias=False).bfloat16(), scheme) for _ in range(2)
+    ]
     other = layers[1].state_dict()
     with torch.no_grad():
         layers[0].to("npu").load_state_dict(other)
-        assert layers[0].is_arranged
+        assert layers[0].is_packed
         near(layers[0](x.npu()).cpu(), x, None, **other)
         layers[0].scales.mul_(2)
         twice = {**other, "scales": layers[0].state_dict()["scales"].cpu()}

@@ -1,0 +1,1 @@
+"""Scales and rounding chosen by the activations of a sample text: SmoothQuant, AWQ and GPTQ."""

@@ -1,0 +1,1 @@
+"""Quantised checkpoints: checksums, parameter names, and whether a model was loaded with all of one."""

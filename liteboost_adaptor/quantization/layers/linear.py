@@ -1,0 +1,94 @@
+"""A linear layer with a quantised weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...ops.int8_linear import quantize_rows
+from ..schemes import QuantScheme
+from .base import QuantizedLayer
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class QuantizedLinear(QuantizedLayer):
+    """``x @ weight^T + bias`` with a weight of 8 or 4 bits.
+
+    ``bias`` is a parameter or None. Where gradients are wanted, the weight is dequantized and torch's linear
+    runs: they reach ``x`` (past its rounding, where the scheme rounds it) and ``bias``, not the weight.
+
+    Attributes:
+        is_transposed: Whether the layer it replaces keeps its weight ``[in, out]`` (``Conv1D``).
+    """
+
+    is_transposed = False
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        scheme: QuantScheme,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, scheme, dtype, device)
+        empty = torch.nn.Parameter(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+        self.register_parameter("bias", empty)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
+        wants_gradient = torch.is_grad_enabled() and (
+            x.requires_grad or (bias is not None and bias.requires_grad)
+        )
+        if wants_gradient or x.dtype not in _DTYPES:
+            return F.linear(self.quantized_input(x), self.dequantize(x.dtype), bias)
+        if self.columns is not None:
+            x = x.index_select(-1, self.columns)
+        if self.scheme.quantizes_activations:
+            return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
+        if self.weight.dim() == 3:
+            return torch.ops.liteboost.linear_tiles(
+                x, self.weight, self.scales, self.zero_points, bias, self.out_features
+            )
+        if self.weight.dtype == torch.int32:
+            return torch.ops.liteboost._npu_linear_int4(x, self.weight, self.scales, self.zero_points, bias)
+        if self.scheme.bits == 8:
+            return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
+        return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
+
+    def quantized_input(self, x: Tensor) -> Tensor:
+        """``x`` as the weight is multiplied by it: rounded row by row, where the scheme does that."""
+        if not self.scheme.quantizes_activations:
+            return x
+        integers, scales = quantize_rows(x.detach())
+        # The gradient passes by the rounding.
+        return (integers * scales.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype) + (
+            x - x.detach()
+        )
+
+    def with_weight(self, weight: Tensor) -> torch.nn.Module:
+        """The floating-point layer that it replaces, with this weight ``[out, in]``."""
+        from transformers.pytorch_utils import Conv1D  # not before somebody has a model
+
+        with torch.device("meta"):
+            if self.is_transposed:
+                layer: torch.nn.Module = Conv1D(self.out_features, self.in_features)
+            else:
+                layer = torch.nn.Linear(self.in_features, self.out_features, bias=False)
+        layer.weight = torch.nn.Parameter(weight.t().contiguous() if self.is_transposed else weight)
+        layer.bias = self.bias
+        return layer.train(self.training)
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.scheme.name}, in_features={self.in_features}, out_features={self.out_features}"
+        grouped = "" if self.scheme.bits == 8 else f", group_size={self.scheme.group_size}"
+        return f"{sizes}{grouped}, bias={self.bias is not None}"

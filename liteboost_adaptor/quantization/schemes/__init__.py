@@ -1,0 +1,7 @@
+"""What a weight is quantised to: schemes, the tensors of a quantised weight, and rounding to nearest."""
+
+from .rounding import quantize
+from .scheme import QuantScheme
+from .tensor import QuantizedTensor
+
+__all__ = ["QuantScheme", "QuantizedTensor", "quantize"]

@@ -1,0 +1,109 @@
+"""The schemes: how many bits of weights and activations, over which groups, with or without zero points."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from ...config import QUANT_GROUPS as GROUP_SIZES
+from ...config import QUANT_SCHEMES as SCHEMES
+from ...errors import QuantizationError
+from ...ops.int8_linear import COLUMNS
+
+_SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class QuantScheme:
+    """How the weight of a linear layer is quantised.
+
+    Attributes:
+        name: ``"w8a16"``: int8 with a scale for each output; ``"w8a8"``: the same, and activations quantised
+            dynamically, per token; ``"w4a16"``: 4 bits with a scale for each group.
+        group_size: Columns that share a scale, for w4a16.
+        symmetric: Whether 8 stands for zero in every group; else each group has a zero point.
+        scales: Dtype of the scales, where the checkpoint of another format has chosen it.
+        columns: Number of columns of the weight, where they are not those of the input in order; else 0.
+    """
+
+    name: str
+    group_size: int = 32
+    symmetric: bool = True
+    scales: str = ""
+    columns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEMES:
+            raise QuantizationError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.name!r}")
+        if type(self.group_size) is not int or self.group_size not in GROUP_SIZES:
+            allowed = ", ".join(map(str, GROUP_SIZES))
+            raise QuantizationError(f"group_size must be one of {allowed}, got {self.group_size!r}")
+        if not isinstance(self.symmetric, bool):
+            raise QuantizationError(f"symmetric must be True or False, got {self.symmetric!r}")
+        if self.bits == 8 and not self.symmetric:
+            raise QuantizationError(f"scheme {self.name} is symmetric; symmetric=False is for w4a16")
+        if type(self.columns) is not int or self.columns < 0 or (self.columns and self.bits == 8):
+            raise QuantizationError(f"columns must be a number of columns, of w4a16, got {self.columns!r}")
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.name == "w4a16" else 8
+
+    @property
+    def quantizes_activations(self) -> bool:
+        """Whether the inputs of a layer are quantised to 8 bits, too."""
+        return self.name == "w8a8"
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """One scale an output costs nothing in fp32; one for 32 weights of 4 bits does."""
+        if self.scales:
+            return _SCALE_DTYPES[self.scales]
+        return torch.float32 if self.bits == 8 else torch.bfloat16
+
+    def why_unsupported(self, out_features: int, in_features: int) -> str:
+        """Why a layer of this size cannot have the scheme, or an empty string."""
+        width = self.columns or in_features
+        if self.bits == 4 and (width % self.group_size or not width):
+            return f"in_features = {width} is not a multiple of the group size {self.group_size}"
+        if self.quantizes_activations and width > COLUMNS:
+            return f"in_features = {width} is more than {COLUMNS}, whose products fit 32 bits"
+        return ""
+
+    def buffer_specs(
+        self, out_features: int, in_features: int
+    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of the buffers of a layer, by name."""
+        if self.bits == 8:
+            weight = (out_features, in_features), torch.int8
+            return {"weight": weight, "scales": ((out_features,), self.scale_dtype)}
+        width = self.columns or in_features
+        groups = (out_features, width // self.group_size)
+        specs = {"weight": ((out_features, width // 2), torch.uint8), "scales": (groups, self.scale_dtype)}
+        if not self.symmetric:
+            specs["zero_points"] = groups, torch.uint8
+        return {**specs, "columns": ((self.columns,), torch.int32)} if self.columns else specs
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the configuration of a checkpoint has it, of a layer that comes from another format."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> QuantScheme:
+        """What `to_dict` wrote.
+
+        Raises:
+            QuantizationError: It is something else.
+        """
+        known = {each.name for each in fields(cls)}
+        if not isinstance(values, dict) or not set(values) <= known or "name" not in values:
+            raise QuantizationError(f"a layer must be given by {', '.join(sorted(known))}, got {values!r}")
+        scheme = cls(**{"scales": "float32", **values})
+        if not isinstance(scheme.scales, str) or scheme.scales not in _SCALE_DTYPES:
+            raise QuantizationError(
+                f"scales must be of one of {', '.join(_SCALE_DTYPES)}, got {scheme.scales!r}"
+            )
+        return scheme
