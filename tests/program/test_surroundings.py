@@ -1,0 +1,194 @@
+"""What surrounds a recorded step: settings, objects that cannot be looked into, faults, reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from .conftest import Pair, reasons, served
+
+
+@contextmanager
+def precision(value: str) -> Iterator[None]:
+    """Of products on a CPU, by the setting of which the older one cannot be asked any more."""
+    backend = torch.backends.mkldnn.matmul
+    former = backend.fp32_precision
+    backend.fp32_precision = value
+    try:
+        yield
+    finally:
+        backend.fp32_precision = former
+
+
+def test_precisions_are_asked_for_backend_by_backend() -> None:
+    pair = Pair()
+    pair.start()
+    with precision("bf16"):
+        before = served()
+        pair.agree(10, tolerance=1e-2)
+        assert served() > before
+
+
+class Shy(dict):
+    """Shows nobody what is in it but by key."""
+
+    def items(self) -> Any:
+        raise RuntimeError("shy")
+
+    def __len__(self) -> int:
+        raise RuntimeError("shy")
+
+
+class Secret:
+    """Says nothing of itself."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        raise RuntimeError("secret")
+
+
+@pytest.mark.parametrize("kept", [Shy(scale=1.5), {"scale": 1.5, "of": {Secret(), 1}}])
+def test_objects_that_raise_when_they_are_looked_at_fault_no_call(kept: dict[str, Any]) -> None:
+    pair = Pair()
+
+    def scaled(module: nn.Module) -> None:
+        inner = module.model.norm
+
+        class Scaled(type(inner)):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) * kept["scale"]
+
+        inner.__class__ = Scaled
+
+    pair.both(scaled)
+    pair.start()
+    pair.agree(8)
+    kept["scale"] = 0.5
+    pair.agree(8)
+
+
+class Counting(nn.Module):
+    """Writes to its buffer in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(0.1).mul_(1.0)
+        return x + self.total
+
+
+def test_who_asks_for_versions_or_for_gradients_sees_what_replays_write() -> None:
+    pair = Pair()
+
+    def counting(module: nn.Module) -> Counting:
+        made = Counting()
+        module.model.layers[0].mlp = nn.Sequential(made, module.model.layers[0].mlp)
+        return made
+
+    ours, theirs = pair.both(counting)
+    pair.start()
+    before = served()
+    pair.agree(20)
+    assert served() > before + 10
+    assert ours.total._version == theirs.total._version
+    weight = torch.ones(64, requires_grad=True)
+    with torch.enable_grad():
+        loss = (weight * ours.total).sum()
+    pair.agree(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Stop(BaseException):
+    """What a tool ends a forward by."""
+
+
+def test_a_step_that_raises_leaves_what_it_leaves_without_us() -> None:
+    """Behind all layers, in a step that is recorded (the fourth) and in replays: caught, and gone on from."""
+    pair = Pair()
+
+    def stopping(module: nn.Module) -> None:
+        inner = module.model.norm
+        inner.steps = []
+
+        class Stopping(type(inner)):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.steps.append(x.shape[1])
+                if len(self.steps) == 5:
+                    raise Stop
+                return super().forward(x)
+
+        inner.__class__ = Stopping
+
+    pair.both(stopping)
+    pair.start()
+    pair.agree(3)
+    ids = pair.tokens(1, 1)
+    for model, cache in zip((pair.ours, pair.theirs), pair.caches, strict=True):
+        with pytest.raises(Stop):
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+    assert pair.caches[0].get_seq_length() == pair.caches[1].get_seq_length()
+    assert pair.ours.model.norm.steps == pair.theirs.model.norm.steps
+    pair.agree(8)
+
+
+def test_a_replay_that_raises_leaves_what_the_step_leaves() -> None:
+    pair = Pair()
+
+    def looked_up(module: nn.Module) -> None:
+        inner = module.model.norm
+        inner.register_buffer("table", torch.ones(40))
+
+        class Looking(type(inner)):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) * self.table[self.row]
+
+        inner.__class__ = Looking
+        inner.register_buffer("row", torch.zeros(1, dtype=torch.long))
+
+    pair.both(looked_up)
+    pair.start()
+    before = served()
+    pair.agree(10)
+    assert served() > before
+    for at in (99, 0):
+        for model in (pair.ours, pair.theirs):
+            model.model.norm.row.fill_(at)
+        if not at:
+            break
+        ids = pair.tokens(1, 1)
+        for model, cache in zip((pair.ours, pair.theirs), pair.caches, strict=True):
+            with pytest.raises(IndexError):
+                model(input_ids=ids, past_key_values=cache, use_cache=True)
+    assert pair.caches[0].get_seq_length() == pair.caches[1].get_seq_length() == 9 + 11
+    pair.agree(8)
+
+
+def test_the_status_says_why_nothing_is_recorded_at_the_moment() -> None:
+    pair = Pair()
+    pair.start()
+    handle = pair.ours.model.norm.register_forward_hook(lambda module, args, made: None)
+    pair.agree(6)
+    handle.remove()
+    assert any(reason.startswith("a module has hooks") for reason in reasons())
+    pair = Pair()
+    pair.start()
+    for _ in range(8):
+        pair.agree(1)
+        assert pair.caches[0].layers[0].keys.shape[2]
+    assert any("of the cache were taken from it" in reason for reason in reasons())
+    pair = Pair()
+    mask = torch.zeros(1, 1, 1, 10)
+    pair.start()
+    for at in range(4):
+        pair.agree(1, attention_mask=mask.new_zeros(1, 1, 1, 10 + at))
+    assert any(reason.startswith("attention_mask of 4 dimensions") for reason in reasons())
