@@ -496,15 +496,3 @@ def test_in_python_and_in_cpp_a_watch_says_the_same() -> None:
             with replaced(place, lambda *args: None):
                 assert each() == f"{place} was replaced by someone else"
             assert each() == ""
-
-
-def test_a_function_replaced_for_a_time_is_no_part_of_what_is_bound_later() -> None:
-    """A plan is made once for a class: the one made while ``F.silu`` is another serves no product of it."""
-    others = ["rope.half", "norm.residual", "cache.append"]  # for which no test has made plans
-    with mock.patch.object(F, "silu", lambda x, inplace=False: x):
-        liteboost_adaptor.apply(tiny_models.build("llama"), disable=others)
-    model = tiny_models.build("llama")
-    liteboost_adaptor.apply(model, disable=others)
-    with calls.served() as served:
-        forward(model, tiny_models.example_inputs(model))
-    assert served.rules["mlp.silu"] == model.config.num_hidden_layers

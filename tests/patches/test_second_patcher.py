@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import wrapt
-from support import numbers, state, tiny_models
+from support import calls, numbers, state, tiny_models
 from torch import nn
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.llama import modeling_llama
@@ -298,3 +298,15 @@ def test_a_method_put_on_the_class_later_is_given_what_it_is_given_without_us(ki
         expected, found = _logits(plain), _logits(served)
     assert numbers.relative(expected, before) > 1e-2
     assert numbers.relative(found, expected) <= 2e-5
+
+
+def test_a_function_replaced_for_a_time_is_no_part_of_what_is_bound_later() -> None:
+    """A plan is made once for a class: the one made while ``F.silu`` is another serves no product of it."""
+    others = ["rope.half", "norm.residual", "cache.append"]  # for which no test has made plans
+    with attribute(nn.functional, "silu", lambda x, inplace=False: x):
+        liteboost_adaptor.apply(tiny_models.build("llama"), disable=others)
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, disable=others)
+    with torch.no_grad(), calls.served() as served:
+        model(**tiny_models.example_inputs(model))
+    assert served.rules["mlp.silu"] == model.config.num_hidden_layers
