@@ -137,6 +137,7 @@ lint: $(READY)
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) -m mypy
 	@.venv/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@$(VENV_PYTHON) build_support/vocabulary.py
 
 format: $(READY)
 	@$(VENV_PYTHON) -m ruff check --fix .

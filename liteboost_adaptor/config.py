@@ -77,7 +77,7 @@ class Settings:
         sp: Over how many processes the tokens of a prompt are divided, that exchange heads (Ulysses).
         cp: As ``sp``, of processes that pass on keys and values (ring attention).
         ep: Give processes whole experts, not channels of all of them, where there are enough.
-        quant: What models are quantised to as they are loaded, or ``None``.
+        quant: What models are quantized to as they are loaded, or ``None``.
     """
 
     level: int = 2
@@ -326,7 +326,7 @@ VARIABLES: tuple[Variable, ...] = (
         _quant,
         "0 (off), w8a16, w8a8, w4a16, kv8 or one of the first three with +kv8, and behind it any of head=16 "
         "and, for w4a16, group=64, group=128, asymmetric, separated by commas",
-        "Weights of linear layers are quantised to integers as a model is loaded; with w8a8, their inputs, "
+        "Weights of linear layers are quantized to integers as a model is loaded; with w8a8, their inputs, "
         "too; with kv8, keys and values of the cache as they come, at level 2. Changes results. "
         "See quantization.md.",
     ),

@@ -9,9 +9,9 @@ void check_linear_w8a8(const at::Tensor& x, const at::Tensor& weight, const at::
   constexpr const char* op = "linear_w8a8";
   LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
   LB_CHECK_TYPE(weight.scalar_type() == at::kChar, op, "weight must be int8, got ", weight.scalar_type(),
-                "; quantise it with liteboost_adaptor.quantization");
+                "; quantize it with liteboost_adaptor.quantization");
   LB_CHECK_VALUE(weight.dim() == 2, op, "weight must have shape [out_features, in_features], got ",
-                 weight.sym_sizes(), "; quantise it with liteboost_adaptor.quantization");
+                 weight.sym_sizes(), "; quantize it with liteboost_adaptor.quantization");
   check_dtype(op, "x", x);
   check_dtype(op, "scales", scales);
   check_same_device(op, "weight", weight, "x", x);

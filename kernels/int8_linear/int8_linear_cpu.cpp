@@ -74,8 +74,8 @@ at::Tensor linear_w8a8_cpu(const at::Tensor& x, const at::Tensor& weight, const 
 
   // Words, which want the alignment that torch's allocator gives, then scales and offsets.
   const int64_t words = kernels.words(args.k);
-  const at::Tensor quantised = empty_cpu({args.rows * (words + 2)}, at::kInt);
-  args.words = quantised.mutable_data_ptr<int32_t>();
+  const at::Tensor quantized = empty_cpu({args.rows * (words + 2)}, at::kInt);
+  args.words = quantized.mutable_data_ptr<int32_t>();
   args.row_offsets = args.words + args.rows * words;
   args.row_scales = reinterpret_cast<float*>(args.row_offsets + args.rows);
   parallel_rows(args.rows, args.k,

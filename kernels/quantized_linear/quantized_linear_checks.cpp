@@ -44,9 +44,9 @@ void check_matrix(const char* op, const at::Tensor& x, const at::Tensor& weight,
                   const char* dtype_name, const char* shape) {
   LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
   LB_CHECK_TYPE(weight.scalar_type() == dtype, op, "weight must be ", dtype_name, ", got ",
-                weight.scalar_type(), "; quantise it with liteboost_adaptor.quantization");
+                weight.scalar_type(), "; quantize it with liteboost_adaptor.quantization");
   LB_CHECK_VALUE(weight.dim() == 2, op, "weight must have shape ", shape, ", got ", weight.sym_sizes(),
-                 "; quantise it with liteboost_adaptor.quantization");
+                 "; quantize it with liteboost_adaptor.quantization");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Quantised layers, saved and in tiles, beside torch's linear with the same weights dequantized."""
+"""Quantized layers, saved and in tiles, beside torch's linear with the same weights dequantized."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class _Session:
         for name, worker in workers.items():
             common = {
                 "variant": name,
-                "quantised": name in QUANTISED,
+                "quantized": name in QUANTISED,
                 "int8_cache": name in INT8_CACHES,
                 "package": str(_PACKAGE),
                 "dtype": self.settings.dtype,

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 #: The variant all ratios and comparisons refer to.
 BASELINE = "hf-sdpa"
 VARIANTS = ("hf-eager", BASELINE, "level0", "level1", "level2")
-#: Level 2 with weights quantised as they are loaded; run where they are asked for.
+#: Level 2 with weights quantized as they are loaded; run where they are asked for.
 QUANTISED = ("w8a16", "w4a16", "w8a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8")
 #: Of these, the ones that round what they compute, too: activations, or keys and values.
 ROUNDING = ("w8a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8")

@@ -81,7 +81,7 @@ def measure(
         cost: What a pass over it costs.
         states: What to continue; the first is what the others are held against.
         rounds: Of one step of each.
-        quant: A scheme to quantise the weights by, as of `apply`; empty for none.
+        quant: A scheme to quantize the weights by, as of `apply`; empty for none.
     """
     from transformers import AutoModelForCausalLM
 
@@ -153,7 +153,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the first kind's context")
     parser.add_argument("--batch", type=int, default=8, help="sequences of the second kind")
     parser.add_argument("--context", type=int, default=4096, help="tokens of the third kind's context")
-    parser.add_argument("--quant", default="", help="quantise the weights, as LITEBOOST_QUANT does")
+    parser.add_argument("--quant", default="", help="quantize the weights, as LITEBOOST_QUANT does")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--workdir", type=Path, help="keep the random weights here for the next run")

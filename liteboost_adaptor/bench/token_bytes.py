@@ -27,7 +27,7 @@ def token_bytes(model: torch.nn.Module) -> dict[str, int]:
     seen: set[int] = set()
     for name, module in model.named_modules():
         if "experts" in name.split("."):
-            raise ConfigError("quantised variants are measured on dense models only; choose another --arch")
+            raise ConfigError("quantized variants are measured on dense models only; choose another --arch")
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is None or id(tensor) in seen or module is embedding:
                 continue

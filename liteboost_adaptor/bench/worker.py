@@ -48,9 +48,9 @@ class Variant:
     """A loaded model and the two things a benchmark asks of it: its logits, and a timed ``generate``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.is_quantised = options.get("quantised", False)
+        self.is_quantized = options.get("quantized", False)
         self.keeps_integers = options.get("int8_cache", False)
-        self.uses_package = options["variant"].startswith("level") or self.is_quantised
+        self.uses_package = options["variant"].startswith("level") or self.is_quantized
         if self.uses_package:
             import_package(options["package"])
         import torch
@@ -94,7 +94,7 @@ class Variant:
             "isa": isa,
             "adapted": "liteboost_adaptor" in sys.modules,
         }
-        if self.is_quantised:
+        if self.is_quantized:
             counted = importlib.import_module("liteboost_adaptor.bench.token_bytes")
             facts["token_bytes"] = counted.token_bytes(self.model)
         return facts
@@ -106,7 +106,7 @@ class Variant:
             path: A file for ``torch.save``: ``prefill`` ``[B, P, V]`` and ``decode`` ``[B, new, V]``, fp32.
             forced: Tokens ``[B, new]`` to go on with in place of the model's own, so that every step of
                 every variant sees the same past; ``None`` to choose greedily.
-            dequantized: Of a copy without us, whose quantised weights are floating point again, and whose
+            dequantized: Of a copy without us, whose quantized weights are floating point again, and whose
                 cache keeps the values that ours stands for.
 
         Returns:

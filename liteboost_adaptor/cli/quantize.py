@@ -36,7 +36,7 @@ def quantize(
         str, typer.Option(help="layers that stay as they are, separated by commas, such as lm_head")
     ] = "",
     calibrate: Annotated[
-        str, typer.Option(metavar="TEXT", help="file with a text that the model reads before it is quantised")
+        str, typer.Option(metavar="TEXT", help="file with a text that the model reads before it is quantized")
     ] = "",
     kv_cache: Annotated[
         str, typer.Option(help="int8: models that are loaded from DST keep keys and values as integers")
@@ -48,7 +48,7 @@ def quantize(
         bool, typer.Option("--trust-remote-code", help="run Python code that lies in SRC")
     ] = False,
 ) -> None:
-    """Quantise a checkpoint; interrupted and called again, it goes on where it was."""
+    """Quantize a checkpoint; interrupted and called again, it goes on where it was."""
     if not source.is_dir():
         raise ConfigError(f"SRC must be a folder with a model, found {source}; download the model first")
     from ..quantization.config import LiteBoostConfig
@@ -88,4 +88,4 @@ def _show(done: OfflineResult, target: Path) -> None:
     for name, reason in done.refused:
         console.print(f"{name}: {reason}")
     before, after = (f"{size / 1e6:,.1f} MB" for size in (done.bytes_before, done.bytes_after))
-    console.print(f"{len(done.errors)} layers quantised, {before} to {after}: {target}")
+    console.print(f"{len(done.errors)} layers quantized, {before} to {after}: {target}")

@@ -202,7 +202,7 @@ def _movable(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 
 
 def _integers(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The buffers of quantised layers, all of which are read whole, in the order of the layers."""
+    """The buffers of quantized layers, all of which are read whole, in the order of the layers."""
     for module in model.modules():
         if getattr(module, "holds_integers", False):
             for buffer in module._buffers.values():

@@ -109,7 +109,7 @@ def _is_served(layer: Any, wants_integers: bool) -> bool:
 
 def _unsuited(cls: type) -> str:
     """Why layers of class ``cls`` are not made to keep integers, or an empty string."""
-    return "it quantises what it keeps itself" if issubclass(cls, _quantizing_classes()) else ""
+    return "it quantizes what it keeps itself" if issubclass(cls, _quantizing_classes()) else ""
 
 
 @functools.cache

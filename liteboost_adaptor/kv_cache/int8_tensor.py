@@ -1,6 +1,6 @@
 """Rows of integers, with the shape and dtype of the values that they stand for.
 
-What moves, cuts or copies whole rows gives rows again; any other operator reads the values, multiplied out.
+What moves, cuts or copies whole rows gives rows again; any other operator reads the values, dequantized.
 What is written to values is rounded to rows again. On a CPU the scale of a row lies behind its integers; on
 an NPU, whose attention reads no such rows, in a tensor of its own.
 """

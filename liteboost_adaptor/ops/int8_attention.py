@@ -52,7 +52,7 @@ def int8_rows(x: Tensor) -> Tensor:
 
 
 def dequantized(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values that ``rows`` of `int8_rows` stand for, multiplied out in fp32 (fp64 for fp64) and rounded.
+    """The values that ``rows`` of `int8_rows` stand for, dequantized in fp32 (fp64 for fp64) and rounded.
 
     Args:
         rows: ``[..., head_dim + 4]``, int8.
@@ -75,7 +75,7 @@ def int8_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`attention` over keys and values that are rows of `int8_rows`, none of them multiplied out in memory.
+    """`attention` over keys and values that are rows of `int8_rows`, none of them dequantized in memory.
 
     Args:
         query: ``[batch, num_heads, q_len, head_dim]``, fp32/bf16/fp16 (here also fp64). Any strides; read
@@ -101,7 +101,7 @@ def int8_attention(
         AttentionError: ``scaling`` or ``softcap`` not finite, or a window without ``is_causal``.
 
     Numerics:
-        Of `attention` over the values multiplied out exactly. The bf16 kernel for AVX-512 BF16 rounds the
+        Of `attention` over the exactly dequantized values. The bf16 kernel for AVX-512 BF16 rounds the
         unnormalised probabilities times the scales of their values to bf16; for few queries, to 24 bits of
         the largest of 128 keys, and queries to 16 bits of the largest magnitude of each.
 

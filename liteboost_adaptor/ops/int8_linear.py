@@ -80,7 +80,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None =
 
 
 def _check(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
-    op, advice = "linear_w8a8", "quantise it with liteboost_adaptor.quantization"
+    op, advice = "linear_w8a8", "quantize it with liteboost_adaptor.quantization"
     if x.dim() < 1:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"

@@ -298,7 +298,7 @@ def _check_matrix(op: str, x: Tensor, weight: Tensor, dtype: torch.dtype, shape:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
         )
-    advice = "quantise it with liteboost_adaptor.quantization"
+    advice = "quantize it with liteboost_adaptor.quantization"
     _check_type(op, "weight", weight, dtype, advice)
     if weight.dim() != 2:
         raise ShapeError(

@@ -29,7 +29,7 @@ def share_out(recording: Recording) -> None:
 
 
 def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Step]:
-    """One product for the quantised layers that have one input: query, key and value; gate and up."""
+    """One product for the quantized layers that have one input: query, key and value; gate and up."""
     groups: dict[int, list[Call]] = {}
     open_: dict[int, list[Call]] = {}
     for call in calls:

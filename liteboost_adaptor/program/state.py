@@ -6,6 +6,7 @@ import abc
 import ctypes
 import functools
 import itertools
+import sys
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -27,6 +28,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _GLOBAL_HOOKS = tuple(
     name for name in vars(nn_module) if name.startswith("_global_") and name.endswith("_hooks")
 )
+#: Where transformers has its hooks by which a model's hidden states are captured.
+_CAPTURING = "transformers.utils.output_capturing"
 #: Attribute of a forward set on an instance, or of a hook, that may be recorded: it knows when it is
 #: (`Recorder.require`), or does nothing but call operators.
 RECORDABLE = "_liteboost_recordable"
@@ -261,6 +264,7 @@ def _process() -> tuple[Any, ...]:
         *[_fp32_precision(*each) for each in _PRECISIONS],
         torch.get_num_threads(),
         torch.get_autocast_dtype("cpu"),
+        _is_captured(),
         *[read() for read in _GETTERS],
     )
 
@@ -369,7 +373,22 @@ def hooked(model: torch.nn.Module) -> bool:
 
 
 def _of_others(hooks: dict[int, Any]) -> bool:
-    return any(not getattr(hook, RECORDABLE, False) for hook in hooks.values())
+    return any(not (getattr(hook, RECORDABLE, False) or _captures(hook)) for hook in hooks.values())
+
+
+def _captures(hook: Any) -> bool:
+    """Whether ``hook`` is one of transformers' own: it does nothing where nobody collects hidden states."""
+    return (
+        type(hook) is types.FunctionType
+        and hook.__module__ == _CAPTURING
+        and known.is_known(hook.__code__, hook.__globals__)
+    )
+
+
+def _is_captured() -> bool:
+    """Whether a forward around this one collects what its modules give."""
+    collector = getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
+    return collector is not None and collector.get() is not None
 
 
 def _has_forward_of_others(module: torch.nn.Module) -> bool:

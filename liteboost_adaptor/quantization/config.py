@@ -13,7 +13,7 @@ from ..ops.quantized_linear import PACKING
 from .names import QUANT_METHOD
 from .schemes import QuantScheme
 
-#: What says how a model is quantised, and is of no use once it is.
+#: What says how a model is quantized, and is of no use once it is.
 _ONCE = ("calibrate", "method")
 #: What calibration may do, by scheme; the first is the default.
 METHODS = {"w8a16": ("awq", "gptq"), "w4a16": ("awq", "gptq"), "w8a8": ("smoothquant",)}
@@ -32,7 +32,7 @@ _OPTIONAL = ("layers", "kv_cache")
 
 
 class LiteBoostConfig(QuantizationConfigMixin):
-    """Quantise linear layers: ``from_pretrained(..., quantization_config=LiteBoostConfig("w4a16"))``.
+    """Quantize linear layers: ``from_pretrained(..., quantization_config=LiteBoostConfig("w4a16"))``.
 
     Args:
         scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``; with ``+kv8`` behind it, ``kv_cache="int8"``, too.
@@ -44,7 +44,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
         modules_to_not_convert: Names of layers that stay as they are, as in transformers' quantizers.
         calibrate: A file with a text that the model reads first, with its own tokenizer: scales are moved
             from norms to the layers behind them by what is seen. The model is then loaded whole before it is
-            quantised.
+            quantized.
         method: ``"awq"``: scales are searched for; ``"gptq"``: besides, each column's rounding error is made
             up for by the next ones; ``"smoothquant"``, of w8a8: activations and weights meet half way.
         layers: The scheme of each layer, by its name, where they were read from another format: the others
@@ -83,7 +83,7 @@ class LiteBoostConfig(QuantizationConfigMixin):
         if self.kv_cache not in (None, INT8):
             raise QuantizationError(f"kv_cache must be {INT8!r} or None, got {kv_cache!r}")
         if not scheme and not self.kv_cache:
-            raise QuantizationError('scheme None needs kv_cache="int8", or nothing is quantised')
+            raise QuantizationError('scheme None needs kv_cache="int8", or nothing is quantized')
         self.scheme, self.group_size, self.symmetric = scheme or None, group_size, symmetric
         self.head, self.packing, self.checksums = head, packing, checksums
         if not isinstance(checksums, bool):

@@ -75,7 +75,7 @@ class ConfigFactory:
             return self._original.from_dict(values, *args, **kwargs)
         if values.get("quant_method") == CompressedTensorsFormat.method:
             return RawConfig(values)
-        # Asks for a package, and says how a model was quantised, not how its weights are packed.
+        # Asks for a package, and says how a model was quantized, not how its weights are packed.
         known = {name: value for name, value in values.items() if name != "modules_in_block_to_quantize"}
         try:
             config = self._original.from_dict(known, *args, **kwargs)
@@ -165,7 +165,7 @@ class ForeignQuantizer(LiteBoostQuantizer):
         found: dict[str, Slice | Made] = {}
         for name, tensor in tensors.items():
             owner, _, suffix = name.rpartition(".")
-            # Scales of activations and of a cache can be of layers that are not quantised themselves.
+            # Scales of activations and of a cache can be of layers that are not quantized themselves.
             if suffix not in self._reader.suffixes and not (owner in self._layers and suffix == "weight"):
                 found[name] = tensor
         for name, layer in self._layers.items():

@@ -1,4 +1,4 @@
-"""Where `from_pretrained` reads the files of a quantised model: tensor by tensor, none of them mapped.
+"""Where `from_pretrained` reads the files of a quantized model: tensor by tensor, none of them mapped.
 
 transformers is handed objects that read, or make, a tensor when they are asked for it. So a weight is in
 memory as its file has it only while it is converted, and a file that is cut short or changed is found out.
@@ -22,7 +22,7 @@ _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expecte
 
 
 def install(hooks: Any) -> None:
-    """Read the files of models that are quantised by us, whoever asks for them."""
+    """Read the files of models that are quantized by us, whoever asks for them."""
     load = getattr(sys.modules[_MODELING].PreTrainedModel, "_load_pretrained_model", None)
     if load is not None and list(inspect.signature(load).parameters) == _ARGUMENTS:
         hooks.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", _reading)

@@ -27,7 +27,7 @@ from .selection import report_targets, targets_of, untie
 
 
 class LiteBoostQuantizer(HfQuantizer):
-    """Puts quantised layers in the place of others, and their weights into them as they are loaded."""
+    """Puts quantized layers in the place of others, and their weights into them as they are loaded."""
 
     requires_calibration = False
     #: Whether checkpoints that it reads are written with checksums.
@@ -37,11 +37,11 @@ class LiteBoostQuantizer(HfQuantizer):
     def __init__(self, quantization_config: LiteBoostConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self._targets: list[QuantTarget] = []
-        #: The head that is quantised from the parameter it was tied to, by that parameter's name.
+        #: The head that is quantized from the parameter it was tied to, by that parameter's name.
         self.heads: dict[str, str] = {}
-        #: Experts that are yet to be quantised while they are loaded, by the names of their parameters.
+        #: Experts that are yet to be quantized while they are loaded, by the names of their parameters.
         self.pending_experts: dict[str, QuantTarget] = {}
-        #: Weights that are quantised while they are loaded, with shards of other processes, by name.
+        #: Weights that are quantized while they are loaded, with shards of other processes, by name.
         self.sharded_weights: dict[str, ShardedWeight] = {}
         #: Where it reads, for errors.
         self.files: list[str] = []
@@ -59,7 +59,7 @@ class LiteBoostQuantizer(HfQuantizer):
         placed = set(device_map.values()) if isinstance(device_map, dict) else {device_map}
         if not self.pre_quantized and "disk" in placed:
             raise QuantizationError(
-                "weights are not quantised on their way to the disk: quantise the checkpoint first "
+                "weights are not quantized on their way to the disk: quantize the checkpoint first "
                 "(python -m liteboost_adaptor quantize), and load that with this device_map"
             )
 
@@ -83,7 +83,7 @@ class LiteBoostQuantizer(HfQuantizer):
         if param_name in self.heads or param_name in self.pending_experts:
             return True
         module, name = get_module_from_name(model, param_name)
-        # Of a checkpoint that is quantised, all parts: what does not fit then comes to `check_layers`.
+        # Of a checkpoint that is quantized, all parts: what does not fit then comes to `check_layers`.
         return isinstance(module, QuantizedLayer) and (
             name == "weight" or (self.pre_quantized and name != "bias")
         )
@@ -116,7 +116,7 @@ class LiteBoostQuantizer(HfQuantizer):
                 raise CheckpointError(self.unverified)
 
     def claim(self, model: torch.nn.Module) -> None:
-        """Make this the quantizer of a model that was quantised after it was loaded."""
+        """Make this the quantizer of a model that was quantized after it was loaded."""
         self.pre_quantized = True
         model.hf_quantizer = self
         model.is_quantized = True

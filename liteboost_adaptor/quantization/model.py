@@ -1,4 +1,4 @@
-"""Weights of a loaded model are replaced by quantised ones, and prepacked for its device."""
+"""Weights of a loaded model are replaced by quantized ones, and prepacked for its device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FREED = 32 << 20
 
 
 def convert(model: torch.nn.Module, config: LiteBoostConfig, targets: list[QuantTarget]) -> None:
-    """Replace the ``targets`` that have a scheme by quantised modules, calibrated where ``config`` says so.
+    """Replace the ``targets`` that have a scheme by quantized modules, calibrated where ``config`` says so.
 
     Raises:
         QuantizationError: There is none, or a weight cannot be rounded.
@@ -46,7 +46,7 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, targets: list[Quant
 
 
 def prepack(model: torch.nn.Module) -> None:
-    """Lay out the weights of the quantised layers of ``model`` as its device reads them.
+    """Lay out the weights of the quantized layers of ``model`` as its device reads them.
 
     Layers whose weights accelerate brings in for each call are elsewhere now, and come as files have them.
     """
@@ -62,7 +62,7 @@ def prepack(model: torch.nn.Module) -> None:
 
 
 def quantize_on_meta(model: torch.nn.Module, config: LiteBoostConfig) -> None:
-    """Let ``model``, which is on the meta device, have quantised modules in place of its weights."""
+    """Let ``model``, which is on the meta device, have quantized modules in place of its weights."""
     for target in list(targets_of(model, config)) if config.scheme else ():
         if target.scheme is not None:
             target.replace(model)
@@ -70,17 +70,17 @@ def quantize_on_meta(model: torch.nn.Module, config: LiteBoostConfig) -> None:
 
 
 def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.Module:
-    """Quantise a loaded ``model`` in place, layer by layer; each layer's former weight is freed at once.
+    """Quantize a loaded ``model`` in place, layer by layer; each layer's former weight is freed at once.
 
     Args:
-        model: A model of transformers, not quantised, on the CPU.
+        model: A model of transformers, not quantized, on the CPU.
         config: What to.
 
     Returns:
-        ``model``, which `save_pretrained` writes quantised.
+        ``model``, which `save_pretrained` writes quantized.
 
     Raises:
-        QuantizationError: It is quantised already, is divided over processes, has no layer for it, or a
+        QuantizationError: It is quantized already, is divided over processes, has no layer for it, or a
             weight cannot be rounded.
     """
     from .hf_quantizer import LiteBoostQuantizer  # which converts models by this module
@@ -88,12 +88,12 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
     if getattr(vars(model).get(PLAN), "shardings", None):
         raise QuantizationError(
             f"this {type(model).__name__} is divided over processes already, and a rank has only parts of "
-            "what has one scale. Quantise it as it is loaded (LITEBOOST_QUANT, or quantization_config)"
+            "what has one scale. Quantize it as it is loaded (LITEBOOST_QUANT, or quantization_config)"
         )
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
         raise QuantizationError(
-            f"{type(model).__name__} is quantised already ({getattr(method, 'value', method)}); load it "
+            f"{type(model).__name__} is quantized already ({getattr(method, 'value', method)}); load it "
             "without that"
         )
     targets = list(targets_of(model, config))

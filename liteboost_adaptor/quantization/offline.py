@@ -1,4 +1,4 @@
-"""A folder with a checkpoint, quantised into another folder, file by file."""
+"""A folder with a checkpoint, quantized into another folder, file by file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OfflineResult:
     """What `quantize_folder` has written.
 
     Attributes:
-        errors: Of every quantised layer, the worst first.
+        errors: Of every quantized layer, the worst first.
         refused: (layer or norm, what is otherwise than asked for and why).
         bytes_before, bytes_after: Of all tensors.
     """
@@ -59,7 +59,7 @@ def quantize_folder(
     progress: Progress = lambda *_: None,
     trust_remote_code: bool = False,
 ) -> OfflineResult:
-    """Quantise the model in ``source`` into ``target``; again after an interruption, it goes on where it was.
+    """Quantize the model in ``source`` into ``target``; again after an interruption, it goes on where it was.
 
     The tensors are those that `from_pretrained` with the same configuration and `save_pretrained` would
     write, in files as ``source`` has them. A file appears when it is whole, ``config.json`` last.
@@ -68,14 +68,14 @@ def quantize_folder(
         trust_remote_code: Whether Python code in ``source`` may run.
 
     Raises:
-        QuantizationError: ``source`` has no safetensors, is quantised, or names its tensors otherwise than
+        QuantizationError: ``source`` has no safetensors, is quantized, or names its tensors otherwise than
             its model does; or ``target`` holds something else.
     """
     return _FolderQuantizer(source, target, config, progress, trust_remote_code).run()
 
 
 class _FolderQuantizer:
-    """Quantises the files of ``source``, one after the other."""
+    """Quantizes the files of ``source``, one after the other."""
 
     def __init__(
         self, source: Path, target: Path, config: LiteBoostConfig, progress: Progress, trust_remote_code: bool
@@ -83,13 +83,13 @@ class _FolderQuantizer:
         self.source, self.target, self.config, self.progress = source, target, config, progress
         self.files = _files(source)
         if getattr(config_of(source, trust_remote_code), "quantization_config", None) is not None:
-            raise QuantizationError(f"{source} is quantised already; quantise the checkpoint it was made of")
+            raise QuantizationError(f"{source} is quantized already; quantize the checkpoint it was made of")
         self.model = on_meta(source, trust_remote_code)
         self.targets = list(targets_of(self.model, config))
         self.calibration = self._calibrate(trust_remote_code) if config.calibrate else Calibration()
         self.tensors = tensors_of([str(source / file) for file in self.files])
         self.parameters = sources_of(self.model, self.tensors)
-        #: What is quantised, by the names of the model's parameters, and of those that they are tied to.
+        #: What is quantized, by the names of the model's parameters, and of those that they are tied to.
         self.chosen = {target.parameter: target for target in self.targets if target.scheme is not None}
         self.heads = {target.tied: target for target in self.chosen.values() if target.tied}
         if config.scheme:

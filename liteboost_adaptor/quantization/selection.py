@@ -1,4 +1,4 @@
-"""Which weights of a model are quantised, and to what."""
+"""Which weights of a model are quantized, and to what."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def report_targets(targets: list[QuantTarget]) -> None:
 
 
 def untie(model: torch.nn.Module, target: QuantTarget) -> None:
-    """Let a head that is quantised have a weight of its own, if another module has it, too."""
+    """Let a head that is quantized have a weight of its own, if another module has it, too."""
     if not target.tied:
         return
     getattr(model, "all_tied_weights_keys", {}).pop(f"{target.name}.weight", None)

@@ -1,4 +1,4 @@
-"""Families with integers on an NPU: every such layer is served by aclnn, near its weights multiplied out."""
+"""Families with integers on an NPU: every such layer is served by aclnn, near its dequantized weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _cases() -> Any:
 
 @pytest.mark.parametrize(("family", "scheme"), _cases())
 def test_layers_of_integers_are_aclnn_calls_and_near(family: str, scheme: str) -> None:
-    outcome = npu_families.examine_quantised(family, scheme)
+    outcome = npu_families.examine_quantized(family, scheme)
     # A family whose layers are of classes of its own has but a head, of 8 bits.
     assert sum(outcome.launches.get(op, 0) for op in OPS.values()) > 0, outcome
     if family in SAMPLE:

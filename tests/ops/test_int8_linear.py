@@ -25,7 +25,7 @@ def inputs(rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor,
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Bits of the reference; and that within its roundings of the dequantised product in float64."""
+    """Bits of the reference; and that within its roundings of the dequantized product in float64."""
     result, expected = op(x, weight, scales, bias), reference(x, weight, scales, bias)
     assert result.shape == expected.shape and result.dtype == x.dtype and result.is_contiguous()
     assert torch.equal(result, expected)

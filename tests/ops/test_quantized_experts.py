@@ -24,7 +24,7 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 
 
 class Layer:
-    """Weights of experts one below the other, as the op takes them and multiplied out."""
+    """Weights of experts one below the other, as the op takes them and dequantized."""
 
     def __init__(self, form: str, experts: int, outputs: int, inputs: int) -> None:
         group, zeros = FORMS[form]
@@ -50,7 +50,7 @@ class Layer:
         return x, self.tiles, self.scales, self.zero_points, bias, index, self.outputs
 
     def check(self, result: torch.Tensor, x, bias, index) -> None:
-        """Each element within the roundings of an fp32 sum, and of a weight that is multiplied out."""
+        """Each element within the roundings of an fp32 sum, and of a weight that is dequantized."""
         wide = None if bias is None else bias.double()
         exact = exact_linear(x.double(), self.plain, wide, index)
         products = exact_linear(x.double().abs(), self.spread, None if wide is None else wide.abs(), index)

@@ -93,7 +93,7 @@ def ways(folder: str) -> dict[str, Any]:
     found["eval"] = model.eval() is model
     found["adapters"] = _raised(lambda: model.add_adapter(None))
     found["quantized"] = _raised(lambda: liteboost_adaptor.apply(model, quant="w8a16"))
-    found["multiplied out"] = _raised(model.dequantize)
+    found["dequantized"] = _raised(model.dequantize)
     with torch.no_grad():
         found["pickled"] = torch.equal(_pickled(model)(**inputs).logits, model(**inputs).logits)
     found["settings"] = _raised(lambda: model.generate(**inputs, max_new_tokens=2 + rank))

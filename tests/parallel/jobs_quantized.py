@@ -95,7 +95,7 @@ def changed(folder: str) -> str:
 
 @torch.no_grad()
 def in_place(folder: str) -> dict[str, Any]:
-    """A quantised model that was loaded whole, before and behind `shard`."""
+    """A quantized model that was loaded whole, before and behind `shard`."""
     _quiet()
     liteboost_adaptor.apply(level=1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -160,7 +160,7 @@ def test_experts_of_integers_are_whole_where_their_channels_do_not_fit() -> None
     assert any("runs of 32 channels of experts" in need.what for need in found.requirements)
 
 
-def test_a_plan_says_what_models_that_are_quantised_while_they_are_read_hold(
+def test_a_plan_says_what_models_that_are_quantized_while_they_are_read_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built(tmp_path, ("qwen3_moe",))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.utils import output_capturing
 
 from .conftest import Pair, reasons, served
 
@@ -192,3 +193,34 @@ def test_the_status_says_why_nothing_is_recorded_at_the_moment() -> None:
     for at in range(4):
         pair.agree(1, attention_mask=mask.new_zeros(1, 1, 1, 10 + at))
     assert any(reason.startswith("attention_mask of 4 dimensions") for reason in reasons())
+
+
+def test_hooks_that_transformers_has_left_end_nothing() -> None:
+    """It captures hidden states by them; they stay, and act where a forward, or one around it, collects."""
+    pair = Pair()
+    for model in (pair.ours, pair.theirs):
+        model(pair.tokens(1, 5), output_hidden_states=True)
+    pair.start()
+    pair.agree(8)
+    before = served()
+    pair.agree(4)
+    assert served() == before + 4
+    for _ in range(8):
+        ours, theirs = pair.step(output_hidden_states=True)
+        assert len(ours.hidden_states) == len(theirs.hidden_states) == 3
+        for one, other in zip(ours.hidden_states, theirs.hidden_states, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_forward_around_it_collects_what_it_wants() -> None:
+    """A model of several parts that hands out hidden states calls its language model, whose hooks act."""
+    pair = Pair()
+    for model in (pair.ours, pair.theirs):
+        model(pair.tokens(1, 5), output_hidden_states=True)
+    pair.start()
+    pair.agree(8)
+    before = served()
+    token = output_capturing._active_collector.set({"hidden_states": []})
+    pair.agree(1)
+    output_capturing._active_collector.reset(token)
+    assert served() == before

@@ -1,4 +1,4 @@
-"""Fixtures of every test of quantisation."""
+"""Fixtures of every test of quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA of PEFT over quantised layers."""
+"""LoRA of PEFT over quantized layers."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_missing_and_other_experts_are_errors(tmp_path: Path) -> None:
         load(tmp_path / "plain", quantization_config=LiteBoostConfig("w8a16"))
 
 
-def test_dequantised_they_are_saved_as_any_checkpoint(tmp_path: Path) -> None:
+def test_dequantized_they_are_saved_as_any_checkpoint(tmp_path: Path) -> None:
     model = tiny_models.build("mixtral").bfloat16()
     model.save_pretrained(tmp_path / "plain")
     model = load(tmp_path / "plain", quantization_config=LiteBoostConfig("w8a16"))

@@ -1,4 +1,4 @@
-"""Families with quantised weights, beside transformers' own code on the same weights dequantized."""
+"""Families with quantized weights, beside transformers' own code on the same weights dequantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process holds after a quantised model was loaded, and at most while it was."""
+"""What a process holds after a quantized model was loaded, and at most while it was."""
 
 from __future__ import annotations
 

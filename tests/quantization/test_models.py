@@ -1,4 +1,4 @@
-"""Whole models: quantised as they are loaded or afterwards, saved and loaded, served and recorded."""
+"""Whole models: quantized as they are loaded or afterwards, saved and loaded, served and recorded."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_saved_and_loaded_they_write_the_same_text(name: str, tmp_path: Path) ->
     assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
 
 
-def test_the_tied_head_is_quantised_and_the_embedding_is_not() -> None:
+def test_the_tied_head_is_quantized_and_the_embedding_is_not() -> None:
     plain, model = load(), quantized("w4a16")
     assert plain.lm_head.weight is plain.model.embed_tokens.weight
     assert isinstance(model.lm_head, QuantizedLinear) and model.lm_head.scheme.bits == 8
@@ -126,7 +126,7 @@ def test_layers_are_arranged_for_this_cpu_and_lie_together(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8"])
-def test_a_step_of_a_quantised_model_is_recorded_as_a_program(name: str) -> None:
+def test_a_step_of_a_quantized_model_is_recorded_as_a_program(name: str) -> None:
     model = quantized(name, torch.bfloat16)
     tally = report.tally("step.program")
     before, fallbacks = tally.calls, tally.fallbacks.copy()
@@ -136,7 +136,7 @@ def test_a_step_of_a_quantised_model_is_recorded_as_a_program(name: str) -> None
         assert torch.equal(model.generate(IDS, max_new_tokens=24, do_sample=False), found)
 
 
-def test_a_loaded_model_is_quantised_to_the_same() -> None:
+def test_a_loaded_model_is_quantized_to_the_same() -> None:
     expected = quantized("w4a16").state_dict()
     model = load()
     status = liteboost_adaptor.apply(model, quant="w4a16")
@@ -145,7 +145,7 @@ def test_a_loaded_model_is_quantised_to_the_same() -> None:
     assert all(torch.equal(tensor, state[key]) for key, tensor in expected.items())
     (row,) = [row for row in status.rules if row.id == "quantization" and row.state == "applied"]
     assert row.targets >= len(layers(model))
-    with pytest.raises(QuantizationError, match=r"is quantised already \(liteboost\)"):
+    with pytest.raises(QuantizationError, match=r"is quantized already \(liteboost\)"):
         quantize_model(model, LiteBoostConfig("w8a16"))
 
 
@@ -158,7 +158,7 @@ print(json.dumps({"head": type(model.lm_head).__name__, "mlp": str(model.model.l
 """
 
 
-def test_the_variable_quantises_in_front_of_a_script() -> None:
+def test_the_variable_quantizes_in_front_of_a_script() -> None:
     found = python_json(SCRIPT, str(FOLDER), LITEBOOST_QUANT="w4a16,group=64,head=16")
     assert found["head"] == "Linear" and found["mlp"].startswith("QuantizedLinear(w4a16")
     assert "group_size=64" in found["mlp"]

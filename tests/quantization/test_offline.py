@@ -86,13 +86,13 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new"
     assert cli.main(["quantize", str(FOLDER), str(target), "--group-size", "128", "--keep", "down_proj"]) == 0
     text = capfd.readouterr().out
-    assert "25 layers quantised" in text and "relative error" in text and "█" in text
+    assert "25 layers quantized" in text and "relative error" in text and "█" in text
     config = json.loads((target / "config.json").read_text())["quantization_config"]
     assert config["group_size"] == 128 and config["modules_to_not_convert"] == ["down_proj"]
     assert load(target).model.layers[0].mlp.down_proj.weight.dtype == torch.bfloat16
     assert (target / "tokenizer.json").read_bytes() == (FOLDER / "tokenizer.json").read_bytes()
     assert cli.main(["quantize", str(target), str(tmp_path / "twice")]) == 1
-    assert "is quantised already" in capfd.readouterr().err
+    assert "is quantized already" in capfd.readouterr().err
     assert cli.main(["quantize", str(FOLDER), str(target), "--scheme", "w8a16"]) == 1
     assert "was begun with another checkpoint or configuration" in capfd.readouterr().err
     assert cli.main(["quantize", str(FOLDER), str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""What is loaded into quantised layers, and layers that become larger or smaller."""
+"""What is loaded into quantized layers, and layers that become larger or smaller."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ CASES = {
     "w4a16": Case(quant="w4a16,group=32"),
     "w8a8": Case(quant="w8a8", length=40),
     "experts": Case("mixtral", length=40),
-    "quantised experts": Case("mixtral", quant="w8a16", length=40),
+    "quantized experts": Case("mixtral", quant="w8a16", length=40),
     "delta rule": Case("qwen3_next"),
 }
 

@@ -84,14 +84,14 @@ def examine(family: str) -> Outcome:
     return outcome
 
 
-def examine_quantised(family: str, scheme: str) -> Outcome:
-    """Measure a family whose weights are integers, at level 2, beside its weights multiplied out."""
+def examine_quantized(family: str, scheme: str) -> Outcome:
+    """Measure a family whose weights are integers, at level 2, beside its dequantized weights."""
     outcome = Outcome(family)
     assert native_npu.load().loaded
     torch.ops.liteboost._npu_forget_counts()
     distances: list[tuple[float, ...]] = []
     for seed in SEEDS:  # one will do, where enough positions can be compared
-        distances.append(_quantised(family, scheme, seed))
+        distances.append(_quantized(family, scheme, seed))
         outcome.ours, outcome.own, outcome.kept = _relative(distances)
         if outcome.kept >= LEAST_KEPT:
             break
@@ -103,7 +103,7 @@ def examine_quantised(family: str, scheme: str) -> Outcome:
     return outcome
 
 
-def _quantised(family: str, scheme: str, seed: int) -> tuple[float, ...]:
+def _quantized(family: str, scheme: str, seed: int) -> tuple[float, ...]:
     """As `_distances`, of one level."""
     liteboost_adaptor.apply(level=0)
     model = families.cast(build(family, seed), torch.bfloat16)
@@ -120,7 +120,7 @@ def _quantised(family: str, scheme: str, seed: int) -> tuple[float, ...]:
 
 
 def _multiplied_out(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy in plain layers, whose inputs are rounded where those of the quantised layer are."""
+    """A copy in plain layers, whose inputs are rounded where those of the quantized layer are."""
     twin = copy.deepcopy(model).dequantize(dtype=dtype)
     for name, layer in model.named_modules():
         if isinstance(layer, QuantizedLinear) and layer.scheme.quantizes_activations:

@@ -1,4 +1,4 @@
-"""Quantised layers of given weights."""
+"""Quantized layers of given weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from liteboost_adaptor.quantization.schemes import quantize
 
 
 def linear(layer: torch.nn.Linear, scheme: QuantScheme) -> QuantizedLinear:
-    """``layer`` quantised; its bias is the same parameter."""
+    """``layer`` quantized; its bias is the same parameter."""
     made = QuantizedLinear(layer.in_features, layer.out_features, False, scheme, layer.weight.dtype, "meta")
     made.fill(quantize(layer.weight.detach(), scheme))
     made.bias = layer.bias

@@ -338,7 +338,7 @@ def test_faster_than_the_machine_is_a_failure() -> None:
     assert report.summarise(_measurements(read_gb_s=3.25))["failures"] == []
 
 
-def test_bytes_of_a_quantised_variant_are_those_counted() -> None:
+def test_bytes_of_a_quantized_variant_are_those_counted() -> None:
     measured = _measurements()
     measured.facts["level1"]["token_bytes"] = {"MLP": 2 * 10**8, "head": 5 * 10**7}
     summary = report.summarise(measured)
@@ -378,7 +378,7 @@ def test_a_worker_that_fails_or_dies_is_reported_and_ended(tmp_path: Path) -> No
     assert worker.process.returncode == -9
 
 
-def test_a_run_with_quantised_weights(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_run_with_quantized_weights(tiny_folder: Path, tmp_path: Path) -> None:
     settings = Settings(
         str(tiny_folder),
         prompt=7,

@@ -231,7 +231,7 @@ def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
 
     def run(settings: Any, workdir: Any, progress: Any) -> None:
-        progress("pretending", 0, 1)
+        progress("measuring", 0, 1)
         asked.append(settings)
 
     monkeypatch.setattr(runner, "run", run)

@@ -191,8 +191,8 @@ def test_adapters_that_are_taken_away(how: str, level: int) -> None:
     assert not is_bound(found) and not is_bound(model)
 
 
-class Quantised(nn.Linear):
-    """Stands for the layers of quantisation libraries, which derive from ``nn.Linear``."""
+class Quantized(nn.Linear):
+    """Stands for the layers of quantization libraries, which derive from ``nn.Linear``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * 2
@@ -208,9 +208,9 @@ def with_a_forward_of_its_own(layer: nn.Module) -> str:
     return "the instance has a forward of its own"
 
 
-def quantised(layer: nn.Module) -> str:
-    layer.__class__ = Quantised
-    return f"the layer is a {__name__}.Quantised"
+def quantized(layer: nn.Module) -> str:
+    layer.__class__ = Quantized
+    return f"the layer is a {__name__}.Quantized"
 
 
 def parametrized(layer: nn.Module) -> str:
@@ -222,7 +222,7 @@ def parametrized(layer: nn.Module) -> str:
     return "the layer is a torch.nn.utils.parametrize.ParametrizedLinear"
 
 
-@pytest.mark.parametrize("change", [hooked, with_a_forward_of_its_own, quantised, parametrized])
+@pytest.mark.parametrize("change", [hooked, with_a_forward_of_its_own, quantized, parametrized])
 @pytest.mark.parametrize("when", ["before the adapter", "after the adapter"])
 def test_wrapped_layers_that_are_not_what_they_were(
     when: str, change: Callable[[nn.Module], str], level: int

@@ -1,1 +1,1 @@
-"""Quantised checkpoints: checksums, parameter names, and whether a model was loaded with all of one."""
+"""Quantized checkpoints: checksums, parameter names, and whether a model was loaded with all of one."""

@@ -100,7 +100,7 @@ def why_unverified(files: Iterable[str], config: Mapping[str, Any]) -> str:
             return (
                 f"{path} has no checksums ({DIGESTS} in its metadata), which every file of ours is written "
                 "with: another program has written it since, and its integers may be others. Copy it again "
-                "from where it was quantised, or quantise the model again; to load it all the same, write "
+                "from where it was quantized, or quantize the model again; to load it all the same, write "
                 '"checksums": false into quantization_config in config.json'
             )
         if CONFIG in metadata and metadata[CONFIG] != of_config(config):

@@ -90,7 +90,7 @@ def sources_of(model: torch.nn.Module, tensors: Iterable[str]) -> dict[str, Para
 
 
 def conversions_without_experts(model: torch.nn.Module) -> list[Any]:
-    """How `save_pretrained` renames what ``model`` holds, without what would take quantised experts apart."""
+    """How `save_pretrained` renames what ``model`` holds, without what would take quantized experts apart."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange, WeightConverter
 

@@ -1,4 +1,4 @@
-"""Whether a model was loaded with all of a quantised checkpoint: nothing missing, nothing unread."""
+"""Whether a model was loaded with all of a quantized checkpoint: nothing missing, nothing unread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALES = ("scales", "weight_scale")
 
 
 def check_names(model: torch.nn.Module, info: Any, files: Iterable[str]) -> None:
-    """Compare what the loader says with a quantised checkpoint.
+    """Compare what the loader says with a quantized checkpoint.
 
     Args:
         info: What transformers' loader found missing and left over, by the names of the model.
@@ -74,10 +74,10 @@ def _missing(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def check_layers(model: torch.nn.Module, pending: Iterable[str], where: str) -> None:
-    """Raise `QuantizationError` unless every quantised layer holds what its scheme says.
+    """Raise `QuantizationError` unless every quantized layer holds what its scheme says.
 
     Args:
-        pending: Weights that should have been quantised by now.
+        pending: Weights that should have been quantized by now.
         where: The files.
     """
     faults = [f"{name} is missing" for name in pending]
@@ -86,7 +86,7 @@ def check_layers(model: torch.nn.Module, pending: Iterable[str], where: str) -> 
         if isinstance(layer, QuantizedLayer) and (_is_loaded(layer.weight) or not layer.is_packed):
             faults += [f"{name}.{fault}" for fault in _faults(layer)]
     if faults:
-        remedy = f"\nRead from {where}; copy it and config.json again, or quantise the model again"
+        remedy = f"\nRead from {where}; copy it and config.json again, or quantize the model again"
         raise QuantizationError(
             "the checkpoint does not hold what its quantization_config says:\n  "
             + "\n  ".join(faults[:20])
@@ -157,7 +157,7 @@ def check_integers(model: torch.nn.Module, tensors: Mapping[str, Any], weight_ma
             file = getattr(tensor, "file", None)
             raise QuantizationError(
                 f"{name} in {file.path if file else 'the checkpoint'} is {tensor.dtype}, and the model has a "
-                f"parameter of {target.dtype} there: by quantization_config that layer is not quantised. "
+                f"parameter of {target.dtype} there: by quantization_config that layer is not quantized. "
                 "Copy config.json again"
             )
 

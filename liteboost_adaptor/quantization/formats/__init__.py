@@ -1,4 +1,4 @@
-"""Checkpoints that other libraries have quantised: GPTQ, AWQ and compressed-tensors."""
+"""Checkpoints that other libraries have quantized: GPTQ, AWQ and compressed-tensors."""
 
 from __future__ import annotations
 

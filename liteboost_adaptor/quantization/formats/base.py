@@ -25,12 +25,12 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class CheckpointFormat(ABC):
-    """A format of another library: which layers of a checkpoint are quantised, and how to read them.
+    """A format of another library: which layers of a checkpoint are quantized, and how to read them.
 
     Attributes:
         method: Its ``quant_method`` in configurations.
-        suffixes: Of the tensors that belong to quantised layers, and are not read otherwise.
-        markers: Those of them by which a quantised layer is known, also one that is not whole.
+        suffixes: Of the tensors that belong to quantized layers, and are not read otherwise.
+        markers: Those of them by which a quantized layer is known, also one that is not whole.
     """
 
     method: ClassVar[str]
@@ -47,7 +47,7 @@ class CheckpointFormat(ABC):
         """Why a checkpoint with this configuration, in this version of the format, is not read, or empty."""
 
     def layer_names(self, tensors: Tensors) -> Iterator[str]:
-        """The quantised layers, by the names of the checkpoint."""
+        """The quantized layers, by the names of the checkpoint."""
         split = (name.rpartition(".") for name in tensors)
         return iter(dict.fromkeys(layer for layer, _, suffix in split if suffix in self.markers))
 
@@ -57,7 +57,7 @@ class CheckpointFormat(ABC):
 
 
 class CheckpointLayer(ABC):
-    """One quantised layer of a checkpoint.
+    """One quantized layer of a checkpoint.
 
     A tensor that is missing, or is not what the configuration says, is a `QuantizationError`.
 
@@ -220,7 +220,7 @@ class CheckpointLayer(ABC):
         """An error that names the layer and a file: with this tensor, or that which ``found`` begins with."""
         return QuantizationError(
             f"{self.name} of the checkpoint has {found}; it is not what the format says. Copy "
-            f"{self._file(suffix or found.split()[0].rstrip(','))} and config.json again, or quantise the "
+            f"{self._file(suffix or found.split()[0].rstrip(','))} and config.json again, or quantize the "
             "model again"
         )
 

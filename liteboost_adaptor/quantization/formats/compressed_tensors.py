@@ -43,7 +43,7 @@ class ConfigGroup:
 
 
 def config_groups(config: Config) -> tuple[ConfigGroup, ...]:
-    """The groups with quantised weights.
+    """The groups with quantized weights.
 
     Raises:
         QuantizationError: A value is not of the format.
@@ -132,7 +132,7 @@ class CompressedTensorsFormat(CheckpointFormat):
         if not weights or config.get("quantization_status") != "compressed":
             return "compressed-tensors without compressed weights"
         if config.get("dequantize") or config.get("run_compressed") is False:
-            return "compressed-tensors that are to be dequantised"
+            return "compressed-tensors that are to be dequantized"
         if mapping(config, "sparsity_config").get("format", "dense") != "dense":
             return "compressed-tensors with sparse weights"
         if config.get("transform_config"):

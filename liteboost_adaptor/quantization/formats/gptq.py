@@ -31,7 +31,7 @@ class GptqFormat(CheckpointFormat):
         self._exceptions: list[tuple[str, Config]] = []
         for pattern, changes in config_values.mapping(config, "dynamic").items():
             if pattern.startswith("-:"):
-                continue  # layers that are not quantised
+                continue  # layers that are not quantized
             if not isinstance(changes, Mapping):
                 raise invalid(f"dynamic[{pattern!r}]", changes, "it must be an object")
             config_values.check_pattern("dynamic", pattern.removeprefix("+:"))

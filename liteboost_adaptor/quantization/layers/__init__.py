@@ -1,4 +1,4 @@
-"""Modules with quantised weights, and what transformers and PEFT do to them."""
+"""Modules with quantized weights, and what transformers and PEFT do to them."""
 
 from .base import QuantizedLayer
 from .experts import QuantizedExperts

@@ -1,4 +1,4 @@
-"""The base of modules with a quantised weight: its buffers, prepacked in memory, plain rows in files."""
+"""The base of modules with a quantized weight: its buffers, prepacked in memory, plain rows in files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...errors import StateError
 from ...ops.quantized_linear import from_int4
 from ..schemes import QuantizedTensor, QuantScheme
 
-#: What to do about a ``state_dict`` that is not that of a quantised model.
+#: What to do about a ``state_dict`` that is not that of a quantized model.
 REMEDY = (
-    "Quantise the model that has these numbers (liteboost_adaptor.apply(model, quant=...)), or load them "
+    "Quantize the model that has these numbers (liteboost_adaptor.apply(model, quant=...)), or load them "
     "into this one after model.dequantize()"
 )
 
@@ -56,7 +56,7 @@ class QuantizedLayer(torch.nn.Module):
         self.register_buffer("exact_scales", None, persistent=False)
 
     def fill(self, quantized: QuantizedTensor) -> None:
-        """Take the tensors of a quantised weight."""
+        """Take the tensors of a quantized weight."""
         with torch.inference_mode(False):
             for name, tensor in quantized.tensors().items():
                 setattr(self, name, tensor)
@@ -74,7 +74,7 @@ class QuantizedLayer(torch.nn.Module):
     def prepack(self) -> None:
         """Lay the buffers out as the device reads them: in tiles for a CPU, as CANN packs them for an NPU.
 
-        Nothing happens where they are already, on other devices, and where activations are quantised.
+        Nothing happens where they are already, on other devices, and where activations are quantized.
         """
         if self.is_packed or self.scheme.quantizes_activations:
             return

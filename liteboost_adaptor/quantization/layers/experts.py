@@ -1,4 +1,4 @@
-"""The weights of a layer's experts, quantised, in place of the parameter that holds them all."""
+"""The weights of a layer's experts, quantized, in place of the parameter that holds them all."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class QuantizedExperts(QuantizedLayer):
 
 
 def _refuse_parameter(module: torch.nn.Module, keys: Any) -> None:
-    """Raise `StateError` where a ``state_dict`` had the parameter that a quantised module replaces."""
+    """Raise `StateError` where a ``state_dict`` had the parameter that a quantized module replaces."""
     missing = set(keys.missing_keys)
     for name in keys.unexpected_keys:
         if f"{name}.weight" in missing:

@@ -1,4 +1,4 @@
-"""A linear layer with a quantised weight."""
+"""A linear layer with a quantized weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA of PEFT over quantised layers. Imported only where PEFT is."""
+"""LoRA of PEFT over quantized layers. Imported only where PEFT is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODEL = "peft.tuners.lora.model"
 
 
 def extend(hooks: Any, settings: Settings) -> None:
-    """Let PEFT, which has been imported, wrap quantised layers."""
+    """Let PEFT, which has been imported, wrap quantized layers."""
     if hasattr(sys.modules.get(_MODEL), "dispatch_default"):
         hooks.set_attribute(_MODEL, "dispatch_default", _dispatching)
 
@@ -46,12 +46,12 @@ def _layer_class() -> type:
     from peft.tuners.lora.layer import Linear
 
     class QuantizedLora(Linear):
-        """An adapter beside a quantised layer; what it adds is never merged into the integers."""
+        """An adapter beside a quantized layer; what it adds is never merged into the integers."""
 
         def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
             raise QuantizationError(
                 "an adapter cannot be merged into weights of 8 or 4 bits: merge it into the model that was "
-                "quantised, or model.dequantize() before the adapter is added"
+                "quantized, or model.dequantize() before the adapter is added"
             )
 
     QuantizedLora.__qualname__ = QuantizedLora.__name__

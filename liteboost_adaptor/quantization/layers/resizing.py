@@ -1,4 +1,4 @@
-"""``resize_token_embeddings`` of a model whose output layer is quantised.
+"""``resize_token_embeddings`` of a model whose output layer is quantized.
 
 Rows that stay keep their integers and scales bit for bit. New ones are made as transformers makes them, of
 the dequantized weight, and are the only ones that are rounded.
@@ -22,7 +22,7 @@ _NEW_ROWS = "new rows of the output layer"
 
 
 def install(hooks: Any) -> None:
-    """Have transformers resize quantised output layers."""
+    """Have transformers resize quantized output layers."""
     hooks.set_attribute(_MODELING, _METHOD, _resizing)
 
 

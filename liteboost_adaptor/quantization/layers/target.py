@@ -1,4 +1,4 @@
-"""A weight of a model that may be quantised, and the module that takes its place."""
+"""A weight of a model that may be quantized, and the module that takes its place."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class QuantTarget:
     """A linear layer of a model, or a parameter with the weights of a layer's experts.
 
     Attributes:
-        name: As `torch.nn.Module.get_submodule` takes it once it is quantised.
+        name: As `torch.nn.Module.get_submodule` takes it once it is quantized.
         layer: The layer; of experts, the module that has the parameter.
-        scheme: What it is quantised to, or None.
+        scheme: What it is quantized to, or None.
         reason: Why it stays as it is, if nobody asked for that.
         tied: The name of the parameter that its weight is, where it is another module's, too.
         experts: The shape of the parameter of experts; of a linear layer None.
@@ -38,7 +38,7 @@ class QuantTarget:
 
     @property
     def parameter(self) -> str:
-        """The name of the weight before it is quantised."""
+        """The name of the weight before it is quantized."""
         return f"{self.name}.weight" if self.experts is None else self.name
 
     @property
@@ -53,7 +53,7 @@ class QuantTarget:
         return weight.t().contiguous() if self.is_transposed else weight
 
     def replace(self, model: torch.nn.Module, quantized: QuantizedTensor | None = None) -> QuantizedLayer:
-        """Put a quantised module in its place in ``model``, on the meta device where it has no weight yet."""
+        """Put a quantized module in its place in ``model``, on the meta device where it has no weight yet."""
         module = self._module("meta").train(self.layer.training)
         if quantized is not None:
             module.fill(quantized)

@@ -1,4 +1,4 @@
-"""The floating-point parameter that quantised weights replace: its shape, as a linear layer or as experts."""
+"""The floating-point parameter that quantized weights replace: its shape, as a linear layer or as experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..schemes import QuantizedTensor, QuantScheme, quantize
 
 @dataclass(frozen=True)
 class WeightShape:
-    """The shape of a parameter with the weights of all experts, and of the matrix that it is quantised as.
+    """The shape of a parameter with the weights of all experts, and of the matrix that it is quantized as.
 
     The parameter is ``[num_experts, out_features, in_features]``, or transposed ``[num_experts, in_features,
     out_features]``. The matrix is ``[num_experts * out_features, in_features]``: experts one below the other.
@@ -66,14 +66,14 @@ class WeightShape:
 
 @dataclass(frozen=True)
 class ShardedWeight:
-    """A weight that is quantised while a model is loaded, and of which another process keeps the rest.
+    """A weight that is quantized while a model is loaded, and of which another process keeps the rest.
 
     Attributes:
         shape: Of what is read; of a linear layer one expert.
-        scheme: It is quantised to.
+        scheme: It is quantized to.
         shard_shape: Of what is kept of the result.
         shard_scheme: Of that: groups may be smaller.
-        take_shard: From what is quantised to what is kept.
+        take_shard: From what is quantized to what is kept.
     """
 
     shape: WeightShape

@@ -1,4 +1,4 @@
-"""What a weight is quantised to: schemes, the tensors of a quantised weight, and rounding to nearest."""
+"""What a weight is quantized to: schemes, the tensors of a quantized weight, and rounding to nearest."""
 
 from .rounding import quantize
 from .scheme import QuantScheme

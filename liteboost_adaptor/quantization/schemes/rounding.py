@@ -34,7 +34,7 @@ def quantize(weight: Tensor, scheme: QuantScheme, name: str = "the weight") -> Q
     """
     reason = scheme.why_unsupported(*weight.shape)
     if reason:
-        raise QuantizationError(f"{name} {list(weight.shape)} cannot be quantised to {scheme.name}: {reason}")
+        raise QuantizationError(f"{name} {list(weight.shape)} cannot be quantized to {scheme.name}: {reason}")
     chunks = weight.split(max(1, CHUNK // max(1, weight.shape[1]))) if len(weight) else (weight,)
     return QuantizedTensor.cat([_quantize(chunk, scheme, name) for chunk in chunks])
 

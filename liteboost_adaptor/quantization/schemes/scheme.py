@@ -17,10 +17,10 @@ _SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16"
 
 @dataclass(frozen=True)
 class QuantScheme:
-    """How the weight of a linear layer is quantised.
+    """How the weight of a linear layer is quantized.
 
     Attributes:
-        name: ``"w8a16"``: int8 with a scale for each output; ``"w8a8"``: the same, and activations quantised
+        name: ``"w8a16"``: int8 with a scale for each output; ``"w8a8"``: the same, and activations quantized
             dynamically, per token; ``"w4a16"``: 4 bits with a scale for each group.
         group_size: Columns that share a scale, for w4a16.
         symmetric: Whether 8 stands for zero in every group; else each group has a zero point.
@@ -54,7 +54,7 @@ class QuantScheme:
 
     @property
     def quantizes_activations(self) -> bool:
-        """Whether the inputs of a layer are quantised to 8 bits, too."""
+        """Whether the inputs of a layer are quantized to 8 bits, too."""
         return self.name == "w8a8"
 
     @property

@@ -1,4 +1,4 @@
-"""The tensors of a quantised weight, as checkpoints have them."""
+"""The tensors of a quantized weight, as checkpoints have them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .scheme import QuantScheme
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A quantised weight ``[out, in]``.
+    """A quantized weight ``[out, in]``.
 
     Attributes:
         weight: int8 ``[out, in]``, or uint8 ``[out, in / 2]``, two of 4 bits to a byte (`pack_w4`).

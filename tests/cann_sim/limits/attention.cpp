@@ -22,8 +22,8 @@ void check_given(const Inference& a) {
       if (!t) throw NullError("a tensor in key or value is null");
     }
   }
-  for (auto& x : a.quantisation)
-    require(!x, "of quantised attention, scales of keys and values are simulated");
+  for (auto& x : a.quantization)
+    require(!x, "of quantized attention, scales of keys and values are simulated");
   require(!a.key_prefix, "shared prefixes are not simulated");
 }
 

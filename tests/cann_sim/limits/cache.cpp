@@ -101,7 +101,7 @@ LIMITS(aclnnKvRmsNormRopeCache, T, kv, T, gamma, T, cos, T, sin, T, index, R, k_
                      {k_cache, "kCacheRef"},
                      {ckv_cache, "ckvCacheRef"}});
   if (output_kv) require_all_given({{k_out, "kRopeOut"}, {ckv_out, "cKvOut"}});
-  require(!k_scale && !ckv_scale && !k_offset && !ckv_offset, "quantised caches are not simulated");
+  require(!k_scale && !ckv_scale && !k_offset && !ckv_offset, "quantized caches are not simulated");
   require_dtype(kv, "kv", {at::kHalf, at::kBFloat16});
   for (auto& [tensor, name] : Tensors{{gamma, "gamma"},
                                       {cos, "cos"},
@@ -154,7 +154,7 @@ LIMITS(aclnnQkvRmsNormRopeCache, T, qkv, T, q_gamma, T, k_gamma, T, cos, T, sin,
                      {v_cache, "vCache"}});
   require_given(qkv_size, "qkvSize");
   require_given(head_counts, "headNums");
-  require(!k_scale && !v_scale && !k_offset && !v_offset, "quantised caches are not simulated");
+  require(!k_scale && !v_scale && !k_offset && !v_offset, "quantized caches are not simulated");
   require_dtype(qkv, "qkv", {at::kHalf, at::kBFloat16});
   for (auto& [tensor, name] : Tensors{{q_gamma, "qGamma"},
                                       {k_gamma, "kGamma"},

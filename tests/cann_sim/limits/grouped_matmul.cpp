@@ -29,7 +29,7 @@ static void dtypes(const Grouped& g) {
   if (float_x) {
     require(out == x, "out is ", out, " with ", x, " x: they must be equal");
     require(w == x || (x != kFloat32 && is_one_of(w, {kInt8, kInt32})), "weight is ", w, " with ", x, " x");
-    require(!some(g.scale) && !some(g.token_scale), "scale and perTokenScale belong to quantised x");
+    require(!some(g.scale) && !some(g.token_scale), "scale and perTokenScale belong to quantized x");
     require((w != x) == some(g.aq_scale), "antiquantScale must be given with integer weights and only then");
     require(!is_310p() || (x == at::kHalf && w == x), "310P takes Half x and weight only");
     if (x == at::kHalf) return require_dtype(bias, "bias", {at::kHalf});
@@ -37,10 +37,10 @@ static void dtypes(const Grouped& g) {
     return;
   }
   require(!is_310p(), "310P takes Half x and weight only");
-  require(g.type == 0, "quantised x needs groupType 0, it is ", g.type);
+  require(g.type == 0, "quantized x needs groupType 0, it is ", g.type);
   require(g.x.size() == 1 && g.weight.size() == 1 && g.out.size() == 1,
-          "quantised x needs lists of one tensor");
-  require(element(g.weight, 0)->dim() == 3, "the weight of quantised x needs 3 axes (E, K, N)");
+          "quantized x needs lists of one tensor");
+  require(element(g.weight, 0)->dim() == 3, "the weight of quantized x needs 3 axes (E, K, N)");
   if (x == kInt32 || w == kInt32) {  // int4 weights
     require(w == kInt32, "int4 x needs int4 weight");
     require(scale && hardware_scale(*scale), "int4 weights need a 64-bit scale");

@@ -140,7 +140,7 @@ LIMITS(aclnnMoeInitRoutingV3, T, x, T, expert_idx, T, scale, T, offset, int64_t,
   require(!offset, "offset must be null");
   require_dtype(scale, "scale", {kFloat32});
   if (quant_mode == 1) {
-    require(x->scalar_type() != kInt8, "int8 x cannot be quantised");
+    require(x->scalar_type() != kInt8, "int8 x cannot be quantized");
     require_dtype(expanded, "expandedXOut", {kInt8});
     require_shape(scale, "scale", {last - first, x->size(1)});
   } else {

@@ -1,4 +1,4 @@
-// What the quantising operators reject. Sources: ops-nn, quant/*/docs/*.md and
+// What the quantizing operators reject. Sources: ops-nn, quant/*/docs/*.md and
 // matmul/convert_weight_to_int4_pack/docs (tables of dtypes, constraints of each product).
 #include "quantized.h"
 
@@ -31,7 +31,7 @@ LIMITS(aclnnDynamicQuantV2, T, x, T, smooth, T, group_index, int64_t, dst_type, 
   dynamic_quant(x, smooth, y, scale);
   require_dtype(offset, "offsetOut", {kFloat32});
   require_shape(offset, "offsetOut", rows_of(x));
-  require(!(is_310p() && offset), "310P quantises symmetrically only: offsetOut must be null");
+  require(!(is_310p() && offset), "310P quantizes symmetrically only: offsetOut must be null");
   require(dst_type == 2 || dst_type == 3 || dst_type == 29, "dstType ", dst_type,
           ": 2 (int8), 3 or 29 (int4)");
   require((y->scalar_type() == kInt8) == (dst_type == 2), "yOut is ", y->scalar_type(), " but dstType ",

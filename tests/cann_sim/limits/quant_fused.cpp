@@ -1,4 +1,4 @@
-// What the norms and gated activations that quantise reject. Sources: ops-nn, norm/*_quant/docs/*.md,
+// What the norms and gated activations that quantize reject. Sources: ops-nn, norm/*_quant/docs/*.md,
 // quant/{swi_glu,dequant_swiglu}_quant/docs.
 #include "quantized.h"
 
@@ -160,7 +160,7 @@ static void swiglu_quant(const TensorHandle& x, const TensorHandle& smooth, cons
   const std::string m = mode ? mode : "dynamic";
   require(m == "dynamic" || m == "static", "quantMode '", m, "': dynamic or static");
   if (m == "static") {
-    require(given(offsets), "static quantisation needs offsets");
+    require(given(offsets), "static quantization needs offsets");
     require_shape(offsets, "offsets", smooth->sizes());
   } else {
     require_given(scale, "scaleOut");
@@ -193,7 +193,7 @@ LIMITS(aclnnDequantSwigluQuant, T, x, T, weight_scale, T, activation_scale, T, b
   require(x->size(-1) % 2 == 0, "the last axis of x is ", x->size(-1), ", it must be even");
   const std::string m = mode ? mode : "";
   require(m == "dynamic" || m == "static", "quantMode '", m, "': dynamic or static");
-  require(m == "dynamic" || !groups, "groupIndex needs dynamic quantisation");
+  require(m == "dynamic" || !groups, "groupIndex needs dynamic quantization");
   const bool integers = x->scalar_type() == kInt32;
   require(integers == given(weight_scale), "weightScale must be given with int32 x and only then");
   require(integers || (!activation_scale && !bias), "activationScale and bias need int32 x");

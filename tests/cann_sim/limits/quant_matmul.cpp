@@ -1,4 +1,4 @@
-// What the quantised matrix products reject. Sources: ops-nn, matmul/{weight_quant_batch_matmul_v2,
+// What the quantized matrix products reject. Sources: ops-nn, matmul/{weight_quant_batch_matmul_v2,
 // quant_batch_matmul_v3,quant_batch_matmul_v4}/docs/*.md (constraints and tables of dtypes of each product).
 #include "../ops/quantize.h"
 #include "quantized.h"
@@ -94,7 +94,7 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
     require_same_dtype(offset, "antiquantOffset", x, "x");
   }
   if (is_nz(weight) && !is_310p()) nz_weight(w);
-  if (is_310p()) require(!quant_scale && !quant_offset, "310P does not quantise y: quantScale must be null");
+  if (is_310p()) require(!quant_scale && !quant_offset, "310P does not quantize y: quantScale must be null");
   require(!quant_offset || quant_scale, "quantOffset needs quantScale");
   require_dtype(quant_scale, "quantScale", {at::kUInt64, at::kLong});
   if (quant_scale) {
@@ -124,7 +124,7 @@ LIMITS(aclnnWeightQuantBatchMatmulV3, T, x, T, weight, T, scale, T, offset, T, q
   require(inner_precise == 0 || inner_precise == 1, "innerPrecise ", inner_precise, ": 0 or 1");
 }
 
-// ---- both operands quantised -----------------------------------------------------------------------------------
+// ---- both operands quantized -----------------------------------------------------------------------------------
 struct QuantProduct {
   const TensorHandle &x1, &x2;
   const TensorHandle &x1_scale, &x2_scale, &x2_offset, &bias;

@@ -1,4 +1,4 @@
-// Checks that the limits of quantised, routing and collective operators share.
+// Checks that the limits of quantized, routing and collective operators share.
 #pragma once
 #include <algorithm>
 
@@ -19,7 +19,7 @@ inline bool given(const TensorHandle& x) { return static_cast<bool>(x); }
 inline std::vector<int64_t> rows_of(const TensorHandle& x) { return x->sizes().slice(0, x->dim() - 1).vec(); }
 inline int64_t row_count(const TensorHandle& x) { return c10::multiply_integers(rows_of(x)); }
 
-/// A quantised output: int8 of x's shape, or int32 that holds 8 int4 (last axis an eighth).
+/// A quantized output: int8 of x's shape, or int32 that holds 8 int4 (last axis an eighth).
 inline void require_quantized_shape(const TensorHandle& y, const char* name, at::IntArrayRef x_shape) {
   if (!y) return;
   auto shape = x_shape.vec();

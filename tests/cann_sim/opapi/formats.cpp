@@ -6,7 +6,7 @@
 namespace sim {
 
 void require_known_formats(const char* op, const std::vector<Argument>& arguments) {
-  // Parts of names: NpuFormatCast, TransMatmulWeight, MatmulWeightNz and the families with quantised weights.
+  // Parts of names: NpuFormatCast, TransMatmulWeight, MatmulWeightNz and the families with quantized weights.
   static const char* takers[] = {"FormatCast",  "TransMatmulWeight", "WeightNz",  "QuantMatmul",
                                  "WeightQuant", "GroupedMatmul",     "AllReduce", "ConvertWeight"};
   for (auto* part : takers) {

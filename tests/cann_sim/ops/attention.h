@@ -43,7 +43,7 @@ struct Inference {
   T bias, mask;
   IA q_lengths, kv_lengths;
   T table, q_padding, kv_padding, q_rope, k_rope, sinks;
-  std::vector<T> quantisation;  // scales and offsets that must be null
+  std::vector<T> quantization;  // scales and offsets that must be null
   T key_scale, value_scale;     // of keys and values that are integers
   int64_t key_mode = 0, value_mode = 0;
   T key_prefix;
@@ -117,22 +117,22 @@ struct Inference {
   a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask;                             \
   a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                                      \
   a.table = table, a.q_padding = q_padding, a.kv_padding = kv_padding;                                     \
-  a.quantisation = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
+  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
   a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH";        \
   a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.block_size = block_size;    \
   a.want_lse = want_lse, a.out = out, a.lse = lse
 #define FIA_COLLECT_V2()                                                                                  \
   FIA_COLLECT_V1();                                                                                       \
-  a.quantisation.insert(a.quantisation.end(), {key_offset, value_offset});                                \
+  a.quantization.insert(a.quantization.end(), {key_offset, value_offset});                                \
   a.key_scale = key_scale, a.value_scale = value_scale, a.key_mode = key_mode, a.value_mode = value_mode; \
   a.key_prefix = key_prefix
 #define FIA_COLLECT_V3()                  \
   FIA_COLLECT_V2();                       \
-  a.quantisation.push_back(k_rope_scale); \
+  a.quantization.push_back(k_rope_scale); \
   a.q_rope = q_rope, a.k_rope = k_rope
 #define FIA_COLLECT_V4()             \
   FIA_COLLECT_V3();                  \
-  a.quantisation.push_back(q_scale); \
+  a.quantization.push_back(q_scale); \
   a.sinks = sinks
 // The single key and value become lists of one.
 #define PFA_COLLECT_V3()                                                                            \
@@ -140,13 +140,13 @@ struct Inference {
   sim::Inference a;                                                                                 \
   a.query = query, a.key.p = &key_list, a.value.p = &value_list, a.bias = bias, a.mask = mask;      \
   a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                               \
-  a.quantisation = {dequant1, quant1, dequant2, quant2, quant_offset2};                             \
+  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2};                             \
   a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH"; \
   a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.is_prompt = true, a.out = out
 #define IFA_COLLECT_V4()                                                                                   \
   sim::Inference a;                                                                                        \
   a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask, a.kv_lengths = kv_lengths;  \
-  a.quantisation = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
+  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
   a.table = table, a.kv_padding = kv_padding, a.heads = heads, a.scale = scale;                            \
   a.layout = layout ? layout : "BSH", a.kv_heads = kv_heads, a.block_size = block_size;                    \
   a.inner_precise = inner_precise, a.out = out

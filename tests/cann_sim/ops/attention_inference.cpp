@@ -78,7 +78,7 @@ Tensor keys_of(const Inference& a, const Tensor& x, int64_t b) {
   return one.narrow(2, begin_of(a.kv_padding, bool(a.kv_lengths), one.size(2), length), length);
 }
 
-/// Those keys or values multiplied out where they are integers, and rounded to the dtype of the query: what is
+/// Those keys or values dequantized where they are integers, and rounded to the dtype of the query: what is
 /// documented of the arithmetic is no more than that they are.
 Tensor values_of(const Inference& a, const Tensor& x, T scale, int64_t b) {
   auto rows = keys_of(a, x, b);

@@ -1,4 +1,4 @@
-// Matrix products of groups of rows (experts), quantised or not.
+// Matrix products of groups of rows (experts), quantized or not.
 // Formulas: CANN operator documentation (ops-transformer, gmm/*/docs/*.md).
 #include "quantize.h"
 

@@ -48,7 +48,7 @@ std::vector<Row> rows_of(const Domain& d, const Tensor& ids, int64_t rank) {
   return rows;
 }
 
-/// Dynamic quantisation with an expert's smoothing factors: int8, and max / 127.
+/// Dynamic quantization with an expert's smoothing factors: int8, and max / 127.
 std::pair<Tensor, Tensor> quantized_row(const Tensor& x, const TensorHandle& scales, int64_t expert) {
   auto v = fp32(x);
   if (scales) v = v * fp32((*scales)[expert]);

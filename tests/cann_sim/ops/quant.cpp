@@ -1,4 +1,4 @@
-// Quantisation and dequantisation of tensors, and of scales into the cube unit's form.
+// Quantization and dequantization of tensors, and of scales into the cube unit's form.
 // Formulas: CANN operator documentation (ops-nn, quant/*/docs/*.md); rounding is half to even (CAST_RINT).
 #include "quantize.h"
 

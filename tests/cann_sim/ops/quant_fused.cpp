@@ -1,4 +1,4 @@
-// Norms and gated activations that end in a quantisation.
+// Norms and gated activations that end in a quantization.
 // Formulas: CANN operator documentation (ops-nn, norm/*_quant/docs/*.md, quant/{swi_glu,dequant_swiglu}_quant/docs).
 #include "quantize.h"
 

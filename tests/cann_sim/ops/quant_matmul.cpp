@@ -1,4 +1,4 @@
-// Matrix products with quantised operands.
+// Matrix products with quantized operands.
 // Formulas: CANN operator documentation (ops-nn, matmul/{weight_quant_batch_matmul_v2,quant_batch_matmul_v3,
 // quant_batch_matmul_v4}/docs/*.md).
 #include "quantize.h"
@@ -55,7 +55,7 @@ OP(aclnnWeightQuantBatchMatmulV3, T, x, T, weight, T, scale, T, offset, T, quant
   weight_quant_matmul(x, weight, scale, offset, quant_scale, bias, group, y);
 }
 
-// ---- both operands quantised ---------------------------------------------------------------------------------
+// ---- both operands quantized ---------------------------------------------------------------------------------
 struct QuantMatmul {
   Tensor x1, x2, x1_scale, x2_scale, x2_offset, y_offset, bias;
   int64_t group;

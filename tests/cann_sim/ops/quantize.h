@@ -1,4 +1,4 @@
-// Arithmetic the quantised operators share: rounding, saturation, 4-bit packing, hardware scales.
+// Arithmetic the quantized operators share: rounding, saturation, 4-bit packing, hardware scales.
 #pragma once
 #include <cstring>
 
@@ -6,7 +6,7 @@
 
 namespace sim {
 
-// Rounds half to even (CAST_RINT, what the vector unit's quantising casts do) and saturates to `bits` bits.
+// Rounds half to even (CAST_RINT, what the vector unit's quantizing casts do) and saturates to `bits` bits.
 // A row of zeros has scale 0 and 0 / 0 = NaN here: its values are 0.
 inline at::Tensor quantize(const at::Tensor& x, int bits = 8) {
   const double high = (1 << (bits - 1)) - 1;
@@ -51,7 +51,7 @@ inline at::Tensor integers(const at::Tensor& matrix) {
   return unpack_int4(matrix, transposed ? -2 : -1);
 }
 
-// The number of bits a quantised output keeps: int8, or int32 holding 8 int4.
+// The number of bits a quantized output keeps: int8, or int32 holding 8 int4.
 inline int output_bits(const at::Tensor& y) { return y.scalar_type() == at::kInt ? 4 : 8; }
 inline void put_quantized(const TensorHandle& y, const at::Tensor& x) {
   const int bits = output_bits(*y);
@@ -59,7 +59,7 @@ inline void put_quantized(const TensorHandle& y, const at::Tensor& x) {
   put(y, bits == 4 ? pack_int4(q) : q);
 }
 
-// What the cube unit's dequantising store reads from 64 bits: scale = the upper 19 bits of a float32 in bits
+// What the cube unit's dequantizing store reads from 64 bits: scale = the upper 19 bits of a float32 in bits
 // 13..31, offset = 9 signed bits in bits 37..45 (aclnnTransQuantParamV2's documentation).
 inline bool hardware_scale(const at::Tensor& scale) {
   return scale.scalar_type() == at::kLong || scale.scalar_type() == at::kUInt64;

@@ -31,7 +31,7 @@ def apart(states: Tensor, capacity: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, capacity: int = 0, **options: Any) -> tuple[Any, Any]:
-    """Hold the op against the reference in float64; what it launched, and why it was multiplied out."""
+    """Hold the op against the reference in float64; what it launched, and why it was dequantized."""
     arguments = {"mask": None, "scaling": 0.125, "is_causal": True} | options
     (k, k_scales, k_rows), (v, v_scales, v_rows) = apart(key, capacity), apart(value, capacity)
     is_float = {n: isinstance(x, Tensor) and x.is_floating_point() for n, x in arguments.items()}

@@ -1,4 +1,4 @@
-"""What the tests of quantised, routing and collective operators share."""
+"""What the tests of quantized, routing and collective operators share."""
 
 from __future__ import annotations
 

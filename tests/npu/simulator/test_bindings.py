@@ -93,7 +93,7 @@ def test_quant_matmul():
     same(torch_npu.npu_quant_matmul(a, b, s, offset=offset.npu(), output_dtype=torch.int8), [int8])
 
 
-def test_norms_that_quantise():
+def test_norms_that_quantize():
     x1, x2, gamma, beta = (
         normal(s, BF16, 20 + k) for k, s in enumerate([(2, 3, 24), (2, 3, 24), (24,), (24,)])
     )
@@ -127,7 +127,7 @@ def test_norms_that_quantise():
     same(torch_npu.npu_rms_norm_quant(a, g, h, one.npu(), offset.npu(), 1e-5), [y])
 
 
-def test_gated_activations_that_quantise():
+def test_gated_activations_that_quantize():
     x, smooth, ends = (
         normal((4, 12), HALF, 30),
         normal((2, 6), torch.float32, 31),

@@ -180,12 +180,12 @@ def test_init_routing_drops_and_pads():
 
 @pytest.mark.parametrize("count_type", [1, 2])
 @pytest.mark.parametrize("row_idx_type", [0, 1])
-@pytest.mark.parametrize("quantised", [False, True])
-def test_init_routing_of_a_range_of_experts(count_type, row_idx_type, quantised):
+@pytest.mark.parametrize("quantized", [False, True])
+def test_init_routing_of_a_range_of_experts(count_type, row_idx_type, quantized):
     x, idx = normal((6, 8), torch.bfloat16, 4), integers(0, 9, (6, 2), 5, torch.int32)
     first, last = 3, 8
-    scale = normal((last - first, 8), torch.float32, 6).abs() + 0.5 if quantised else None
-    expanded = torch.empty(12, 8, dtype=torch.int8 if quantised else torch.bfloat16)
+    scale = normal((last - first, 8), torch.float32, 6).abs() + 0.5 if quantized else None
+    expanded = torch.empty(12, 8, dtype=torch.int8 if quantized else torch.bfloat16)
     row, row_scale = torch.full((12,), -7, dtype=torch.int32), torch.empty(12)
     counts = torch.empty(
         last - first if count_type == 1 else 10, *([2] if count_type == 2 else []), dtype=torch.int64
@@ -202,7 +202,7 @@ def test_init_routing_of_a_range_of_experts(count_type, row_idx_type, quantised)
         0,
         count_type,
         True,
-        1 if quantised else -1,
+        1 if quantized else -1,
         (first, last),
         row_idx_type,
         expanded,
@@ -214,7 +214,7 @@ def test_init_routing_of_a_range_of_experts(count_type, row_idx_type, quantised)
     used = int(((idx >= first) & (idx < last)).sum())
     assert 2 < used < 12
     rows = x[order[:used] // 2]
-    if quantised:
+    if quantized:
         expert = idx.flatten()[order[:used]].long() - first
         real = rows.double() * scale.double()[expert]
         s = real.abs().amax(-1) / 127

@@ -39,15 +39,15 @@ def received(ids, rank, local):
 
 
 @pytest.mark.parametrize("version", ["", "V2"])
-@pytest.mark.parametrize("quantised", [False, True])
-def test_dispatch_and_combine(version, quantised):
+@pytest.mark.parametrize("quantized", [False, True])
+def test_dispatch_and_combine(version, quantized):
     x, ids, scales = routed_data(1)
-    smooth = normal((4, 32), torch.float32, 50).abs() + 0.5 if quantised else None
+    smooth = normal((4, 32), torch.float32, 50).abs() + 0.5 if quantized else None
     alg = [""] if version else []
     rows = 2 * 3 * 2  # ranks * most tokens * min(local experts, k)
 
     def body(group, rank):
-        expanded = torch.zeros(rows, 32, dtype=torch.int8 if quantised else torch.bfloat16)
+        expanded = torch.zeros(rows, 32, dtype=torch.int8 if quantized else torch.bfloat16)
         row_scales, nums = torch.zeros(rows), torch.zeros(2, dtype=torch.int64)
         assist, counts = torch.zeros(rows * 128, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
         call(
@@ -67,7 +67,7 @@ def test_dispatch_and_combine(version, quantised):
             0,
             0,
             0,
-            2 if quantised else 0,
+            2 if quantized else 0,
             6,
             1,
             *alg,
@@ -79,7 +79,7 @@ def test_dispatch_and_combine(version, quantised):
             None,
             None,
         )
-        rows_back = expanded.to(torch.bfloat16) * (row_scales[:, None] if quantised else 1)
+        rows_back = expanded.to(torch.bfloat16) * (row_scales[:, None] if quantized else 1)
         out = torch.empty_like(x[rank])
         shared = [None] if version else []
         call(
@@ -119,7 +119,7 @@ def test_dispatch_and_combine(version, quantised):
         lines = received(ids, rank, 2)
         assert 0 < len(lines) < rows
         for row, (e, r, t, _) in enumerate(lines):
-            if quantised:
+            if quantized:
                 real = x[r][t].double() * smooth[e].double()
                 s = real.abs().max() / 127
                 close(row_scales[row : row + 1], s[None])
@@ -132,7 +132,7 @@ def test_dispatch_and_combine(version, quantised):
             sum(line[:2] == (e, r) for line in lines) for e in range(2 * rank, 2 * rank + 2) for r in range(2)
         ]
         assert counts.tolist() == torch.tensor(by_source).cumsum(0).tolist()
-        if not quantised:  # every expert gave its row back unchanged
+        if not quantized:  # every expert gave its row back unchanged
             close(out, x[rank].double() * scales[rank].double().sum(1, keepdim=True), inside=1e-6)
 
 

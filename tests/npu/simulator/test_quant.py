@@ -1,4 +1,4 @@
-"""Quantising operators of the simulator against float64, and what they refuse."""
+"""Quantizing operators of the simulator against float64, and what they refuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .operators import Nz, call, close, integers, normal, on_soc, pack, refused,
 HALVES = (torch.float16, torch.bfloat16)
 
 
-# ---- quantise, dequantise --------------------------------------------------------------------------------
+# ---- quantize, dequantize --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -155,7 +155,7 @@ def test_limits_of_dynamic_quant():
         refused("symmetrically", "aclnnDynamicQuantV2", x[:, :32], None, None, 2, y[:, :32], scale, scale)
 
 
-def test_limits_of_the_plain_quantisations():
+def test_limits_of_the_plain_quantizations():
     x, y = normal((4, 6), torch.float32, 1), torch.empty(4, 6, dtype=torch.int8)
     one = torch.ones(1)
     quant = "aclnnAscendQuantV3"

@@ -1,4 +1,4 @@
-"""Norms and gated activations of the simulator that end in a quantisation, and what they refuse."""
+"""Norms and gated activations of the simulator that end in a quantization, and what they refuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * gamma
 
 
-# ---- norm, then quantise ---------------------------------------------------------------------------------
+# ---- norm, then quantize ---------------------------------------------------------------------------------
 
 
 def residual(dtype, seed, shape=(2, 3, 72)):
@@ -144,7 +144,7 @@ def test_rms_norm_dynamic_quant():
     rounded(y, real / s.unsqueeze(-1))
 
 
-# ---- gated activation, then quantise ---------------------------------------------------------------------
+# ---- gated activation, then quantize ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -240,7 +240,7 @@ def test_dequant_swiglu_quant_by_groups():
 # ---- limits ----------------------------------------------------------------------------------------------
 
 
-def test_limits_of_norms_that_quantise():
+def test_limits_of_norms_that_quantize():
     x1, x2, gamma, x = residual(torch.float16, 90, (4, 48))
     y, out, scale = torch.empty(4, 48, dtype=torch.int8), torch.empty_like(x), torch.ones(48)
 
@@ -313,7 +313,7 @@ def test_limits_of_norms_that_quantise():
         refused("310P", *dynamic())
 
 
-def test_limits_of_activations_that_quantise():
+def test_limits_of_activations_that_quantize():
     x, smooth = normal((4, 12), torch.float16, 1), torch.ones(1, 6)
     y, scale = torch.empty(4, 6, dtype=torch.int8), torch.empty(4)
     swiglu = "aclnnSwiGluQuant"

@@ -1,4 +1,4 @@
-"""Quantised matrix products of the simulator against float64, and what they refuse."""
+"""Quantized matrix products of the simulator against float64, and what they refuse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weight_only(dtype, k, n, groups, seed, bits=8):
     return weight, scale, offset
 
 
-def dequantised(weight, scale, offset, dtype, group=0):
+def dequantized(weight, scale, offset, dtype, group=0):
     rows = (lambda t: t.repeat_interleave(group, 0)[: weight.shape[0]]) if group else (lambda t: t)
     w = (weight.double() + rows(offset.double())) * rows(scale.double())
     return w.float().to(dtype).double()  # the cube unit takes 16-bit operands
@@ -46,7 +46,7 @@ def test_weight_quant_per_channel(dtype, shape):
     y = torch.empty(m, n, dtype=dtype)
     stored = weight.t().contiguous().t()  # as (n, k), seen transposed
     call("aclnnWeightQuantBatchMatmulV2", x, stored, scale, offset, None, None, bias, 0, y)
-    close(y, x.double() @ dequantised(weight, scale, offset, dtype) + bias.double())
+    close(y, x.double() @ dequantized(weight, scale, offset, dtype) + bias.double())
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -59,7 +59,7 @@ def test_weight_quant_per_group(dtype, group, bits):
     y = torch.empty(m, n, dtype=dtype)
     given = pack(weight) if bits == 4 else weight
     call("aclnnWeightQuantBatchMatmulV3", x, given, scale, offset, None, None, None, group, 0, y)
-    close(y, x.double() @ dequantised(weight, scale, offset, dtype, group))
+    close(y, x.double() @ dequantized(weight, scale, offset, dtype, group))
 
 
 def test_weight_quant_int4_per_channel_transposed():
@@ -78,7 +78,7 @@ def test_weight_quant_int4_per_channel_transposed():
         0,
         y,
     )
-    close(y, x.double() @ dequantised(weight, scale, torch.zeros(9), torch.float16))
+    close(y, x.double() @ dequantized(weight, scale, torch.zeros(9), torch.float16))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -92,7 +92,7 @@ def test_weight_quant_reads_fractal_nz(bits):
         nz, group = Nz(pack(weight)), 64
     y = torch.empty(3, weight.shape[1], dtype=torch.bfloat16)
     call("aclnnWeightQuantBatchMatmulV2", x, nz, scale, offset, None, None, None, group, y)
-    close(y, x.double() @ dequantised(weight, scale, offset, torch.bfloat16, group))
+    close(y, x.double() @ dequantized(weight, scale, offset, torch.bfloat16, group))
 
 
 def test_weight_quant_with_a_scale_of_the_cube_unit():
@@ -104,13 +104,13 @@ def test_weight_quant_with_a_scale_of_the_cube_unit():
     close(y, (x.double() @ (weight.double() + offset.double()[:, None]).t()) * scale, inside=1e-6)
 
 
-def test_weight_quant_can_quantise_its_output():
+def test_weight_quant_can_quantize_its_output():
     x = normal((4, 48), torch.float16, 51)
     weight, scale, offset = weight_only(torch.float16, 48, 10, None, 52)
     quant, value = hardware_scale(torch.full((10,), 3.0), torch.full((10,), 5.0))
     y = torch.empty(4, 10, dtype=torch.int8)
     call("aclnnWeightQuantBatchMatmulV2", x, weight, scale, offset, quant, None, None, 0, y)
-    rounded(y, (x.double() @ dequantised(weight, scale, offset, torch.float16)) * value + 5, slack=2e-3)
+    rounded(y, (x.double() @ dequantized(weight, scale, offset, torch.float16)) * value + 5, slack=2e-3)
 
 
 def test_weight_quant_on_310p_takes_an_nz_weight_as_n_by_k():
@@ -119,10 +119,10 @@ def test_weight_quant_on_310p_takes_an_nz_weight_as_n_by_k():
     y = torch.empty(3, 20, dtype=torch.float16)
     with on_soc("310P"):
         call("aclnnWeightQuantBatchMatmulV2", x, Nz(weight), scale, None, None, None, None, 0, y)
-    close(y, x.double() @ dequantised(weight.t(), scale.t(), torch.zeros(1, 20), torch.float16))
+    close(y, x.double() @ dequantized(weight.t(), scale.t(), torch.zeros(1, 20), torch.float16))
 
 
-# ---- both operands quantised -----------------------------------------------------------------------------
+# ---- both operands quantized -----------------------------------------------------------------------------
 
 
 def operands(m, k, n, seed):

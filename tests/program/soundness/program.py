@@ -14,7 +14,7 @@ from .idiom import LOGITS, SITES, Idiom, catalogue
 #: Steps of one token behind the prompt.
 STEPS = 60
 STYLES = ("keywords", "mask", "positions", "positional", "tuple", "hidden", "embeds")
-#: Dtypes and quantisations.
+#: Dtypes and quantizations.
 FORMS = ("float32", "bfloat16", "kv8", "w8a16")
 CACHES = ("plain", "config", "model's own")
 _VALUES = (0.5, 2.0, -1.0, 0.25, 1.5)
