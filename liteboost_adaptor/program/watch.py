@@ -145,7 +145,8 @@ class _Watch:
             kind = self._kinds[id(code)] = self._kind_of(frame)
             self._alive.append(code)
             if kind == _UNREAD and self._foreseen is not None and code not in self._foreseen:
-                raise Unforeseen
+                if not _handles_signal(frame):  # that is called once, whatever becomes of the step
+                    raise Unforeseen
         elif kind == _STATEFUL and event == "call":
             self.ran.fault = self.ran.fault or _called(frame, frame.f_globals["__name__"])
         if event != "c_call" or not kind:
@@ -218,6 +219,13 @@ def faults_in(codes: list[types.CodeType]) -> str:
 
 def _place(frame: types.FrameType) -> str:
     return f"{frame.f_code.co_qualname}, line {frame.f_lineno},"
+
+
+def _handles_signal(frame: types.FrameType) -> bool:
+    """Whether a call comes from no line of the step's: it is given the frame that a signal has interrupted."""
+    code, interrupted = frame.f_code, frame.f_back
+    names = code.co_varnames[: code.co_argcount]
+    return any(frame.f_locals.get(name) is interrupted for name in names) and interrupted is not None
 
 
 def _is_noting(frame: types.FrameType | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 from transformers.utils import output_capturing
+
+from liteboost_adaptor.program import watch
 
 from .conftest import Pair, reasons, served
 
@@ -224,3 +228,28 @@ def test_a_forward_around_it_collects_what_it_wants() -> None:
     pair.agree(1)
     output_capturing._active_collector.reset(token)
     assert served() == before
+
+
+def test_a_handler_of_signals_runs_though_nobody_has_read_it() -> None:
+    """It would not be called again; other code that was not foreseen does not run at all."""
+    ran: list[str] = []
+
+    def handler(number: int, frame: Any) -> None:
+        ran.append("handler")
+
+    def other() -> None:
+        ran.append("other")
+
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(1000):
+            pass
+        other()
+
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(watch.Unforeseen), watch.watched({interrupted.__code__}):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert ran == ["handler"]
