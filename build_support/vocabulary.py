@@ -1,4 +1,4 @@
-"""Keeps words out that the project once had for what the field calls otherwise (docs/glossary.md): `make lint`."""
+"""Keeps words out that the project once had for what the field calls otherwise: a part of `make lint`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = {
     r"\b(weights|layers) of integers": "quantized weights, quantized layers",
     r"\b[Mm]eets? integers\b": "uses integer dot products",
     r"\blay_back|\blay back\b": "unpack",
-    r"\b(SumLinear|HeadLinear|DeferredLinear)\b": "RowParallelLinear, ColumnParallelHead, DeferredReduceLinear",
+    r"\b(SumLinear|HeadLinear|DeferredLinear)\b": "RowParallelLinear, ColumnParallelHead, …",
     r"\bInt8Rows\b": "Int8KVTensor",
     r"\bbecome_part\b|\bbecomes? a part of its rank": "shard",
     r"\b[Bb]y one line\b": "with one line",
@@ -26,15 +26,16 @@ WORDS = {
 
 def main() -> int:
     """Print each line that has one of the words. The status is 1 where there is any."""
-    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in KINDS]
+    found = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")))
+    files = [*sorted(ROOT.glob("*.md")), *(path for path in found if path.suffix in KINDS)]
     wrong = 0
-    for path in [*sorted(ROOT.glob("*.md")), *files]:
+    for path in files:
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
             for word, instead in WORDS.items():
-                if found := re.search(word, line):
+                if said := re.search(word, line):
                     wrong += 1
                     place = f"{path.relative_to(ROOT)}:{number}"
-                    sys.stdout.write(f"{place}: {found[0]!r}: say {instead}\n")
+                    sys.stdout.write(f"{place}: {said[0]!r}: say {instead}\n")
     return int(wrong > 0)
 
 

@@ -222,7 +222,7 @@ def _place(frame: types.FrameType) -> str:
 
 
 def _handles_signal(frame: types.FrameType) -> bool:
-    """Whether a call comes from no line of the step's: it is given the frame that a signal has interrupted."""
+    """Whether a call comes from no line of the step's: it is given the frame that was interrupted."""
     code, interrupted = frame.f_code, frame.f_back
     names = code.co_varnames[: code.co_argcount]
     return any(frame.f_locals.get(name) is interrupted for name in names) and interrupted is not None
