@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import warnings
 import weakref
@@ -58,6 +59,8 @@ class Steps:
         #: The same of the step before that, where not all of it was foreseen.
         self._former: dict[Any, watch.Ran] = {}
         self._attempts: dict[Any, int] = {}
+        #: How often a step could not be recorded for what may pass, since one was.
+        self._postponed: collections.Counter[Any] = collections.Counter()
         #: Whether a graph may hold the addresses of weights.
         self._is_captured = False
         self._lock = threading.Lock()
@@ -104,12 +107,14 @@ class Steps:
                 return result
         if len(self._seen) > KINDS:
             self._seen.clear()
+            self._postponed.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
             return call(**kwargs)
-        if captured or (fault := _why_not_now(model, cache)):
+        if fault := "is a part of a graph" if captured else _why_not_now(model, cache):
             self._seen[key] = 0  # looked for again some steps later
-            if not captured:
+            self._postponed[key] += 1
+            if self._postponed[key] > 1 and not captured:  # once, a cache may be new, or somebody looks
                 self._tally.fell_back(fault)
             return call(**kwargs)
         if key not in self._ran:
@@ -219,6 +224,7 @@ class Steps:
             by_runs = sorted(self._programs.get(key, ()), key=lambda each: each.runs, reverse=True)
             self._programs[key] = [program, *by_runs[: MOST - 1]]
         self._made[key] = self._made.get(key, 0) + 1
+        del self._postponed[key]
         return result
 
     def _again(self, key: Any, result: Any) -> Any:

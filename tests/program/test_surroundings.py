@@ -187,7 +187,7 @@ def test_the_status_says_why_nothing_is_recorded_at_the_moment() -> None:
     assert any(reason.startswith("a module has hooks") for reason in reasons())
     pair = Pair()
     pair.start()
-    for _ in range(8):
+    for _ in range(16):
         pair.agree(1)
         assert pair.caches[0].layers[0].keys.shape[2]
     assert any("of the cache were taken from it" in reason for reason in reasons())
