@@ -35,7 +35,7 @@ class Program:
     Attributes:
         state: What it was recorded in.
         runs: Steps it has served.
-        stops: Runs that came to a value by which the model decides otherwise than in the recorded step.
+        stops: Runs that raised, or came to a value by which the model decides otherwise than when recorded.
         decides: Whether there may be such runs.
         outline: Of its result.
         is_made_once: Whether no second run beside it may be made: ranks exchange something in it, or an

@@ -96,10 +96,11 @@ class _Walk:
 
         Others are held where nobody looks: by an operator, or by a registry of torch's.
         """
-        found = {each.__code__ for each in self.reached.functions}
-        made = found | {nested for code in found for nested in known.with_nested(code)}
-        for code in self._unread - made:
-            self._refuse(f"runs {code.co_qualname}, to which nothing leads that is compared")
+        found = {each.__code__ for each in self.reached.functions} if self._unread else set()
+        made = {nested for code in found for nested in known.with_nested(code)}
+        for code in self._codes:
+            if code in self._unread and code not in made:
+                self._refuse(f"runs {code.co_qualname}, to which nothing leads that is compared")
 
     def _refuse(self, fault: str) -> None:
         self.reached.fault = self.reached.fault or fault

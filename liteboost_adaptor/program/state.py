@@ -342,7 +342,7 @@ def _told_apart(member: Any) -> Any:
     kind = type(member)
     if kind is float:
         return kind, member.hex()
-    if kind in (complex, tuple):
+    if kind is complex:
         return kind, repr(member)
     return kind, member if kind in PLAIN else id(member)
 

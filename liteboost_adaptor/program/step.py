@@ -87,7 +87,7 @@ class Steps:
         self._is_captured |= captured
         given = arguments.dense(kwargs)
         for program in programs:
-            if program.decides and (program.is_vain or not watch.is_possible()):
+            if program.is_vain or (program.decides and not watch.is_possible()):
                 continue  # a profiler would see the runs that stop, too
             symbols = program.symbols(cache, given)
             if symbols is None or (given is not kwargs and program.writes_to_arguments):
@@ -102,7 +102,7 @@ class Steps:
                     checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
                 if checked is not None:
                     return self._checked(key, program, *checked)
-            elif (result := _served(program, cache, given, symbols)) is not _STOPPED:
+            elif (result := self._replayed(program, cache, given, symbols)) is not _STOPPED:
                 self._tally.served()
                 return result
         if len(self._seen) > KINDS:
@@ -128,6 +128,22 @@ class Steps:
                 return self._record(model, call, kwargs, given, key)
         finally:
             disguise.one_at_a_time.release()
+
+    def _replayed(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Any:
+        with using():  # what the cache keeps stays where it is until the result is kept there
+            try:
+                run = program.run(cache, given, symbols)
+            except Exception as raised:
+                if program.writes(cache, given):
+                    raise
+                # The original raises by itself, and leaves what it leaves.
+                self._tally.fell_back(f"a replay raised {_words(raised)}")
+                program.stops += 1
+                return _STOPPED
+            if run is None:
+                return _STOPPED
+            program.runs += 1
+            return program.commit(run, cache)
 
     def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
         """The original's ``result``; a program that gave another is never run again."""
@@ -276,20 +292,6 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
         and given["input_ids"].is_cpu
         and watch.is_possible()
     )
-
-
-def _served(program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Any:
-    with using():  # what the cache keeps stays where it is until the result is kept there
-        try:
-            run = program.run(cache, given, symbols)
-        except Exception:
-            if program.writes(cache, given):
-                raise
-            return _STOPPED  # the original raises by itself, and leaves what it leaves
-        if run is None:
-            return _STOPPED
-        program.runs += 1
-        return program.commit(run, cache)
 
 
 def _is_captured(ids: torch.Tensor) -> bool:

@@ -255,20 +255,21 @@ def test_a_step_that_fails_while_it_is_recorded_is_made_again(family: str) -> No
     assert pair.caches[0].get_seq_length() == 9 + 12
 
 
+def counting(module: torch.nn.Module) -> None:
+    """Have an MLP of ``module`` count its calls, which no program does."""
+    inner = module.model.layers[0].mlp
+    inner.calls = 0
+
+    class Counting(type(inner)):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    inner.__class__ = Counting
+
+
 def test_a_step_that_changes_the_model_takes_the_original() -> None:
     pair = Pair()
-
-    def counting(module: torch.nn.Module) -> None:
-        inner = module.model.layers[0].mlp
-        inner.calls = 0
-
-        class Counting(type(inner)):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                self.calls += 1
-                return super().forward(x)
-
-        inner.__class__ = Counting
-
     pair.both(counting)
     pair.start()
     pair.agree(12)
@@ -281,17 +282,6 @@ def test_what_runs_for_the_first_time_in_a_step_that_is_recorded_runs_once(
     """What it changes could not be taken back, were the step made again: nobody has read it."""
     pair, former = Pair(), AttentionInterface._global_mapping["sdpa"]
     seen: collections.Counter[Any] = collections.Counter()
-
-    def counting(module: torch.nn.Module) -> None:
-        inner = module.model.layers[0].mlp
-        inner.calls = 0
-
-        class Counting(type(inner)):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                self.calls += 1
-                return super().forward(x)
-
-        inner.__class__ = Counting
 
     def noting(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         seen[id(module.config)] += 1

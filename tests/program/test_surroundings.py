@@ -174,6 +174,7 @@ def test_a_replay_that_raises_leaves_what_the_step_leaves() -> None:
         for model, cache in zip((pair.ours, pair.theirs), pair.caches, strict=True):
             with pytest.raises(IndexError):
                 model(input_ids=ids, past_key_values=cache, use_cache=True)
+    assert any(reason.startswith("a replay raised") for reason in reasons())
     assert pair.caches[0].get_seq_length() == pair.caches[1].get_seq_length() == 9 + 11
     pair.agree(8)
 
@@ -199,13 +200,19 @@ def test_the_status_says_why_nothing_is_recorded_at_the_moment() -> None:
     assert any(reason.startswith("attention_mask of 4 dimensions") for reason in reasons())
 
 
-def test_hooks_that_transformers_has_left_end_nothing() -> None:
-    """It captures hidden states by them; they stay, and act where a forward, or one around it, collects."""
+def captured() -> Pair:
+    """Models that decode, and whose hidden states somebody wanted before."""
     pair = Pair()
     for model in (pair.ours, pair.theirs):
         model(pair.tokens(1, 5), output_hidden_states=True)
     pair.start()
     pair.agree(8)
+    return pair
+
+
+def test_hooks_that_transformers_has_left_end_nothing() -> None:
+    """It captures hidden states by them; they stay, and act where a forward, or one around it, collects."""
+    pair = captured()
     before = served()
     pair.agree(4)
     assert served() == before + 4
@@ -218,11 +225,7 @@ def test_hooks_that_transformers_has_left_end_nothing() -> None:
 
 def test_a_forward_around_it_collects_what_it_wants() -> None:
     """A model of several parts that hands out hidden states calls its language model, whose hooks act."""
-    pair = Pair()
-    for model in (pair.ours, pair.theirs):
-        model(pair.tokens(1, 5), output_hidden_states=True)
-    pair.start()
-    pair.agree(8)
+    pair = captured()
     before = served()
     token = output_capturing._active_collector.set({"hidden_states": []})
     pair.agree(1)
