@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,8 @@ class Fits:
         self._functions = [rule for rule in rules if rule.kind == "function"]
         self._expressions = [rule for rule in rules if rule.kind == "expression"]
         self.receivers = [rule for rule in self._expressions if rule.pattern == "receiver"]
-        self._factors = _resolved_functions(self._expressions)
-        self.factor_names = frozenset(function.__name__ for function in self._factors)
+        self._factors = _functions_that_resolve(self._expressions)
+        self.factor_names = frozenset(name.rpartition(":")[2] for name in self._factors)
         self.registries = [rule for rule in rules if rule.kind == "registry"]
         self._models = [rule for rule in rules if rule.kind == "model"]
         self._proofs: dict[Any, str] = {}
@@ -126,8 +126,11 @@ class Fits:
 
     def factor(self, function: Any) -> Fit | None:
         """Fit of a function whose call is a factor of a product."""
-        rule = self._factors.get(function) if isinstance(function, Hashable) else None
-        return Fit(rule) if rule is not None else None
+        # What has the name now: somebody may have exchanged it since, or put it back.
+        for name, rule in self._factors.items():
+            if resolve(name, rule) is function:
+                return Fit(rule)
+        return None
 
     def expressions(self, child: torch.nn.Module) -> list[Fit]:
         """Fits of the expression rules whose child this is, at most one for a pattern."""
@@ -169,13 +172,14 @@ class Fits:
         return probe(original, replacement, cases, rule.rounding == "same")
 
 
-def _resolved_functions(rules: list[Rule]) -> dict[Any, Rule]:
-    """Function -> rule; a name that does not resolve costs that name, and is listed."""
-    found: dict[Any, Rule] = {}
+def _functions_that_resolve(rules: list[Rule]) -> dict[str, Rule]:
+    """Name of a function -> rule; a name that does not resolve costs that name, and is listed."""
+    found: dict[str, Rule] = {}
     for rule in rules:
         for name in rule.functions:
             try:
-                found.setdefault(resolve(name, rule), rule)
+                resolve(name, rule)
+                found.setdefault(name, rule)
             except CatalogueError as fault:
                 report.add(Outcome(rule.id, FAILED, name, str(fault)))
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..kv_cache import buffers
+from .tensors import set_version, version
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Kept:
         names = [set(own.get(buffers.BUFFERS, ())) for own in owns]
         # What grows is not written over; the rest may be.
         self._values = [
-            (value, value.clone())
+            (value, value.clone(), version(value))
             for own, grows in zip(owns, names, strict=True)
             for name, value in own.items()
             if isinstance(value, torch.Tensor) and name not in grows
@@ -61,8 +62,9 @@ class Kept:
             own.update(values)
         for buffer, end in self._ends:
             buffer.end = end
-        for tensor, value in self._values:
+        for tensor, value, number in self._values:
             tensor.copy_(value)
+            set_version(tensor, number)
 
 
 def holders(layers: list[Any]) -> list[Holder]:

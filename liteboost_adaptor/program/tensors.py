@@ -99,11 +99,12 @@ class Written:
         return any(place(tensor) != place(former) for tensor, former, _ in self._before.values())
 
     def give_back(self) -> None:
-        """Give all of them the form and the values they had."""
+        """Give all of them the form and the values they had, and no trace of it in ``_version``."""
         for tensor, former, values in reversed(self._before.values()):
             if place(tensor) != place(former):
                 tensor.set_(former.untyped_storage(), former.storage_offset(), former.size(), former.stride())
             tensor.copy_(values)
+            set_version(tensor, self._versions[id(tensor)])
 
 
 def writes(func: Any) -> bool:

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from support import calls, numbers, tiny_models
 
 import liteboost_adaptor
+from liteboost_adaptor.config import Settings
+from liteboost_adaptor.engine.bind import Binder
+from liteboost_adaptor.huggingface.runtime import active_rules
 
 #: Family -> rules that must serve it.
 FAMILIES = {
@@ -54,6 +57,20 @@ def test_an_activation_function_exchanged_afterwards_is_called(monkeypatch: pyte
     liteboost_adaptor.undo()
     with torch.no_grad():
         assert numbers.relative(found, model(**inputs).logits) <= 2e-5
+
+
+def test_a_function_that_was_exchanged_at_the_first_binding_is_served_once_it_is_back() -> None:
+    model = tiny_models.build("lfm2")
+    with pytest.MonkeyPatch.context() as patch:
+        former = F.silu
+        patch.setattr(F, "silu", lambda x: former(x))
+        binder = Binder(active_rules(Settings()))
+        binder.bind(model).undo()
+    binding = binder.bind(model)
+    with torch.no_grad(), calls.served() as served:
+        model(**tiny_models.example_inputs(model))
+    binding.undo()
+    assert served.rules["mlp.silu_function"] > 0
 
 
 def test_gradients_pass_through_the_original() -> None:

@@ -113,6 +113,30 @@ def test_who_asks_for_versions_or_for_gradients_sees_what_replays_write() -> Non
         loss.backward()
 
 
+def test_versions_are_those_of_one_run_where_a_step_is_taken_back() -> None:
+    """A recording that is refused after it has run has the step made again."""
+    pair = Pair()
+
+    def counting(module: nn.Module) -> Counting:
+        made = Counting()
+        module.model.layers[0].mlp = nn.Sequential(made, module.model.layers[0].mlp)
+        inner = module.model.norm
+
+        class Flags(type(inner)):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.last = x  # no program has an instruction for it, and what it keeps is a tracked tensor
+                return super().forward(x)
+
+        inner.__class__ = Flags
+        return made
+
+    ours, theirs = pair.both(counting)
+    pair.start()
+    for _ in range(12):
+        pair.agree(1)
+        assert ours.total._version == theirs.total._version
+
+
 class Stop(BaseException):
     """What a tool ends a forward by."""
 
