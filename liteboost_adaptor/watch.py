@@ -191,8 +191,8 @@ class Watch:
         self._codes[:] = map(_code, self._held)
         self._expected[:] = [space.get(name, _MISSING) for space, name in self._entries]
         self._function_codes[:] = [function.__code__ for function in self._functions]
-        self._kernels[0] = len(torch.library._impls)
         self._said[0] = self._reason()
+        self._kernels[0] = len(torch.library._impls)
         return self._said[0]
 
     def _reason(self) -> str:
@@ -324,13 +324,29 @@ def _is_observing(mode: Any) -> bool:
     return type(mode).__module__.split(".")[0] == "liteboost_adaptor" or getattr(mode, OBSERVES, False)
 
 
+#: Kernels of ``aten`` that somebody has registered from Python and may have taken back since.
+_overridden: set[str] = set()
+
+
 def _overridden_kernel() -> str:
     """Why torch's own kernels may not be what runs: somebody has registered others from Python."""
-    for entry in torch.library._impls - own_kernels:
+    kernels = torch.library._impls
+    for entry in [*_overridden.difference(kernels)]:
+        # With the first of two libraries that is gone torch forgets the kernel of the other, too.
+        (kernels.add if _is_kernel_of_python(entry) else _overridden.discard)(entry)
+    for entry in kernels - own_kernels:
         namespace, operator, key = entry.split("/", 2)
         if namespace == "aten" and key in _KEYS:
+            _overridden.add(entry)
             return f"a kernel of aten::{operator} was registered by someone else"
     return ""
+
+
+def _is_kernel_of_python(entry: str) -> bool:
+    """Whether the dispatcher's kernel has no signature in C++."""
+    _, operator, key = entry.split("/", 2)
+    lines = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
+    return any(line.startswith(f"{key}: ") and ":: (none)" in line for line in lines)
 
 
 def _is_own(place: Place, value: Any, first: Any) -> bool:

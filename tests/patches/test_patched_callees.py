@@ -277,6 +277,26 @@ def test_a_kernel_registered_from_python_is_what_runs() -> None:
     assert served.rules and not served.fallbacks
 
 
+def test_of_two_kernels_for_one_operator_the_one_that_is_left_runs() -> None:
+    """Torch lists kernels as a set, from which the first library that goes takes that of the other, too."""
+    pair, libraries = Pair("llama"), [torch.library.Library("aten", "IMPL") for _ in range(2)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for library in libraries:
+                library.impl("mm", lambda a, b: torch.einsum("ij,jk->ijk", a, b).sum(1) * 1.125, "CPU")
+        for library in reversed(libraries):
+            expected, found = forward(pair.plain, pair.inputs), forward(pair.served, pair.inputs)
+            assert numbers.relative(found, expected) <= TOLERANCE
+            library._destroy()
+    finally:
+        for library in libraries:
+            library._destroy()
+    with calls.served() as served:
+        forward(pair.served, pair.inputs)
+    assert served.rules and not served.fallbacks
+
+
 class Scaling(TorchFunctionMode):
     """Makes the results of some functions larger."""
 
