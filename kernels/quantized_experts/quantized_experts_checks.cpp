@@ -5,7 +5,7 @@
 namespace liteboost {
 namespace {
 
-constexpr const char* op = "experts_tiles";
+constexpr const char* op = "experts_packed";
 constexpr const char* advice = "; prepack the weights with QuantizedExperts.prepack";
 
 void check_tokens(const at::Tensor& x, const at::Tensor& index) {
@@ -71,9 +71,9 @@ void check_scales(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor
 
 }  // namespace
 
-void check_experts_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                         const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
-                         const at::Tensor& index, const c10::SymInt& out_features) {
+void check_experts_packed(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                          const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                          const at::Tensor& index, const c10::SymInt& out_features) {
   check_tokens(x, index);
   check_tiles(x, tiles, out_features);
   check_scales(x, tiles, scales, zero_points);

@@ -12,15 +12,11 @@ namespace liteboost {
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
 // Raise on anything that quantized_linear.h does not allow.
-void check_linear_w8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                     const std::optional<at::Tensor>& bias);
-void check_linear_w4(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                     const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias);
-void check_linear_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                        const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
-                        const c10::SymInt& out_features);
-void check_tiles_at_once(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
-                         const OptionalTensors& zero_points, const OptionalTensors& biases,
-                         at::IntArrayRef out_features);
+void check_linear_packed(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                         const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                         const c10::SymInt& out_features);
+void check_linears_packed(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
+                          const OptionalTensors& zero_points, const OptionalTensors& biases,
+                          at::IntArrayRef out_features);
 
 }  // namespace liteboost

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..ops.block_selection import select_blocks
 from ..ops.registry import ops as references
 from .attention_part_case import attention_part
-from .int8_attention_cases import int8_attention, int8_rows
+from .int8_attention_cases import int8_attention, quantize_kv
 from .op_case import (
     CONTEXT,
     DELTA_KEY_HEADS,
@@ -43,7 +43,7 @@ from .op_case import (
     case,
     exact_of,
 )
-from .quantized_cases import experts_tiles, linear_tiles, linear_w4, linear_w8, linear_w8a8
+from .quantized_cases import experts_packed, linear_packed, linear_w8a8
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -469,20 +469,18 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_activation": _gated_activation,
     "linear": _linear,
     "gated_linear": _gated_linear,
-    "linear_w8": linear_w8,
     "linear_w8a8": linear_w8a8,
-    "linear_w4": linear_w4,
-    "linear_tiles": linear_tiles,
+    "linear_packed": linear_packed,
     "attention": _attention,
     "attention_part": attention_part,
     "int8_attention": int8_attention,
-    "int8_rows": int8_rows,
+    "quantize_kv": quantize_kv,
     "paged_attention": _paged_attention,
     "block_sparse_attention": _block_sparse_attention,
     "kv_append": _kv_append,
     "experts_linear": _experts,
     "experts_combine": _combine,
-    "experts_tiles": experts_tiles,
+    "experts_packed": experts_packed,
     "recurrent_gated_delta_rule": _recurrent_delta_rule,
     "chunk_gated_delta_rule": _chunk_delta_rule,
     "causal_conv1d": _causal_conv1d,

@@ -1,6 +1,6 @@
 """A KV cache of integers: each key and value of a token and head as int8 with a scale of its own (kv8).
 
-What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.int8_rows`, which hold their
+What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.quantize_kv`, which hold their
 scales; they grow in place as those of any layer (`kv_cache.buffers`). Whoever is handed what ``update``
 returns gets an `Int8KVTensor`: our attention reads the rows as they are, anybody else the values dequantized.
 Who reads the attribute gets these values as an ordinary tensor, which the layer keeps until more come: it may

@@ -16,14 +16,14 @@ from .checks import (
     shape_text,
 )
 from .experts import by_expert
-from .quantized_linear import LINE, PACK, TILE, columns_of_line, linear_tiles
+from .quantized_linear import LINE, PACK, TILE, columns_of_line, linear_packed
 from .registry import define
 
-_OP = "experts_tiles"
+_OP = "experts_packed"
 _ADVICE = "prepack the weights with QuantizedExperts.prepack"
 
 
-def experts_tiles(
+def experts_packed(
     x: Tensor,
     tiles: Tensor,
     scales: Tensor,
@@ -39,9 +39,9 @@ def experts_tiles(
     Args:
         x: ``[tokens, in_features]``, the same row for all slots of a token, or ``[tokens, slots,
             in_features]``; fp32/bf16/fp16 (here also fp64). Any strides.
-        tiles: The weights of all experts one below the other, as `quantized_linear.to_tiles` arranges them:
+        tiles: The weights of all experts one below the other, as `quantized_linear.prepack` arranges them:
             int8 ``[tiles, in_features rounded up to 32 / 4, 64]`` or uint8 ``[tiles, in_features / 8, 64]``.
-        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, as of `linear_tiles`.
+        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, as of `linear_packed`.
         zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
         bias: ``[experts, out_features]``, dtype of ``x``, or None.
         index: ``[tokens, slots]``, int64, from 0 to ``experts``. A slot with ``experts`` has no expert in
@@ -59,7 +59,7 @@ def experts_tiles(
         ExpertIndexError: ``index`` has a number below 0 or above ``experts``.
 
     Numerics:
-        As of `linear_tiles`, with the rows of an expert for the rows of ``x``.
+        As of `linear_packed`, with the rows of an expert for the rows of ``x``.
 
     Source:
         ``grouped_mm_experts_forward`` in transformers 5.23, ``integrations/moe.py``; the arrangement is our
@@ -77,7 +77,7 @@ def experts_tiles(
     out.zero_()
     for expert, place, rows in by_expert(_OP, x, index, experts):
         own = slice(expert * a_expert, (expert + 1) * a_expert)
-        out[place] = linear_tiles(
+        out[place] = linear_packed(
             rows,
             tiles[own],
             scales[own],
@@ -180,7 +180,7 @@ def _check_bias(x: Tensor, bias: Tensor | None, experts: int, out_features: int)
 
 
 define(
-    "experts_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor index, "
+    "experts_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor index, "
     "SymInt out_features) -> Tensor",
-    experts_tiles,
+    experts_packed,
 )

@@ -43,7 +43,7 @@ def kept(cache: Any, beside: str = "") -> list[torch.Tensor]:
 
 def reasons() -> set[str]:
     """Why rows or attention were not the operator's."""
-    return {why for op, why, _ in native_npu.calls() if op in ("int8_rows", "int8_attention") and why}
+    return {why for op, why, _ in native_npu.calls() if op in ("quantize_kv", "int8_attention") and why}
 
 
 @pytest.mark.parametrize("family", SAMPLE)

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 import liteboost_adaptor
 from liteboost_adaptor.kv_cache import bind, buffers, int8_layers
 from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
-from liteboost_adaptor.ops.int8_attention import dequantized, int8_rows
+from liteboost_adaptor.ops.int8_attention import dequantized, quantize_kv
 from liteboost_adaptor.report import Tally
 
 WINDOW, DIM = 8, 12
@@ -39,7 +39,7 @@ def served(*layers: Any) -> DynamicCache:
 
 
 def rounded(states: torch.Tensor) -> torch.Tensor:
-    return dequantized(int8_rows(states), states.dtype)
+    return dequantized(quantize_kv(states), states.dtype)
 
 
 def states(count: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +221,7 @@ def test_anybody_reads_the_values(read: str, dtype: torch.dtype) -> None:
 
 
 def test_one_row_at_an_odd_address_is_read() -> None:
-    rows = int8_rows(torch.randn(1, 1, 9, 5))
+    rows = quantize_kv(torch.randn(1, 1, 9, 5))
     for row in range(9):
         one = Int8KVTensor(rows, torch.float32)[:, :, row : row + 1]
         assert torch.equal(one + 0, dequantized(rows, torch.float32)[:, :, row : row + 1])
