@@ -1,4 +1,4 @@
-#include "npu/beside.h"
+#include "npu/merged_weights.h"
 
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
@@ -40,7 +40,7 @@ std::vector<int64_t> sizes_together(at::TensorList parts) {
 
 }  // namespace
 
-at::Tensor joined(at::TensorList parts) {
+at::Tensor merged_view(at::TensorList parts) {
   if (parts.empty() || !parts[0].defined()) return {};
   // First what is another in nearly every model that does not lie so.
   const char* next = static_cast<const char*>(parts[0].const_data_ptr());
@@ -53,11 +53,10 @@ at::Tensor joined(at::TensorList parts) {
   return at_npu::native::from_blob(parts[0].data_ptr(), sizes_together(parts), parts[0].device(), options);
 }
 
-std::vector<at::Tensor> beside(at::TensorList parts) {
-  TORCH_CHECK(
-      are_alike(parts),
-      "liteboost: _npu_beside takes contiguous tensors of one kind on an NPU, in ND, in multiples of ",
-      kAlignment, " bytes");
+std::vector<at::Tensor> merge(at::TensorList parts) {
+  TORCH_CHECK(are_alike(parts),
+              "liteboost: _npu_merge takes contiguous tensors of one kind on an NPU, in ND, in multiples of ",
+              kAlignment, " bytes");
   const c10::DeviceGuard guard(parts[0].device());
   const c10::InferenceMode outside(false);
   const at::Tensor whole = at::empty(sizes_together(parts), parts[0].options().requires_grad(false));
@@ -81,13 +80,13 @@ std::vector<at::Tensor> beside(at::TensorList parts) {
 
 namespace {
 
-std::vector<at::Tensor> beside(std::vector<at::Tensor> parts) { return liteboost::npu::beside(parts); }
+std::vector<at::Tensor> merge(std::vector<at::Tensor> parts) { return liteboost::npu::merge(parts); }
 
-bool are_beside(std::vector<at::Tensor> parts) { return liteboost::npu::joined(parts).defined(); }
+bool are_merged(std::vector<at::Tensor> parts) { return liteboost::npu::merged_view(parts).defined(); }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
-  m.def("_npu_beside(Tensor[] parts) -> Tensor[]", &beside);
-  m.def("_npu_are_beside(Tensor[] parts) -> bool", &are_beside);
+  m.def("_npu_merge(Tensor[] parts) -> Tensor[]", &merge);
+  m.def("_npu_are_merged(Tensor[] parts) -> bool", &are_merged);
 }

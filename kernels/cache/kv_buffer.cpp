@@ -1,4 +1,4 @@
-#include "cache/room.h"
+#include "cache/kv_buffer.h"
 
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/from_blob.h>

@@ -1,4 +1,4 @@
-"""Weights of one input lie beside each other once a step is recorded, and nobody sees it but the launches."""
+"""Weights of one input are merged once a step is recorded, and nobody sees it but the launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import liteboost_adaptor
-from liteboost_adaptor.program import beside
+from liteboost_adaptor.program import merged_weights
 
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
 if not torch.npu.is_available():
@@ -81,8 +81,8 @@ def groups(model: torch.nn.Module, layer: int = 0) -> list[list[torch.nn.Paramet
     ]
 
 
-def are_beside(model: torch.nn.Module) -> list[bool]:
-    return [torch.ops.liteboost._npu_are_beside(list(group)) for group in groups(model)]
+def are_merged(model: torch.nn.Module) -> list[bool]:
+    return [torch.ops.liteboost._npu_are_merged(list(group)) for group in groups(model)]
 
 
 @pytest.mark.parametrize("make", [llama, qwen2])
@@ -92,7 +92,7 @@ def test_projections_of_a_token_are_one_product_with_the_same_values(make: Calla
     values = {name: parameter.clone() for name, parameter in objects.items()}
     found = decode(model)
     assert products(model) == 4  # q with k and v, o, gate with up, down
-    assert are_beside(model) == [True, True]
+    assert are_merged(model) == [True, True]
     now = dict(model.named_parameters())
     assert all(now[name] is objects[name] and torch.equal(now[name], values[name]) for name in objects)
     liteboost_adaptor.undo()
@@ -104,7 +104,7 @@ def test_no_second_copy_is_held() -> None:
     gc.collect()
     before = torch.npu.memory_allocated()
     decode(model)
-    assert are_beside(model) == [True, True]
+    assert are_merged(model) == [True, True]
     weights = sum(parameter.nbytes for parameter in model.model.layers.parameters())
     del model
     gc.collect()
@@ -115,7 +115,7 @@ def test_no_second_copy_is_held() -> None:
 def test_saved_and_loaded_as_ever(tmp_path: Path) -> None:
     model, twin = llama(), llama()
     decode(model)
-    assert are_beside(model) == [True, True]
+    assert are_merged(model) == [True, True]
     files = {}
     for name, each in (("ours", model), ("theirs", twin)):
         folder = tmp_path / name
@@ -173,7 +173,7 @@ CHANGES = (moved_away_and_back, other_data, assigned, adapted, in_place, stepped
 def test_a_parameter_that_is_given_other_memory_or_values_is_read(change: Callable[[Any], None]) -> None:
     model, twin = llama(), llama()
     decode(model)
-    assert are_beside(model) == [True, True]
+    assert are_merged(model) == [True, True]
     change(model)
     change(twin)
     ids = torch.randint(3, 128, (1, 7), generator=torch.Generator().manual_seed(2)).npu()
@@ -197,9 +197,9 @@ def test_separated_weights_are_brought_together_again() -> None:
     model = llama()
     decode(model)
     moved_away_and_back(model)
-    assert are_beside(model) == [False, False]
+    assert are_merged(model) == [False, False]
     decode(model)
-    assert are_beside(model) == [True, True] and products(model) == 4
+    assert are_merged(model) == [True, True] and products(model) == 4
 
 
 def test_memory_that_somebody_else_sees_is_not_moved() -> None:
@@ -209,7 +209,7 @@ def test_memory_that_somebody_else_sees_is_not_moved() -> None:
     shared = layer.mlp.up_proj.weight
     model.model.layers[1].mlp.gate_proj.weight = shared  # in two places
     decode(model)
-    assert are_beside(model)[0] is False
+    assert are_merged(model)[0] is False
     layer.mlp.gate_proj.weight.mul_(1)
     view.mul_(3)
     assert torch.equal(layer.self_attn.q_proj.weight, view)
@@ -228,26 +228,26 @@ def test_weights_that_a_graph_may_have_captured_stay_where_they_are() -> None:
     graph.replay()
     before = captured.clone()
     decode(model, 12)
-    assert are_beside(model) == [False, False]
+    assert are_merged(model) == [False, False]
     graph.replay()
     assert torch.equal(before, captured)
 
 
-def test_what_cannot_lie_beside_each_other_is_left() -> None:
+def test_what_cannot_be_merged_is_left() -> None:
     def parameter(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.randn(*size).to(dtype).npu())
 
     one = parameter(4, 32)
-    assert not beside.bring([one, one])
-    assert not beside.bring([one, parameter(4, 48)])
-    assert not beside.bring([one, parameter(4, 32, dtype=torch.float16)])
-    assert not beside.bring([one, torch.nn.Parameter(torch.randn(4, 32).bfloat16())])
-    assert not beside.bring([one, parameter(8, 64)[:, ::2]])
-    assert not beside.bring([one, parameter(3, 3)])
+    assert not merged_weights.merge([one, one])
+    assert not merged_weights.merge([one, parameter(4, 48)])
+    assert not merged_weights.merge([one, parameter(4, 32, dtype=torch.float16)])
+    assert not merged_weights.merge([one, torch.nn.Parameter(torch.randn(4, 32).bfloat16())])
+    assert not merged_weights.merge([one, parameter(8, 64)[:, ::2]])
+    assert not merged_weights.merge([one, parameter(3, 3)])
     other = parameter(6, 32)
-    assert beside.bring([one, other]) and beside.bring([one, other])
-    assert not beside.bring([other, one]), "they lie in another order, and belong together"
-    assert not beside.bring([one, parameter(2, 32)])
+    assert merged_weights.merge([one, other]) and merged_weights.merge([one, other])
+    assert not merged_weights.merge([other, one]), "they lie in another order, and belong together"
+    assert not merged_weights.merge([one, parameter(2, 32)])
     buffer = io.BytesIO()
     torch.save(one, buffer)
     buffer.seek(0)

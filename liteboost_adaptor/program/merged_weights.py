@@ -22,32 +22,32 @@ ours = torch.ops.liteboost
 _moved: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def bring(parameters: Sequence[torch.Tensor]) -> bool:
-    """Bring what `may_lie` beside each other there; whether it lies so."""
-    if not may_lie(parameters):
+def merge(parameters: Sequence[torch.Tensor]) -> bool:
+    """Bring what `can_merge` there; whether it lies so."""
+    if not can_merge(parameters):
         return False
-    if ours._npu_are_beside(list(parameters)):
+    if ours._npu_are_merged(list(parameters)):
         return True
     with torch.no_grad():
-        parts = ours._npu_beside([parameter.data for parameter in parameters])
+        parts = ours._npu_merge([parameter.data for parameter in parameters])
         # Other streams will read them, none of which waits for this one.
         torch.get_device_module(parts[0].device).current_stream(parts[0].device).synchronize()
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.data = part
             _moved[parameter] = part.data_ptr()
-    return bool(ours._npu_are_beside(list(parameters)))
+    return bool(ours._npu_are_merged(list(parameters)))
 
 
-def may_lie(parameters: Sequence[torch.Tensor]) -> bool:
+def can_merge(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether these are parameters, or copies of them, whose memory nobody else has any claim to."""
-    if not hasattr(ours, "_npu_beside") or len({id(each) for each in parameters}) != len(parameters):
+    if not hasattr(ours, "_npu_merge") or len({id(each) for each in parameters}) != len(parameters):
         return False
     first = parameters[0]
     if any(not _is_movable(each) or each.dtype != first.dtype for each in parameters):
         return False
     if any(each.shape[1:] != first.shape[1:] or each.device != first.device for each in parameters):
         return False
-    if ours._npu_are_beside(list(parameters)):
+    if ours._npu_are_merged(list(parameters)):
         return True
     return all(_moved.get(each) != each.data_ptr() and not _is_seen(each) for each in parameters)
 

@@ -9,9 +9,9 @@ namespace liteboost::npu {
 
 // All of `parts`, joined along dimension 0 without a copy; undefined unless they lie so, in this order. It owns no
 // memory: for the call at hand, while the parts are held.
-at::Tensor joined(at::TensorList parts);
+at::Tensor merged_view(at::TensorList parts);
 
 // Copies of `parts` that lie so: one allocation, freed with the last of them.
-std::vector<at::Tensor> beside(at::TensorList parts);
+std::vector<at::Tensor> merge(at::TensorList parts);
 
 }  // namespace liteboost::npu
