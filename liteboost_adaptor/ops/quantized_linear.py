@@ -203,9 +203,7 @@ def linear_packed(
         Dettmers et al. 2022, arXiv:2208.07339 (per-channel absmax) and Frantar et al. 2022, arXiv:2210.17323
         (groups); packing and tiles are our own.
     """
-    op = "linear_packed"
-    _check_tiles(op, x, tiles, scales, zero_points, out_features)
-    _check_tensors(op, x, tiles, scales, bias, out_features)
+    _check(x, tiles, scales, zero_points, bias, out_features)
     inputs = x.shape[-1]
     weight, factors = unpack(tiles, out_features, inputs), unpack_scales(scales, out_features)
     zeros = None if zero_points is None else unpack_scales(zero_points, out_features)
@@ -224,7 +222,72 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.to(weight.dtype), weight, wide).to(x.dtype).contiguous()
 
 
-def _check_zero_points(op: str, zero_points: Tensor, x: Tensor, scales: Tensor) -> None:
+def _check(
+    x: Tensor,
+    tiles: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    outputs: int,
+) -> None:
+    op = "linear_packed"
+    if x.dim() < 1:
+        raise ShapeError(
+            f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
+        )
+    check_dtype(op, "x", x)
+    check_packed(
+        op,
+        x,
+        (tiles, scales, zero_points),
+        advice="prepack the weight with QuantizedLinear.prepack",
+        owner="this layer",
+    )
+    if outputs < 0 or -(-outputs // TILE) != tiles.shape[0]:
+        raise ShapeError(
+            f"liteboost::{op}: out_features must be those of {tiles.shape[0]} tiles of 16, got {outputs}; "
+            "pass those of this layer"
+        )
+    if bias is not None:
+        check_same_dtype(op, "bias", bias, "x", x)
+        check_same_device(op, "bias", bias, "x", x)
+        check_vector(op, "bias", bias, outputs, "out_features")
+
+
+def check_packed(
+    op: str, x: Tensor, packed: tuple[Tensor, Tensor, Tensor | None], *, advice: str, owner: str
+) -> None:
+    """Raise unless tiles, scales and zero points fit together, and ``x``.
+
+    Args:
+        op: For whom it is asked.
+        x: ``[..., in_features]``.
+        packed: Tiles, scales and zero points.
+        advice: What to do about the tiles.
+        owner: Whose they are.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: What was asked, what was found, what to do.
+    """
+    tiles, scales, zero_points = packed
+    _check_tiles(op, x, tiles, advice, owner)
+    check_dtype(op, "scales", scales)
+    check_same_device(op, "scales", scales, "x", x)
+    groups = scales.shape[1] if scales.dim() == 3 else 0
+    if (
+        not groups
+        or (scales.shape[0], scales.shape[2]) != (tiles.shape[0], TILE)
+        or (groups > 1 and x.shape[-1] % (groups * PACK))
+    ):
+        raise ShapeError(
+            f"liteboost::{op}: scales must have shape [tiles, groups, 16], one group or groups of {PACK} "
+            f"columns or a multiple of it, for tiles {shape_text(tiles.shape)}, got "
+            f"{shape_text(scales.shape)}; pass the scales of {owner}"
+        )
+    if zero_points is None:
+        return
+    if tiles.dtype == torch.int8:
+        raise ShapeError(f"liteboost::{op}: zero_points are for tiles of 4 bits, got int8; leave them out")
     if zero_points.dtype != torch.uint8:
         raise DTypeError(
             f"liteboost::{op}: zero_points must be uint8, got {dtype_name(zero_points.dtype)}; convert them"
@@ -233,70 +296,27 @@ def _check_zero_points(op: str, zero_points: Tensor, x: Tensor, scales: Tensor) 
     check_same_shape(op, "zero_points", zero_points, "scales", scales)
 
 
-def _check_tensors(
-    op: str, x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None, outputs: int
-) -> None:
-    check_dtype(op, "x", x)
-    check_dtype(op, "scales", scales)
-    check_same_device(op, "tiles", tiles, "x", x)
-    check_same_device(op, "scales", scales, "x", x)
-    if bias is None:
-        return
-    check_same_dtype(op, "bias", bias, "x", x)
-    check_same_device(op, "bias", bias, "x", x)
-    check_vector(op, "bias", bias, outputs, "out_features")
-
-
-def _check_tiles(
-    op: str, x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None, outputs: int
-) -> None:
-    advice = "prepack the weight with QuantizedLinear.prepack"
-    if x.dim() < 1:
-        raise ShapeError(
-            f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
-        )
-    if tiles.dtype not in (torch.int8, torch.uint8):
+def _check_tiles(op: str, x: Tensor, tiles: Tensor, advice: str, owner: str) -> None:
+    is_w8 = tiles.dtype == torch.int8
+    if not is_w8 and tiles.dtype != torch.uint8:
         raise DTypeError(
             f"liteboost::{op}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {advice}"
         )
-    is_w8 = tiles.dtype == torch.int8
+    check_same_device(op, "tiles", tiles, "x", x)
     columns = columns_of_line(tiles)
     if tiles.dim() != 3 or tiles.shape[2] != LINE or tiles.shape[1] % (PACK // columns):
-        form = (
-            "in_features rounded up to 32 / 4, 64]"
-            if is_w8
-            else "in_features / 8, 64] with in_features a multiple of 32"
-        )
+        form = "in_features rounded up to 32 / 4, 64]"
+        if not is_w8:
+            form = "in_features / 8, 64] with in_features a multiple of 32"
         raise ShapeError(
             f"liteboost::{op}: tiles must have shape [tiles, {form}, got {shape_text(tiles.shape)}; {advice}"
-        )
-    if outputs < 0 or -(-outputs // TILE) != tiles.shape[0]:
-        raise ShapeError(
-            f"liteboost::{op}: out_features must be those of {tiles.shape[0]} tiles of 16, got {outputs}; "
-            "pass those of this layer"
         )
     inputs = x.shape[-1]
     if (-(-inputs // PACK) * PACK if is_w8 else inputs) != tiles.shape[1] * columns:
         raise ShapeError(
-            f"liteboost::{op}: x must have shape [..., in_features] with the in_features of tiles "
-            f"{shape_text(tiles.shape)}, got {shape_text(x.shape)}; pass the tiles of this layer"
+            f"liteboost::{op}: x must have in_features last, those of tiles {shape_text(tiles.shape)}, got "
+            f"{shape_text(x.shape)}; pass the tiles of {owner}"
         )
-    groups = scales.shape[1] if scales.dim() == 3 else 0
-    if (
-        not groups
-        or (scales.shape[0], scales.shape[2]) != (tiles.shape[0], TILE)
-        or (groups > 1 and inputs % (groups * PACK))
-    ):
-        raise ShapeError(
-            f"liteboost::{op}: scales must have shape [tiles, groups, 16], one group or groups of {PACK} "
-            f"columns or a multiple of it, for tiles {shape_text(tiles.shape)}, got "
-            f"{shape_text(scales.shape)}; pass the scales of this layer"
-        )
-    if zero_points is None:
-        return
-    if is_w8:
-        raise ShapeError(f"liteboost::{op}: zero_points are for tiles of 4 bits, got int8; leave them out")
-    _check_zero_points(op, zero_points, x, scales)
 
 
 define(
