@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -149,18 +149,11 @@ def eager(
                 cap or 0.0,
                 liteboost_refusal,
             )
-        if liteboost_refusal:
-            reason = liteboost_refusal
-        elif args:
-            reason = "positional arguments beyond the mask"
-        elif query_sinks and sink_logits is None:
-            reason = "eager attention was asked for"
-        elif kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
-            reason = "attention weights wanted"
-        else:
-            dropout = kwargs.get("dropout", 0.0)
-            reason = _unserved(query, key, value, sink_logits, attention_mask, added, dropout, kwargs)
-            reason = reason or _sinks_unserved(query, sink_logits, query_sinks)
+        is_asked_for = bool(query_sinks) and sink_logits is None
+        reason = liteboost_refusal or _eager_unserved(module, args, kwargs, is_asked_for)
+        dropout = kwargs.get("dropout", 0.0)
+        reason = reason or _unserved(query, key, value, sink_logits, attention_mask, added, dropout, kwargs)
+        reason = reason or _sinks_unserved(query, sink_logits, query_sinks)
         if not reason and attention_mask is not None and attention_mask.dtype == torch.bool:
             reason = "a bool mask, which eager attention adds"
         if reason:
@@ -177,6 +170,19 @@ def eager(
 
     vars(attention)["takes_refusal"] = True
     return attention
+
+
+def _eager_unserved(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], is_asked_for: bool
+) -> str:
+    """Why the call, whatever its tensors, is not served; or an empty string."""
+    if args:
+        return "positional arguments beyond the mask"
+    if is_asked_for:
+        return "eager attention was asked for"
+    if kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
+        return "attention weights wanted"
+    return ""
 
 
 def _alike(key: torch.Tensor, value: torch.Tensor, reads_integers: bool) -> tuple[torch.Tensor, torch.Tensor]:

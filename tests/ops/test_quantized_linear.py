@@ -359,12 +359,13 @@ def test_references(dtype: torch.dtype) -> None:
 
 
 def test_compiles_whole() -> None:
-    x = torch.randn(2, 64)
+    x, op = torch.randn(2, 64), torch.ops.liteboost.linear_packed
     for layer in (w8(24, 64), w4(24, 64, 32, True)):
+        tensors = packed(layer)
         compiled = torch.compile(
-            lambda x, layer=layer: run(x, layer) + 1, fullgraph=True, backend="aot_eager"
+            lambda x, tensors=tensors: op(x, *tensors, None, 24) + 1, fullgraph=True, backend="aot_eager"
         )
-        assert torch.equal(compiled(x), run(x, layer) + 1)
+        assert torch.equal(compiled(x), op(x, *tensors, None, 24) + 1)
 
 
 X, T8, S1 = torch.zeros(2, 64), torch.zeros(1, 16, 64, dtype=torch.int8), torch.ones(1, 1, 16)

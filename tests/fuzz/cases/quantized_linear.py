@@ -17,7 +17,7 @@ OUTPUTS = st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 70, 129]))
 ROWS = st.sampled_from([None, None, 1, 4, 5, 16, 17, 32, 33])
 
 
-def _sliced(tensor: Tensor, gap: int) -> Tensor:
+def sliced(tensor: Tensor, gap: int) -> Tensor:
     """As a slice of rows that are ``gap`` wider."""
     return F.pad(tensor, (gap, 0))[..., gap:]
 
@@ -27,9 +27,9 @@ def _case(x: Tensor, layer: dict[str, Tensor | None], bias: Tensor | None, gap: 
     zeros, outputs = layer.get("zero_points"), len(layer["weight"])
     arguments = {
         "x": x,
-        "tiles": _sliced(prepack(layer["weight"]), gap),
+        "tiles": sliced(prepack(layer["weight"]), gap),
         "scales": prepack_scales(layer["scales"]),
-        "zero_points": None if zeros is None else _sliced(prepack_scales(zeros), gap),
+        "zero_points": None if zeros is None else sliced(prepack_scales(zeros), gap),
         "bias": bias,
         "out_features": outputs,
     }
