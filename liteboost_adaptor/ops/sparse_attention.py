@@ -102,7 +102,7 @@ def block_sparse_attention(
 
 
 def _mixed(logits: Tensor, values: Tensor, seen: Tensor, positions: Tensor, at: int | None) -> Tensor:
-    """Values by the softmax of the logits of the keys seen; ``at``: position of the first query, if causal."""
+    """Values by the softmax of the logits of the keys seen; ``at``: where the first query is, if causal."""
     hidden = ~seen[:, :, None, None]
     if at is not None:
         queries = at + torch.arange(logits.shape[3], device=logits.device)
