@@ -103,10 +103,14 @@ def _as_words(tensor: Tensor) -> Tensor:
     """Four bytes as one integer; what starts elsewhere than at a multiple of four is copied."""
     if not tensor.numel():
         return tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] // 4), dtype=torch.int32)
-    starts = tensor.storage_offset(), *tensor.stride()[:-1]
-    if not tensor.is_contiguous() or any(start % 4 for start in starts):
+    if torch.compiler.is_compiling() or not _is_in_words(tensor):  # a graph has no storage offsets
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.view(torch.int32)
+
+
+def _is_in_words(tensor: Tensor) -> bool:
+    starts = tensor.storage_offset(), *tensor.stride()[:-1]
+    return tensor.is_contiguous() and not any(start % 4 for start in starts)
 
 
 def _rows_of(tiles: Tensor) -> Tensor:
