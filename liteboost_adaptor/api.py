@@ -59,7 +59,7 @@ def apply(
 
     Example::
 
-        liteboost_adaptor.apply(model, level=1, disable="norm")  # this model, without fused norms
+        liteboost_adaptor.apply(model, level=1, disable="norm.*")  # without fused norms
         liteboost_adaptor.apply(quant="w4a16")  # every model that is loaded from now on
     """
     sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp, "ep": ep}
