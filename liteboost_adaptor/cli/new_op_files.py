@@ -107,13 +107,18 @@ def _longer_lists(root: Path, words: dict[str, str]) -> list[Change]:
     for entry in lists["entry"]:
         path = Path(entry["file"])
         before = texts[path] if path in texts else (root / path).read_text(encoding="utf-8")
-        place = _place(entry, before, words)
+        added, place = Template(entry["text"]).substitute(words), _place(entry, before, words)
+        if "among" in entry and added in before.splitlines(keepends=True):
+            raise NewOpError(
+                f"NAME must be new, and {path} names {words['op']} already. Choose another name; nothing was "
+                "written."
+            )
         if place is None:
             raise NewOpError(
                 f"new-op adds a line to {path}, and nothing there looks like the list that it knows from "
                 f"{TEMPLATES / 'lists.toml'}. Make the two agree; nothing was written."
             )
-        texts[path] = before[:place] + Template(entry["text"]).substitute(words) + before[place:]
+        texts[path] = before[:place] + added + before[place:]
     return [Change(path, text, is_new=False) for path, text in texts.items()]
 
 

@@ -135,6 +135,7 @@ REFUSED: dict[str, tuple[Callable[[Path], str], str]] = {
     "a keyword": (lambda root: "lambda", "found 'lambda'. Choose another"),
     "too long": (lambda root: "x" * 29, "at most 28 letters"),
     "an op of a family": (lambda root: "add_rms_norm", r"kernels/norm/norm\.cpp has a add_rms_norm"),
+    "a name in a list": (lambda root: "ops", r"ops/__init__\.py names ops already"),
     "a folder of kernels": (lambda root: "cmake", "kernels/cmake has a cmake"),
 }
 
