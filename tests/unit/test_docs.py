@@ -1,7 +1,9 @@
 """Generated documentation is current, and what documentation names exists."""
 
 import functools
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,17 @@ def file_names() -> set[str]:
     """Of what is written here, without folders: a table may name its folder once."""
     parts = ("liteboost_adaptor", "kernels", "tests", "examples", "build_support", "docs")
     return {path.name for part in parts for path in (ROOT / part).rglob("*.*")}
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmark(tmp_path):
+    figures = runpy.run_path(str(ROOT / "build_support" / "readme_figures.py"))
+    summary = json.loads(figures["MEASURED"].read_text())
+    assert figures["BEGIN"] + figures["table"](summary) + figures["END"] in (ROOT / "README.md").read_text()
+    figures["draw"](summary, tmp_path / "drawn.svg")
+    drawn, kept = ((tmp_path / "drawn.svg").read_text(), figures["PICTURE"].read_text())
+    for name in figures["VARIANTS"]:
+        speed = f"{summary['variants'][name]['decode_tok_s']:.1f} "
+        assert speed in drawn and speed in kept
 
 
 def test_environment_table_is_current():
