@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import DTYPES, assert_same_on_any_threads
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
@@ -15,7 +16,6 @@ from liteboost_adaptor.ops import causal_conv
 conv = torch.ops.liteboost.causal_conv1d
 update = torch.ops.liteboost.causal_conv1d_update
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN = float("nan")
 
 # batch, channels, tokens, taps
@@ -133,14 +133,7 @@ def test_nothing_to_do(size: tuple[int, ...]) -> None:
 
 def test_the_number_of_threads_changes_no_bit(isa: str, native_only: None) -> None:
     x, weight, bias, _ = make((2, 300, 200, 4), torch.bfloat16)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(conv(x, weight, bias, "silu"))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert_same_on_any_threads(lambda: conv(x, weight, bias, "silu"))
 
 
 def test_autograd_notices_the_update() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compare import DTYPES, assert_same_on_any_threads
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
@@ -15,7 +16,6 @@ from liteboost_adaptor.ops import delta_rule
 recurrent = torch.ops.liteboost.recurrent_gated_delta_rule
 chunk = torch.ops.liteboost.chunk_gated_delta_rule
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN = float("nan")
 
 # batch, tokens, k_heads, v_heads, k_dim, v_dim
@@ -237,14 +237,7 @@ def test_nothing_to_do(size: tuple[int, ...]) -> None:
 
 def test_the_number_of_threads_changes_no_bit(isa: str, native_only: None) -> None:
     arguments, state = make((2, 40, 2, 4, 64, 64), torch.bfloat16)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(chunk(*arguments, state, scaling=0.3, normalize=True))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(map(torch.equal, results[0], results[1])) and all(map(torch.equal, results[0], results[2]))
+    assert_same_on_any_threads(lambda: chunk(*arguments, state, scaling=0.3, normalize=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import DTYPES, SIZES, assert_close, same_bits, sentinel_view
+from support.compare import (
+    DTYPES,
+    SIZES,
+    assert_close,
+    assert_same_on_any_threads,
+    same_bits,
+    sentinel_view,
+)
 from torch import Tensor
 
 from liteboost_adaptor.ops import norm
@@ -275,14 +282,7 @@ def test_empty(isa: str, shape: tuple[int, ...], call) -> None:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_result_does_not_depend_on_threads(call) -> None:
     arguments = *randn(2, 37, 4096 + 13, dtype=torch.bfloat16), randn(4096 + 13, dtype=torch.bfloat16)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        want = call(*arguments)
-        torch.set_num_threads(3)
-        assert same_bits(call(*arguments), want)
-    finally:
-        torch.set_num_threads(before)
+    assert_same_on_any_threads(lambda: call(*arguments))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
