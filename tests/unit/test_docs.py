@@ -36,15 +36,14 @@ def file_names() -> set[str]:
     return {path.name for part in parts for path in (ROOT / part).rglob("*.*")}
 
 
-def test_figures_of_the_readme_are_those_of_the_benchmark(tmp_path):
+def test_figures_of_the_readme_are_those_of_the_benchmark():
+    """``build_support/readme_figures.py`` writes them."""
     figures = runpy.run_path(str(ROOT / "build_support" / "readme_figures.py"))
-    summary = json.loads(figures["MEASURED"].read_text())
-    assert figures["BEGIN"] + figures["table"](summary) + figures["END"] in (ROOT / "README.md").read_text()
-    figures["draw"](summary, tmp_path / "drawn.svg")
-    drawn, kept = ((tmp_path / "drawn.svg").read_text(), figures["PICTURE"].read_text())
-    for name in figures["VARIANTS"]:
-        speed = f"{summary['variants'][name]['decode_tok_s']:.1f} "
-        assert speed in drawn and speed in kept
+    assert figures["BEGIN"] + figures["section"]() + figures["END"] in (ROOT / "README.md").read_text()
+    if figures["MEASURED"].exists():
+        measured = json.loads(figures["MEASURED"].read_text())["variants"]
+        drawn = figures["PICTURE"].read_text()
+        assert all(f"{measured[name]['decode_tok_s']:.1f} " in drawn for name in figures["VARIANTS"])
 
 
 def test_environment_table_is_current():
