@@ -157,10 +157,6 @@ void check_fused(const Inference& a) {
 
 }  // namespace
 
-LIMITS(aclnnFusedInferAttentionScore, FIA_ARGUMENTS_V1) {
-  FIA_COLLECT_V1();
-  check_fused(a);
-}
 LIMITS(aclnnFusedInferAttentionScoreV2, FIA_ARGUMENTS_V2) {
   FIA_COLLECT_V2();
   check_fused(a);

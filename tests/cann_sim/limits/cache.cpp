@@ -51,36 +51,6 @@ LIMITS(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value
   check_cache(value_cache, "valueCacheRef", value, mode == "PA_NZ");
 }
 
-LIMITS(aclnnGatherPaKvCache, T, key_cache, T, value_cache, T, tables, T, seq_lens, R, key, R, value, T,
-       seq_offset, CP, cache_mode, bool, cumulative) {
-  Tensors all{{key_cache, "keyCache"}, {value_cache, "valueCache"},
-              {tables, "blockTables"}, {seq_lens, "seqLens"},
-              {key, "keyRef"},         {value, "valueRef"}};
-  require_all_given(all);
-  for (auto& [tensor, name] : all) {
-    require_contiguous(tensor, name);
-    require_not_empty(tensor, name);
-  }
-  auto mode = text(cache_mode, "Norm");
-  require(mode == "Norm" || mode == "PA_NZ", "cacheMode is \"", mode, "\": Norm or PA_NZ");
-  require_dtype(key_cache, "keyCache", {at::kHalf, at::kBFloat16, at::kChar});
-  require_same_dtype(value_cache, "valueCache", key_cache, "keyCache");
-  require_same_dtype(key, "keyRef", key_cache, "keyCache");
-  require_same_dtype(value, "valueRef", key_cache, "keyCache");
-  for (auto& [tensor, name] :
-       Tensors{{tables, "blockTables"}, {seq_lens, "seqLens"}, {seq_offset, "seqOffset"}}) {
-    require_dtype(tensor, name, {at::kInt});
-  }
-  require_axes(key_cache, "keyCache", 4, 4);
-  require_axes(value_cache, "valueCache", 4, 4);
-  require_axes(tables, "blockTables", 2, 2);
-  require_shape(seq_lens, "seqLens", {tables->size(0) + (cumulative ? 1 : 0)});
-  require_shape(seq_offset, "seqOffset", {tables->size(0)});
-  int64_t axes = mode == "Norm" ? 3 : 2;
-  require_axes(key, "keyRef", axes, axes);
-  require_axes(value, "valueRef", axes, axes);
-}
-
 namespace {
 
 void check_block_size(const TensorHandle& cache, int64_t size) {
@@ -138,56 +108,6 @@ LIMITS(aclnnKvRmsNormRopeCache, T, kv, T, gamma, T, cos, T, sin, T, index, R, k_
   if (name == "PA_NZ")
     require(keys % 16 == 0 && values % 16 == 0, "PA_NZ needs Dk and Dv in multiples of 16, they are ", keys,
             " and ", values);
-}
-
-LIMITS(aclnnQkvRmsNormRopeCache, T, qkv, T, q_gamma, T, k_gamma, T, cos, T, sin, T, index, R, q_out, R,
-       k_cache, R, v_cache, T, k_scale, T, v_scale, T, k_offset, T, v_offset, IA, qkv_size, IA, head_counts,
-       double, eps, CP, mode, O, q_before, O, k_before, O, v_before) {
-  require_all_given({{qkv, "qkv"},
-                     {q_gamma, "qGamma"},
-                     {k_gamma, "kGamma"},
-                     {cos, "cos"},
-                     {sin, "sin"},
-                     {index, "index"},
-                     {q_out, "qOut"},
-                     {k_cache, "kCache"},
-                     {v_cache, "vCache"}});
-  require_given(qkv_size, "qkvSize");
-  require_given(head_counts, "headNums");
-  require(!k_scale && !v_scale && !k_offset && !v_offset, "quantized caches are not simulated");
-  require_dtype(qkv, "qkv", {at::kHalf, at::kBFloat16});
-  for (auto& [tensor, name] : Tensors{{q_gamma, "qGamma"},
-                                      {k_gamma, "kGamma"},
-                                      {cos, "cos"},
-                                      {sin, "sin"},
-                                      {q_out, "qOut"},
-                                      {k_cache, "kCache"},
-                                      {v_cache, "vCache"}}) {
-    require_same_dtype(tensor, name, qkv, "qkv");
-  }
-  require_dtype(index, "index", {at::kLong});
-  auto size = *qkv_size, heads = *head_counts;
-  require(size.size() == 4 && heads.size() == 3, "qkvSize is [B, S, N, D] and headNums [Nq, Nk, Nv]");
-  auto tokens = size[0] * size[1], d = size[3];
-  require(heads[1] == heads[2] && size[2] == heads[0] + heads[1] + heads[2], "headNums ", heads,
-          " do not make up N = ", size[2]);
-  require(d == 128, "D is ", d, ", only 128 is supported");
-  require(text(mode, "PA_NZ") == "PA_NZ", "cacheMode is \"", text(mode, ""), "\", only PA_NZ is supported");
-  require_shape(qkv, "qkv", {tokens, size[2] * d});
-  require_shape(q_gamma, "qGamma", {d});
-  require_shape(k_gamma, "kGamma", {d});
-  require_shape(cos, "cos", {tokens, d});
-  require_shape(sin, "sin", {tokens, d});
-  require_shape(index, "index", {tokens});
-  require_shape(q_out, "qOut", {tokens, heads[0] * d});
-  for (auto& [cache, name] : Tensors{{k_cache, "kCache"}, {v_cache, "vCache"}}) {
-    require_axes(cache, name, 4, 4);
-    require(cache->size(1) == heads[1] * d / 16 && cache->size(3) == 16, name, " has shape ", cache->sizes(),
-            ", it must be [blocks, ", heads[1] * d / 16, ", block size, 16]");
-    check_block_size(cache, cache->size(2));
-    auto needed = (size[1] + cache->size(2) - 1) / cache->size(2) * size[0];
-    require(cache->size(0) >= needed, name, " has ", cache->size(0), " blocks, the sequences have ", needed);
-  }
 }
 
 LIMITS(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {

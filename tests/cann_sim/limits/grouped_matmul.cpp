@@ -181,13 +181,6 @@ LIMITS(aclnnGroupedMatmulV4, TL, x, TL, weight, TL, bias, TL, scale, TL, offset,
   grouped({x, weight, bias, scale, offset, aq_scale, aq_offset, token_scale, list, split, type, list_type,
            activation, out});
 }
-LIMITS(aclnnGroupedMatmulV5, TL, x, TL, weight, TL, bias, TL, scale, TL, offset, TL, aq_scale, TL, aq_offset,
-       TL, token_scale, T, list, TL, act_in, TL, act_scale, TL, act_offset, int64_t, split, int64_t, type,
-       int64_t, list_type, int64_t, activation, IA, tuning, OL, out, OL, act_out, OL, scale_out) {
-  unsupported(act_in, act_scale, act_offset, act_out, scale_out);
-  grouped({x, weight, bias, scale, offset, aq_scale, aq_offset, token_scale, list, split, type, list_type,
-           activation, out});
-}
 
 static void swiglu_quant(const TensorHandle& x, const TensorHandle& weight, const TensorHandle& bias,
                          const TensorHandle& offset, const TensorHandle& weight_scale,

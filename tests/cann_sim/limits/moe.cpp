@@ -4,43 +4,6 @@
 using namespace sim;
 
 // ---- choice of experts -----------------------------------------------------------------------------------------
-static void softmax_top_k(const TensorHandle& x, const TensorHandle& finished, int64_t k,
-                          const TensorHandle& y, const TensorHandle& expert_idx) {
-  require_given(x, "x");
-  require_given(y, "yOut");
-  require_given(expert_idx, "expertIdxOut");
-  require_dtype(x, "x", kFloats);
-  require_axes(x, "x", 2, 3);
-  require_same_dtype(y, "yOut", x, "x");
-  require_dtype(expert_idx, "expertIdxOut", {kInt32});
-  require_dtype(finished, "finished", {at::kBool});
-  require_shape(finished, "finished", rows_of(x));
-  require(k >= 0 && k <= x->size(-1), "k is ", k, " of ", x->size(-1), " experts");
-  require(k <= 1024, "k is ", k, ", at most 1024");
-  auto shape = rows_of(x);
-  shape.push_back(k);
-  require_shape(y, "yOut", shape);
-  require_shape(expert_idx, "expertIdxOut", shape);
-}
-LIMITS(aclnnMoeGatingTopKSoftmax, T, x, T, finished, int64_t, k, O, y, O, expert_idx, O, row_idx) {
-  softmax_top_k(x, finished, k, y, expert_idx);
-  require_given(row_idx, "rowIdxOut");
-  require_dtype(row_idx, "rowIdxOut", {kInt32});
-  require_shape(row_idx, "rowIdxOut", y->sizes());
-  if (!is_310p()) return;
-  require_dtype(x, "x (310P)", {at::kHalf});
-  require(x->size(-1) % 16 == 0 && x->size(-1) <= 256,
-          "310P takes experts in multiples of 16 up to 256, there are ", x->size(-1));
-}
-LIMITS(aclnnMoeGatingTopKSoftmaxV2, T, x, T, finished, int64_t, k, int64_t, renorm, bool, with_softmax, O, y,
-       O, expert_idx, O, softmax) {
-  softmax_top_k(x, finished, k, y, expert_idx);
-  require(renorm == 0 || renorm == 1, "renorm ", renorm, ": 0 or 1");
-  if (!with_softmax || renorm) return;
-  require_given(softmax, "softmaxResultOut");
-  require_dtype(softmax, "softmaxResultOut", {kFloat32});
-  require_shape(softmax, "softmaxResultOut", x->sizes());
-}
 LIMITS(aclnnMoeGatingTopK, T, x, T, bias, int64_t, k, int64_t, k_group, int64_t, groups, int64_t, select_mode,
        int64_t, renorm, int64_t, norm_type, bool, out_flag, double, factor, double, eps, O, y, O, expert_idx,
        O, normed) {
@@ -187,38 +150,4 @@ LIMITS(aclnnMoeFinalizeRoutingV2, T, expanded, T, row_idx, T, x1, T, x2, T, bias
   require(out->size(-1) % 32 == 0, "on 310P the last axis must be a multiple of 32, it is ", out->size(-1));
   require(!x1 && !x2 && !bias && !expert_idx, "310P takes no x1, x2, bias and expertIdx");
   require(mode == 2, "dropPadMode ", mode, ": 310P takes 2 only");
-}
-
-LIMITS(aclnnMoeTokenPermute, T, tokens, T, indices, int64_t, num_out, bool, padded, O, permuted, O, sorted) {
-  require_given(tokens, "tokens");
-  require_given(indices, "indices");
-  require_given(permuted, "permuteTokensOut");
-  require_given(sorted, "sortedIndicesOut");
-  require_dtype(tokens, "tokens", kFloats);
-  require_same_dtype(permuted, "permuteTokensOut", tokens, "tokens");
-  require_dtype(indices, "indices", {kInt32, at::kLong});
-  require_axes(indices, "indices", 1, 2);
-  require_dtype(sorted, "sortedIndicesOut", {kInt32});
-  require_shape(sorted, "sortedIndicesOut", {indices->numel()});
-  require(!padded, "paddedMode true is not supported");
-  require(indices->numel() < 16777215, "indices has ", indices->numel(),
-          " values, fewer than 16777215 are supported");
-  require(indices->dim() == 1 || indices->size(1) <= 512, "topK is ", indices->size(-1), ", at most 512");
-  require(permuted->is_contiguous() && sorted->is_contiguous(), "the outputs must be contiguous");
-}
-LIMITS(aclnnMoeTokenUnpermute, T, permuted, T, sorted, T, probs, bool, padded, IA, restore_shape, O, out) {
-  require_given(permuted, "permutedTokens");
-  require_given(sorted, "sortedIndices");
-  require_given(out, "out");
-  require_dtype(permuted, "permutedTokens", is_310p() ? kHalfOrFloat : kFloats);
-  require_dtype(probs, "probs", is_310p() ? kHalfOrFloat : kFloats);
-  require_dtype(sorted, "sortedIndices", {kInt32});
-  require_same_dtype(out, "out", permuted, "permutedTokens");
-  require(!padded, "paddedMode true is not supported");
-  const int64_t k = probs ? probs->size(-1) : 1, h = permuted->size(-1);
-  require(k <= 512, "topK is ", k, ", at most 512");
-  require_shape(out, "out", {sorted->numel() / k, h});
-  require(!is_310p() || (h % 128 == 0 && h < 10240),
-          "on 310P the hidden size must be a multiple of 128 below 10240, it is ", h);
-  require(out->is_contiguous(), "out must be contiguous");
 }

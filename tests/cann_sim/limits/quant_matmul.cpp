@@ -221,10 +221,6 @@ static void quant_product(const QuantProduct& q, const char* scale1, const char*
           m, ", ", n, ")");
 }
 
-LIMITS(aclnnQuantMatmulV3, T, x1, T, x2, T, scale, T, offset, T, bias, bool, transpose1, bool, transpose2, O,
-       out) {
-  quant_product({x1, x2, T{}, scale, offset, bias, transpose1, transpose2, out}, "pertokenScale", "scale");
-}
 LIMITS(aclnnQuantMatmulV4, T, x1, T, x2, T, scale, T, offset, T, token_scale, T, bias, bool, transpose1, bool,
        transpose2, O, out) {
   quant_product({x1, x2, token_scale, scale, offset, bias, transpose1, transpose2, out}, "pertokenScale",
@@ -293,16 +289,6 @@ static void quant_product5(const QuantProduct& q, const TensorHandle& y_scale, c
 }
 LIMITS(aclnnQuantMatmulV5, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T, x2_offset, T,
        y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {
-  quant_product5({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, out}, y_scale,
-                 x1_offset, y_offset, group);
-}
-LIMITS(aclnnQuantMatmulWeightNz, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T,
-       x2_offset, T, y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {
-  require_given(x2, "x2");
-  require(is_nz(x2), "x2 must be FRACTAL_NZ");
-  require(x2->size(-1) > 1 && x2->size(-2) > 1, "n and k must be larger than 1");
-  require(!(group & 0xFFFF) || (x1->scalar_type() == kInt8 && x2->scalar_type() == kInt32),
-          "groupSize is not supported");
   quant_product5({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, out}, y_scale,
                  x1_offset, y_offset, group);
 }

@@ -144,21 +144,12 @@ const std::map<std::string, Product>& products() {
       {"aclnnAddmmWeightNz", {1, 5, -1}},
       {"aclnnBaddbmm", {1, 5, -1}},
       {"aclnnInplaceAddmm", {1, 0, -1}},
-      {"aclnnFusedMatmul", {0, 6, -1}},
       {"aclnnWeightQuantBatchMatmulV2", {0, 8, -1}},
       {"aclnnWeightQuantBatchMatmulV3", {0, 9, -1}},
-      {"aclnnQuantMatmulV3", {0, 7, 5}},
       {"aclnnQuantMatmulV4", {0, 8, 6}},
       {"aclnnQuantMatmulV5", {0, 12, 9}},
-      {"aclnnQuantMatmulWeightNz", {0, 12, 9}},
       {"aclnnMatmulAllReduce", {0, 7, -1}},
-      {"aclnnMatmulAllReduceV2", {0, 8, -1}},
-      {"aclnnMatmulAllReduceAddRmsNorm", {0, 10, -1}},
-      {"aclnnInplaceMatmulAllReduceAddRmsNorm", {0, 3, -1}},
-      {"aclnnWeightQuantMatmulAllReduce", {0, 11, -1}},
-      {"aclnnAllGatherMatmul", {0, 7, -1}},
       {"aclnnGroupedMatmulV4", {0, 16, -1}},
-      {"aclnnGroupedMatmulV5", {0, 17, -1}},
   };
   return all;
 }
@@ -225,7 +216,7 @@ uint64_t flops_of(const std::string& name, const Arguments& a) {
     return flops;
   }
   // Of these the output is a part, or another size than the product.
-  if (name == "aclnnMatmulReduceScatter" || starts(name, "aclnnGroupedMatmulSwigluQuant")) {
+  if (starts(name, "aclnnGroupedMatmulSwigluQuant")) {
     return 2 * tensor(a, 0).numel() * tensor(a, 1).size(-1);
   }
   if (name == "aclnnConvolution") {

@@ -160,10 +160,6 @@ void infer(const Inference& a) {
 
 }  // namespace
 
-OP(aclnnFusedInferAttentionScore, FIA_ARGUMENTS_V1) {
-  FIA_COLLECT_V1();
-  infer(a);
-}
 OP(aclnnFusedInferAttentionScoreV2, FIA_ARGUMENTS_V2) {
   FIA_COLLECT_V2();
   infer(a);

@@ -21,38 +21,6 @@ OP(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value_cac
   if (value->dim()) write(*value_cache, *value, places);
 }
 
-/// Only the Ascend 950 has it: its limits refuse every chip simulated.
-OP(aclnnScatterPaCache, T, key, R, key_cache, T, slots, T, compress_lens, T, compress_offsets, T, seq_lens,
-   CP, cache_mode) {
-  scatter_rows(*key_cache, *key, checked_slots(*slots, key_cache->size(0) * key_cache->size(1), false));
-}
-
-/// The inverse: the tokens of each sequence one after another.
-OP(aclnnGatherPaKvCache, T, key_cache, T, value_cache, T, tables, T, seq_lens, R, key, R, value, T,
-   seq_offset, CP, cache_mode, bool, cumulative) {
-  auto nz = is_nz(cache_mode);
-  auto size = key_cache->size(nz ? 2 : 1);
-  auto lens = seq_lens->to(at::kLong);
-  if (cumulative) lens = lens.diff();
-  std::vector<Tensor> blocks, places;
-  for (int64_t b = 0; b < tables->size(0); b++) {
-    auto first = seq_offset ? (*seq_offset)[b].item<int64_t>() / size : 0;
-    auto token = at::arange(lens[b].item<int64_t>());
-    auto column = at::floor_divide(token, size) + first;
-    TORCH_CHECK(!column.numel() || column.max().item<int64_t>() < tables->size(1), "sequence ", b,
-                " needs more blocks than its row of the block table has");
-    blocks.push_back((*tables)[b].to(at::kLong).index_select(0, column));
-    places.push_back(at::remainder(token, size));
-  }
-  auto block = at::cat(blocks), place = at::cat(places);
-  TORCH_CHECK(!block.numel() ||
-                  (block.min().item<int64_t>() >= 0 && block.max().item<int64_t>() < key_cache->size(0)),
-              "a block id is not in the cache");
-  auto read = [&](T cache) { return (nz ? cache->transpose(1, 2) : *cache).index({block, place}); };
-  put(key, read(key_cache).reshape(key->sizes()));
-  put(value, read(value_cache).reshape(value->sizes()));
-}
-
 /// data[i, ..., indices[i] + l, ...] = updates[i, ..., l, ...] along `axis`; two columns of indices are (row, offset).
 OP(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {
   auto along = axis < 0 ? axis + data->dim() : axis;

@@ -141,13 +141,6 @@ OP(aclnnGroupedMatmulV4, TL, x, TL, weight, TL, bias, TL, scale, TL, offset, TL,
       {x, weight, bias, scale, offset, aq_scale, aq_offset, token_scale, list, type, list_type, activation},
       out);
 }
-OP(aclnnGroupedMatmulV5, TL, x, TL, weight, TL, bias, TL, scale, TL, offset, TL, aq_scale, TL, aq_offset, TL,
-   token_scale, T, list, TL, act_in, TL, act_scale, TL, act_offset, int64_t, split, int64_t, type, int64_t,
-   list_type, int64_t, activation, IA, tuning, OL, out, OL, act_out, OL, scale_out) {
-  grouped_matmul(
-      {x, weight, bias, scale, offset, aq_scale, aq_offset, token_scale, list, type, list_type, activation},
-      out);
-}
 
 // int8 product, scales, silu(first half) * second half, then per row: scale = max|v| / 127, round(v / scale).
 // The group list holds cumulative ends; rows after the last are left as they are.

@@ -11,27 +11,6 @@ static std::pair<Tensor, Tensor> largest(const Tensor& x, int64_t k) {
   auto order = std::get<1>(at::sort(x, /*stable=*/true, -1, /*descending=*/true)).slice(-1, 0, k);
   return {x.gather(-1, order), order};
 }
-// A finished row routes to expert number `experts`, which does not exist.
-static Tensor without_finished(const Tensor& experts_of_row, const TensorHandle& finished, int64_t experts) {
-  return finished ? experts_of_row.masked_fill(finished->to(at::kBool).unsqueeze(-1), experts)
-                  : experts_of_row;
-}
-
-OP(aclnnMoeGatingTopKSoftmax, T, x, T, finished, int64_t, k, O, y, O, expert_idx, O, row_idx) {
-  auto [values, experts] = largest(at::softmax(fp32(*x), -1), k);
-  put(y, values);
-  put(expert_idx, without_finished(experts, finished, x->size(-1)));
-  const int64_t rows = x->numel() / x->size(-1);  // row i, choice j: j * rows + i
-  put(row_idx, (at::arange(k).unsqueeze(0) * rows + at::arange(rows).unsqueeze(1)).reshape(row_idx->sizes()));
-}
-OP(aclnnMoeGatingTopKSoftmaxV2, T, x, T, finished, int64_t, k, int64_t, renorm, bool, with_softmax, O, y, O,
-   expert_idx, O, softmax) {
-  auto scores = renorm ? fp32(*x) : at::softmax(fp32(*x), -1);
-  auto [values, experts] = largest(scores, k);
-  put(y, renorm ? at::softmax(values, -1) : values);
-  put(expert_idx, without_finished(experts, finished, x->size(-1)));
-  if (with_softmax && !renorm) put(softmax, scores);
-}
 // The bias chooses, it does not weigh: y comes from the scores without it. Only sigmoid scores are divided by
 // their sum (op-plugin's test of npu_moe_gating_top_k).
 OP(aclnnMoeGatingTopK, T, x, T, bias, int64_t, k, int64_t, k_group, int64_t, groups, int64_t, select_mode,
@@ -160,21 +139,4 @@ OP(aclnnMoeFinalizeRoutingV2, T, expanded, T, row_idx, T, x1, T, x2, T, bias, T,
   if (x1) sum = sum + fp32(*x1);
   if (x2) sum = sum + fp32(*x2);
   put(out, sum);
-}
-
-OP(aclnnMoeTokenPermute, T, tokens, T, indices, int64_t, num_out, bool, padded, O, permuted, O, sorted) {
-  const int64_t k = indices->dim() == 2 ? indices->size(1) : 1;
-  auto r = sorted_by_expert(*indices);
-  auto rows = tokens->index_select(0, r.order.floor_divide(k));
-  put(permuted, num_out ? rows.slice(0, 0, num_out) : rows);
-  put(sorted, r.place);
-}
-// Places beyond the rows kept by numOutTokens contribute nothing.
-OP(aclnnMoeTokenUnpermute, T, permuted, T, sorted, T, probs, bool, padded, IA, restore_shape, O, out) {
-  const int64_t k = probs ? probs->size(1) : 1;
-  auto place = sorted->to(at::kLong);
-  auto kept = place.lt(permuted->size(0)).unsqueeze(-1).to(at::kFloat);
-  auto rows = fp32(*permuted).index_select(0, place.clamp_max(permuted->size(0) - 1)) * kept;
-  rows = rows.reshape({-1, k, permuted->size(-1)});
-  put(out, (probs ? rows * fp32(*probs).unsqueeze(-1) : rows).sum(1));
 }

@@ -49,25 +49,3 @@ OP(aclnnKvRmsNormRopeCache, T, kv, T, gamma, T, cos, T, sin, T, index, R, k_cach
     put(ckv_out, values);
   }
 }
-
-/// One packed projection [tokens, (Nq + Nk + Nv) * D]: q and k are normed per head and rotated, k and v go to caches in
-/// FRACTAL_NZ order. The norm's result is not rounded before the rotation (the document has no rounding there).
-OP(aclnnQkvRmsNormRopeCache, T, qkv, T, q_gamma, T, k_gamma, T, cos, T, sin, T, index, R, q_out, R, k_cache,
-   R, v_cache, T, k_scale, T, v_scale, T, k_offset, T, v_offset, IA, qkv_size, IA, head_counts, double, eps,
-   CP, mode, O, q_before, O, k_before, O, v_before) {
-  auto heads = *head_counts;
-  auto dim = (*qkv_size)[3];
-  auto parts =
-      fp32(*qkv).reshape({qkv->size(0), -1, dim}).split_with_sizes({heads[0], heads[1], heads[2]}, 1);
-  auto turn = [&](const Tensor& x, T gamma) {
-    return rotated(normed(x, gamma, eps), cos->unsqueeze(1), sin->unsqueeze(1), rotary_half);
-  };
-  auto q = turn(parts[0], q_gamma), k = turn(parts[1], k_gamma);
-  auto slots = checked_slots(*index, k_cache->size(0) * k_cache->size(2), true);
-  put(q_out, q.flatten(1));
-  scatter_rows_nz(*k_cache, k, slots);
-  scatter_rows_nz(*v_cache, parts[2], slots);
-  put(q_before, q.flatten(1));
-  put(k_before, k.flatten(1));
-  put(v_before, parts[2].flatten(1));
-}

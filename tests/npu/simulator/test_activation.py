@@ -29,9 +29,8 @@ def test_geglu(dtype: torch.dtype, approximate: str) -> None:
     out, gelu = run("aclnnGeGluV3", strided(x), -1, code, True, empty, empty.clone())[-2:]
     close(out, F.gelu(left, approximate=approximate) * right)
     close(gelu, F.gelu(left, approximate=approximate))
-    right_activated = left * F.gelu(right, approximate=approximate)
-    close(run("aclnnGeGluV3", x, -1, code, False, empty, empty.clone())[-2], right_activated)
-    close(run("aclnnGeGlu", x, -1, code, empty, empty.clone())[-2], right_activated)
+    right_activated = run("aclnnGeGluV3", x, -1, code, False, empty, empty.clone())[-2]
+    close(right_activated, left * F.gelu(right, approximate=approximate))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -93,11 +92,3 @@ def test_rules_of_310p() -> None:
         message="not supported on",
         soc="310P",
     )
-
-
-def test_swiglu_gradient() -> None:
-    x, dy = randn(3, 34), randn(3, 17)
-    leaf = x.double().requires_grad_()
-    left, right = leaf.chunk(2, -1)
-    (want,) = torch.autograd.grad(F.silu(left) * right, leaf, dy.double())
-    assert (run("aclnnSwiGluGrad", dy, x, -1, torch.empty_like(x))[-1] - want).abs().max() < 1e-5

@@ -90,15 +90,14 @@ def fia(
         q_padding,
         kv_padding,
     ]
-    if version >= 2:
-        arguments += [scales[0], None, scales[1], *[None] * 4]
+    arguments += [scales[0], None, scales[1], *[None] * 4]
     if version >= 3:
         arguments += [*(rope or (None, None)), None]
     if version >= 4:
         arguments += [None, sinks]
     arguments += [heads, scale, pre, next_, layout, kv_heads, sparse, precise, block, 0, lse is not None]
-    arguments += {1: [], 2: [*modes], 3: [*modes], 4: [*modes, 0]}[version] + [out, lse]
-    return "aclnnFusedInferAttentionScore" + (f"V{version}" if version > 1 else ""), arguments
+    arguments += [*modes, 0, out, lse] if version == 4 else [*modes, out, lse]
+    return f"aclnnFusedInferAttentionScoreV{version}", arguments
 
 
 def infer(*arguments: object, **options: object) -> list[Tensor]:
@@ -133,7 +132,7 @@ def test_layouts_and_grouped_heads(dtype: torch.dtype, layout: str, rows: int) -
     into, _, from_ = layout.partition("_")
     tensors = [to_layout(x, into) for x in (q, k, v)]
     out = torch.empty_like(to_layout(q, from_ or into))
-    for version in (1, 2, 3, 4):
+    for version in (2, 3, 4):
         options = {"heads": 6, "kv_heads": 2, "layout": layout, "scale": 0.125}
         got, got_lse = infer(
             version, tensors[0], [tensors[1]], [tensors[2]], out, lse=torch.empty(2, 6, rows, 1), **options
@@ -314,7 +313,7 @@ def test_paged_cache(form: str, layout: str, rows: int) -> None:
         options["q_lens"] = [rows * (b + 1) for b in range(3)]
     else:
         query, want = to_layout(q, layout), to_layout(want, layout)
-    for version in (1, 3, 4):
+    for version in (2, 3, 4):
         near(
             infer(
                 version, query, [caches[0]], [caches[1]], torch.empty_like(query), layout=layout, **options

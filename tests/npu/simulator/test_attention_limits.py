@@ -39,16 +39,14 @@ def check(message: str, code: int = 161002, soc: str = "910B", **options: object
 
 
 def test_the_call_the_others_differ_from_is_accepted() -> None:
-    for version in (1, 2, 3, 4):
+    for version in (2, 3, 4):
         op, arguments = call(version)
         run(op, *arguments)
 
 
 def test_availability() -> None:
-    for version in (1, 2, 3, 4):
+    for version in (2, 3, 4):
         check("not supported on Ascend310P3", soc="310P", version=version)
-    op, arguments = call(1)
-    refused(op, *arguments, message="not supported on Ascend910_9391", soc="910C")
     for version in (2, 3, 4):
         op, arguments = call(version)
         started("910C").run(op, *arguments)

@@ -52,30 +52,6 @@ def test_scatter_pa_kv_cache(dtype: torch.dtype, slot_dtype: torch.dtype) -> Non
         assert (got != 0).sum() == (rows != 0).sum()  # nothing else was written
 
 
-@pytest.mark.parametrize("cumulative", [False, True])
-@pytest.mark.parametrize("nz", [False, True])
-def test_gather_pa_kv_cache(cumulative: bool, nz: bool) -> None:
-    lens, table = [20, 3], torch.tensor([[2, 0, 1], [3, 2, 1]], dtype=torch.int32)
-    shape = (4, 4, 16, 16) if nz else (4, 16, 2, 32)
-    key, value = randn(*shape, dtype=torch.float16), randn(*shape, dtype=torch.float16)
-    seq = torch.tensor([0, 20, 23] if cumulative else lens, dtype=torch.int32)
-    empty = torch.empty(23, 64 if nz else 2, *([] if nz else [32]), dtype=torch.float16)
-    mode = "PA_NZ" if nz else "Norm"
-    out = run("aclnnGatherPaKvCache", key, value, table, seq, empty, empty.clone(), None, mode, cumulative)
-    slots = torch.cat(
-        [torch.tensor([table[b, t // 16] * 16 + t % 16 for t in range(n)]) for b, n in enumerate(lens)]
-    )
-    for got, cache in ((out[4], key), (out[5], value)):
-        want = nz_rows(cache, slots) if nz else cache.view(64, -1)[slots]
-        assert torch.equal(got.flatten(1), want)
-    skipped = torch.tensor([16, 32], dtype=torch.int32)  # sequences begin one and two blocks later
-    lens = torch.tensor([4, 2], dtype=torch.int32)
-    short = empty[:6].clone()
-    out = run("aclnnGatherPaKvCache", key, value, table, lens, short, short.clone(), skipped, mode, False)[4]
-    slots = torch.tensor([0, 1, 2, 3, 16, 17])
-    assert torch.equal(out.flatten(1), nz_rows(key, slots) if nz else key.view(64, -1)[slots])
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32, torch.int8, torch.int32])
 def test_inplace_scatter_update(dtype: torch.dtype) -> None:
     data = torch.zeros(4, 2, 9, 3, dtype=dtype)
@@ -143,40 +119,6 @@ def test_kv_rms_norm_rope_cache(dtype: torch.dtype, mode: str) -> None:
         assert (cache != 0).sum() == (flat[kept] != 0).sum()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_qkv_rms_norm_rope_cache(dtype: torch.dtype) -> None:
-    tokens, (nq, nk) = 4, (3, 2)
-    qkv = randn(tokens, (nq + 2 * nk) * 128, dtype=dtype)
-    gammas = randn(128, dtype=dtype), randn(128, dtype=dtype)
-    cos, sin = randn(tokens, 128, dtype=dtype), randn(tokens, 128, dtype=dtype)
-    index = torch.tensor([33, 0, -1, 15])
-    caches = [torch.zeros(4, nk * 8, 16, 16, dtype=dtype) for _ in range(2)]
-    before = [torch.empty(tokens, n * 128, dtype=dtype) for n in (nq, nk, nk)]
-    arguments = (
-        qkv,
-        *gammas,
-        cos,
-        sin,
-        index,
-        torch.empty(tokens, nq * 128, dtype=dtype),
-        *caches,
-        *[None] * 4,
-    )
-    answer = started("910B", "9.0.0").run(
-        "aclnnQkvRmsNormRopeCache", *arguments, [2, 2, nq + 2 * nk, 128], [nq, nk, nk], 1e-6, "PA_NZ", *before
-    )
-    q, k, v = qkv.view(tokens, -1, 128).split([nq, nk, nk], 1)
-    wants = [
-        rope64(rms64(x, gamma, 1e-6), cos.unsqueeze(1), sin.unsqueeze(1)).flatten(1)
-        for x, gamma in zip((q, k), gammas, strict=True)
-    ]
-    close(answer[6], wants[0])
-    kept = index >= 0
-    close(nz_rows(answer[7], index[kept]), wants[1][kept])
-    assert torch.equal(nz_rows(answer[8], index[kept]), v.flatten(1)[kept])
-    close(answer[-2], wants[1])
-
-
 # ---- what is refused ---------------------------------------------------------------------------
 def test_scatter_refuses() -> None:
     op = "aclnnScatterPaKvCache"
@@ -200,15 +142,6 @@ def test_scatter_refuses() -> None:
         op, key, cache, slots, key, cache, *PLAIN, "Other", None, None, None, message='cacheMode is "Other"'
     )
     refused(op, key, cache, slots, None, cache, *rest, message="value is null", code=161001)
-    refused(
-        "aclnnScatterPaCache",
-        key,
-        cache,
-        slots,
-        *PLAIN,
-        "Norm",
-        message="not supported on Ascend910B2, only on 950",
-    )
 
 
 def test_other_refusals() -> None:
@@ -230,21 +163,6 @@ def test_other_refusals() -> None:
         False,
         message="values is Half, selfRef is Float",
     )
-    qkv = [torch.ones(2, 3 * 64).half(), *[torch.ones(64).half()] * 2, *[torch.ones(2, 64).half()] * 2]
-    cache = torch.zeros(1, 4, 16, 16).half()
-    arguments = (
-        *qkv,
-        torch.tensor([0, 1]),
-        qkv[0][:, :64],
-        cache,
-        cache,
-        *[None] * 4,
-        [1, 2, 3, 64],
-        [1, 1, 1],
-        1e-6,
-    )
-    newer = started("910B", "9.0.0")
-    newer.refused("aclnnQkvRmsNormRopeCache", *arguments, "PA_NZ", *[None] * 3, message="D is 64, only 128")
     kv = [torch.ones(1, 2, 3, 96).half(), torch.ones(64).half(), *[torch.ones(1, 1, 3, 32).half()] * 2]
     caches = torch.zeros(1, 1, 5, 32).half(), torch.zeros(1, 1, 5, 64).half()
     refused(

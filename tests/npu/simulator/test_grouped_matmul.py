@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import Nz, call, close, integers, normal, on_soc, pack, refused
+from .operators import Nz, call, close, hardware_scale, integers, normal, on_soc, pack, refused
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -26,13 +26,10 @@ def grouped(
     group_type=0,
     list_type=0,
     activation=0,
-    five=False,
 ):
     some = lambda t: None if t is None else t if isinstance(t, list) else [t]  # noqa: E731
-    tail = [None] if five else []
-    name = "aclnnGroupedMatmulV5" if five else "aclnnGroupedMatmulV4"
     return (
-        name,
+        "aclnnGroupedMatmulV4",
         some(x),
         some(weight),
         some(bias),
@@ -49,7 +46,6 @@ def grouped(
         group_type,
         list_type,
         activation,
-        *tail,
         some(out),
         None,
         None,
@@ -77,7 +73,7 @@ def test_grouped_matmul_by_rows(dtype, list_type):
     x, weight = normal((11, 14), dtype, 1), normal((4, 14, 6), dtype, 2)
     bias = normal((4, 6), torch.float16 if dtype == torch.float16 else torch.float32, 3)
     out = torch.full((11, 6), 7.0, dtype=dtype)
-    call(*grouped(x, weight, out, group_list(list_type), bias=bias, list_type=list_type, five=list_type == 2))
+    call(*grouped(x, weight, out, group_list(list_type), bias=bias, list_type=list_type))
     for e, (start, end) in enumerate(slices(SIZES)):
         if end > start:
             close(out[start:end], x[start:end].double() @ weight[e].double() + bias[e].double(), inside=1e-6)
@@ -126,9 +122,7 @@ def test_grouped_matmul_of_int8(out_dtype, tokens):
         scale = factor.bfloat16()
         value = scale.double()
     elif out_dtype == torch.int8:
-        scale = torch.empty(4, 8, dtype=torch.int64)
-        call("aclnnTransQuantParamV2", factor, None, scale)
-        value = (factor.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+        scale, value = hardware_scale(factor)
     token_scale = normal((9,), torch.float32, 11).abs() if tokens else None
     out = torch.empty(9, 8, dtype=out_dtype)
     scale = None if out_dtype == torch.int32 else scale
@@ -169,9 +163,8 @@ def test_grouped_matmul_of_integer_weights(bits, per_group):
 def test_grouped_matmul_of_8_by_4_bits():
     x, weight = integers(-128, 127, (9, 512), 16), integers(-8, 7, (4, 512, 8), 17)
     factor = normal((4, 2, 8), torch.float32, 18, 0.002).abs()
-    flat = torch.empty(64, dtype=torch.int64)
-    call("aclnnTransQuantParamV2", factor.flatten(), None, flat)
-    value = (factor.view(torch.int32) & ~0x1FFF).view(torch.float32).double().repeat_interleave(256, 1)
+    scale, value = hardware_scale(factor)
+    value = value.repeat_interleave(256, 1)
     bias = (8 * weight.double() * value).sum(1).float()
     tokens = normal((9,), torch.float32, 19).abs()
     out = torch.empty(9, 8, dtype=torch.bfloat16)
@@ -182,7 +175,7 @@ def test_grouped_matmul_of_8_by_4_bits():
             out,
             group_list(1),
             bias=bias,
-            scale=flat.view(4, 2, 8),
+            scale=scale,
             tokens=tokens,
             list_type=1,
         )
