@@ -1,4 +1,4 @@
-// Attention for inference: FusedInferAttentionScore V1 to V4, PromptFlashAttention V3, IncreFlashAttention V4.
+// Attention for inference: FusedInferAttentionScore V2 to V4, PromptFlashAttention V3, IncreFlashAttention V4.
 // Ragged lengths, paged caches, packed layouts; each sequence is computed by itself.
 #include "attention.h"
 

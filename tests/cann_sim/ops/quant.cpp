@@ -1,5 +1,6 @@
 // Quantization of tensors, also after a norm, and the packing of int4 weights.
-// Formulas: CANN operator documentation (ops-nn, quant/*/docs/*.md, norm/*_quant/docs/*.md); rounding is half to even (CAST_RINT).
+// Formulas: CANN operator documentation (ops-nn, quant/*/docs/*.md, norm/*_quant/docs/*.md); rounding is half to even
+// (CAST_RINT).
 #include "quantize.h"
 
 using namespace sim;
