@@ -1,5 +1,5 @@
-// What hardware rejects of cache operators: documents of ops-transformer (scatter_pa_kv_cache, gather_pa_kv_cache,
-// kv_rms_norm_rope_cache, qkv_rms_norm_rope_cache) and ops-nn (index/scatter, index/scatter_nd_update).
+// What hardware rejects of cache operators: documents of ops-transformer (scatter_pa_kv_cache) and ops-nn
+// (index/scatter, index/scatter_nd_update).
 #include "checks.h"
 
 using namespace sim;
@@ -49,65 +49,6 @@ LIMITS(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value
   require(value->sizes().slice(0, 2) == key->sizes().slice(0, 2), "key has shape ", key->sizes(), ", value ",
           value->sizes());
   check_cache(value_cache, "valueCacheRef", value, mode == "PA_NZ");
-}
-
-namespace {
-
-void check_block_size(const TensorHandle& cache, int64_t size) {
-  auto step = 32 / static_cast<int64_t>(cache->element_size());
-  require(size % step == 0, "the block size of the cache is ", size, ", it must be a multiple of ", step);
-}
-
-}  // namespace
-
-LIMITS(aclnnKvRmsNormRopeCache, T, kv, T, gamma, T, cos, T, sin, T, index, R, k_cache, R, ckv_cache, T,
-       k_scale, T, ckv_scale, T, k_offset, T, ckv_offset, double, eps, CP, mode, bool, output_kv, O, k_out, O,
-       ckv_out) {
-  require_all_given({{kv, "kv"},
-                     {gamma, "gamma"},
-                     {cos, "cos"},
-                     {sin, "sin"},
-                     {index, "index"},
-                     {k_cache, "kCacheRef"},
-                     {ckv_cache, "ckvCacheRef"}});
-  if (output_kv) require_all_given({{k_out, "kRopeOut"}, {ckv_out, "cKvOut"}});
-  require(!k_scale && !ckv_scale && !k_offset && !ckv_offset, "quantized caches are not simulated");
-  require_dtype(kv, "kv", {at::kHalf, at::kBFloat16});
-  for (auto& [tensor, name] : Tensors{{gamma, "gamma"},
-                                      {cos, "cos"},
-                                      {sin, "sin"},
-                                      {k_cache, "kCacheRef"},
-                                      {ckv_cache, "ckvCacheRef"}}) {
-    require_same_dtype(tensor, name, kv, "kv");
-  }
-  require_dtype(index, "index", {at::kLong});
-  require_axes(kv, "kv", 4, 4);
-  require_axes(gamma, "gamma", 1, 1);
-  auto batch = kv->size(0), tokens = kv->size(2), values = gamma->size(0), keys = kv->size(3) - values;
-  require(kv->size(1) == 1, "kv has ", kv->size(1), " heads, only one is supported");
-  require(keys > 0 && keys % 2 == 0, "the rotated part of kv is ", keys, ", it must be even and positive");
-  require(cos->sizes() == at::IntArrayRef({batch, 1, tokens, keys}) ||
-              cos->sizes() == at::IntArrayRef({batch, 1, 1, keys}),
-          "cos has shape ", cos->sizes(), ", it must be [", batch, ", 1, ", tokens, " or 1, ", keys, "]");
-  require_shape(sin, "sin", cos->sizes());
-  auto name = text(mode, "Norm");
-  require_axes(k_cache, "kCacheRef", 4, 4);
-  require_axes(ckv_cache, "ckvCacheRef", 4, 4);
-  require(k_cache->size(3) == keys && ckv_cache->size(3) == values, "the caches end with ", k_cache->size(3),
-          " and ", ckv_cache->size(3), ", they must with ", keys, " and ", values);
-  if (name == "Norm") {
-    require_shape(index, "index", {batch, tokens});
-    require(k_cache->size(1) == 1 && ckv_cache->size(1) == 1, "a cache has ", k_cache->size(1),
-            " heads, kv has one");
-    return;
-  }
-  require(name == "PA" || name == "PA_BNSD" || name == "PA_NZ", "cacheMode \"", name,
-          "\": Norm, PA, PA_BNSD and PA_NZ are simulated");
-  require_shape(index, "index", {batch * tokens});
-  check_block_size(k_cache, k_cache->size(1));
-  if (name == "PA_NZ")
-    require(keys % 16 == 0 && values % 16 == 0, "PA_NZ needs Dk and Dv in multiples of 16, they are ", keys,
-            " and ", values);
 }
 
 LIMITS(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {

@@ -127,17 +127,6 @@ void grouped_matmul(Touches& touches, const Arguments& a) {
   }
 }
 
-void grouped_swiglu(Touches& touches, const Arguments& a) { busy_experts(touches, a, 1, 6, true); }
-
-/// Norm, rotation and cache in one: of the caches only the rows of the tokens are written.
-void kv_norm_rope_cache(Touches& touches, const Arguments& a) {
-  constexpr size_t kIndex = 4, kKeys = 5, kLatent = 6;
-  int64_t rotary = tensor(a, 2).size(-1), tokens = tensor(a, kIndex).numel();
-  touches[kKeys] = {{}, {}, 0, static_cast<uint64_t>(tokens * rotary * tensor(a, kKeys).element_size())};
-  int64_t latent = tensor(a, 0).size(-1) - rotary;
-  touches[kLatent] = {{}, {}, 0, static_cast<uint64_t>(tokens * latent * tensor(a, kLatent).element_size())};
-}
-
 /// Only the states named are read and written.
 void recurrent_gated_delta_rule(Touches& touches, const Arguments& a) {
   constexpr size_t kState = 4, kIndices = 6;
@@ -185,10 +174,7 @@ const std::map<std::string, Rule>& rules() {
          write_elements(t, a, 4, tensor(a, 3));
        }},
       {"aclnnGroupedMatmulV4", grouped_matmul},
-      {"aclnnGroupedMatmulSwigluQuant", grouped_swiglu},
-      {"aclnnGroupedMatmulSwigluQuantWeightNZ", grouped_swiglu},
       {"aclnnRecurrentGatedDeltaRule", recurrent_gated_delta_rule},
-      {"aclnnKvRmsNormRopeCache", kv_norm_rope_cache},
   };
   return all;
 }

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from npu.simulator.calls import ROUNDING, randn, run, started
+from npu.simulator.calls import ROUNDING, randn, run
 from torch import Tensor
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -398,49 +398,6 @@ def test_rotated_part_of_latent_attention_comes_apart() -> None:
     )[0]
     whole = torch.cat((q, rope[0]), -1), torch.cat((k, rope[1]), -1)
     near(got, attention64(*whole, v, causal(3, 5, True), scale=0.1)[0])
-
-
-@pytest.mark.parametrize("soc, dtype", [("910B", torch.bfloat16), ("310P", torch.float16)])
-@pytest.mark.parametrize("layout", ["BNSD", "BSH", "BNSD_BSND"])
-def test_prompt_and_increment(soc: str, dtype: torch.dtype, layout: str) -> None:
-    q, k, v = problem(dtype, 2, 4, 4, 5, 9, 64)
-    into, _, from_ = layout.partition("_")
-    tensors = [to_layout(x, into) for x in (q, k, v)]
-    attributes = 4, 0.125, BIG, BIG, layout, 0, 0, 0
-    arguments = *tensors, None, None, [5, 3], [9, 4], *[None] * 5, *attributes
-    out = started(soc).run(
-        "aclnnPromptFlashAttentionV3", *arguments, torch.empty_like(to_layout(q, from_ or into))
-    )[-1]
-    want = torch.zeros_like(q).double()
-    want[0] = attention64(q[:1], k[:1], v[:1])[0]
-    want[1, :, :3] = attention64(q[1:, :, :3], k[1:, :, :4], v[1:, :, :4])[0]
-    near(out, to_layout(want, from_ or into))
-    if from_:
-        return
-    row = to_layout(q[:, :, :1], into)
-    arguments = row, [tensors[1]], [tensors[2]], None, None, [9, 4], *[None] * 9, 4, 0.125, layout, 0, 0, 1
-    out = started(soc).run("aclnnIncreFlashAttentionV4", *arguments, torch.empty_like(row))[-1]
-    want = torch.cat(
-        [
-            attention64(q[b : b + 1, :, :1], k[b : b + 1, :, :n], v[b : b + 1, :, :n])[0]
-            for b, n in ((0, 9), (1, 4))
-        ]
-    )
-    near(out, to_layout(want, into))
-
-
-def test_prompt_of_one_row_has_its_mode() -> None:
-    """Only the operators that serve decode ignore sparseMode there."""
-    q, k, v = problem(torch.float16, 1, 2, 2, 1, 5, 64)
-    attributes = 2, 0.125, BIG, BIG, "BNSD", 0, 2, 0
-    out = run(
-        "aclnnPromptFlashAttentionV3",
-        *(q, k, v, None, FIXED_MASK, None, None),
-        *[None] * 5,
-        *attributes,
-        torch.empty_like(q),
-    )[-1]
-    assert torch.equal(out, v[:, :, :1])
 
 
 def integers(*shape: int) -> tuple[Tensor, Tensor]:

@@ -75,43 +75,6 @@ def test_routing():
         routed_scaling_factor=2.5,
     )
     same(out, [y, i, None])
-    expanded, place = torch.empty(15, 16), torch.empty(15, dtype=torch.int32)
-    counts, row_scale = torch.empty(16, dtype=torch.int64), torch.empty(15)
-    call(
-        "aclnnMoeInitRoutingV3",
-        x,
-        i,
-        None,
-        None,
-        15,
-        0,
-        16,
-        0,
-        1,
-        True,
-        -1,
-        (0, 16),
-        0,
-        expanded,
-        place,
-        counts,
-        row_scale,
-    )
-    out = torch_npu.npu_moe_init_routing_v2(
-        x.npu(),
-        i.npu(),
-        active_num=15,
-        expert_num=16,
-        expert_tokens_num_type=1,
-        expert_tokens_num_flag=True,
-        quant_mode=-1,
-        active_expert_range=[0, 16],
-    )
-    same(out, [expanded, place, counts, None])
-    final = torch.empty(5, 16)
-    call("aclnnMoeFinalizeRoutingV2", expanded, place, x, None, None, y, None, 2, final)
-    e, s, w, p = npu(expanded, x, y, place)
-    same(torch_npu.npu_moe_finalize_routing(e, s, None, None, w, p, None, drop_pad_mode=2), [final])
 
 
 def test_grouped_matmul():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from npu.simulator.calls import close, randn, refused, run, started
-from npu.simulator.test_rope import rope64
+from npu.simulator.calls import randn, refused, run, started
 from torch import Tensor
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -81,44 +80,6 @@ def test_scatter_nd_update_and_index_put() -> None:
     assert torch.equal(run("aclnnIndexPutImpl", want, indices, updates, True, False)[0], 2 * want)
 
 
-def rms64(x: Tensor, gamma: Tensor, eps: float) -> Tensor:
-    x = x.double()
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gamma.double()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["Norm", "PA_BNSD", "PA_NZ"])
-def test_kv_rms_norm_rope_cache(dtype: torch.dtype, mode: str) -> None:
-    kv, gamma = randn(2, 1, 3, 96, dtype=dtype), randn(64, dtype=dtype)
-    cos, sin = randn(2, 1, 3, 32, dtype=dtype), randn(2, 1, 3, 32, dtype=dtype)
-    values = rms64(kv[..., :64], gamma, 1e-5)
-    part = kv[..., 64:]
-    keys = rope64(torch.cat((part[..., ::2], part[..., 1::2]), -1), cos, sin)
-    if mode == "Norm":
-        index = torch.tensor([[4, -1, 0], [1, 2, 3]])
-        caches = torch.zeros(2, 1, 5, 32, dtype=dtype), torch.zeros(2, 1, 5, 64, dtype=dtype)
-    else:
-        index = torch.tensor([4, -1, 0, 17, 18, 31])
-        caches = torch.zeros(2, 16, 1, 32, dtype=dtype), torch.zeros(2, 16, 1, 64, dtype=dtype)
-    outputs = torch.empty(2, 1, 3, 32, dtype=dtype), torch.empty(2, 1, 3, 64, dtype=dtype)
-    scales = [None] * 4
-    arguments = kv, gamma, cos, sin, index, *caches, *scales, 1e-5, mode, True, *outputs
-    answer = run("aclnnKvRmsNormRopeCache", *arguments)
-    close(answer[-2], keys)
-    close(answer[-1], values)
-    for cache, rows in ((answer[5], answer[-2]), (answer[6], answer[-1])):
-        flat = rows.flatten(0, 2)
-        kept = index.flatten() >= 0
-        if mode == "Norm":
-            got = torch.cat([cache[b, 0, [i for i in index[b].tolist() if i >= 0]] for b in range(2)])
-        elif mode == "PA_BNSD":
-            got = cache.view(32, -1)[index[kept]]
-        else:
-            got = nz_rows(cache.view(2, -1, 16, 16), index[kept])
-        assert torch.equal(got, flat[kept])
-        assert (cache != 0).sum() == (flat[kept] != 0).sum()
-
-
 # ---- what is refused ---------------------------------------------------------------------------
 def test_scatter_refuses() -> None:
     op = "aclnnScatterPaKvCache"
@@ -162,19 +123,4 @@ def test_other_refusals() -> None:
         False,
         False,
         message="values is Half, selfRef is Float",
-    )
-    kv = [torch.ones(1, 2, 3, 96).half(), torch.ones(64).half(), *[torch.ones(1, 1, 3, 32).half()] * 2]
-    caches = torch.zeros(1, 1, 5, 32).half(), torch.zeros(1, 1, 5, 64).half()
-    refused(
-        "aclnnKvRmsNormRopeCache",
-        *kv,
-        torch.tensor([[0, 1, 2]]),
-        *caches,
-        *[None] * 4,
-        1e-5,
-        "Norm",
-        False,
-        None,
-        None,
-        message="kv has 2 heads, only one is supported",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import Nz, call, close, hardware_scale, integers, normal, on_soc, pack, refused
+from .operators import call, close, hardware_scale, integers, normal, on_soc, pack, refused
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -203,26 +203,6 @@ def test_grouped_matmul_activates_its_output(activation):
     close(out, expected, inside=1e-6)
 
 
-@pytest.mark.parametrize("name", ["aclnnGroupedMatmulSwigluQuant", "aclnnGroupedMatmulSwigluQuantWeightNZ"])
-def test_grouped_matmul_swiglu_quant(name):
-    x, weight = integers(-128, 127, (11, 40), 22), integers(-128, 127, (4, 40, 24), 23)
-    scale, tokens = normal((4, 24), torch.float32, 24, 0.002), normal((11,), torch.float32, 25).abs()
-    out, out_scale = torch.full((11, 12), 7, dtype=torch.int8), torch.full((11,), 7.0)
-    call(name, x, Nz(weight), None, None, scale, tokens, group_list(0), out, out_scale, None)
-    for e, (start, end) in enumerate(slices(SIZES)):
-        if end == start:
-            continue
-        real = (
-            x[start:end].double() @ weight[e].double() * scale[e].double() * tokens[start:end, None].double()
-        )
-        a, gate = real.chunk(2, -1)
-        real = a * torch.sigmoid(a) * gate
-        s = real.abs().amax(-1) / 127
-        close(out_scale[start:end], s, roundings=20)
-        assert (out[start:end].double() - real / s[:, None]).abs().max() <= 0.51
-    assert (out[9:] == 7).all() and (out_scale[9:] == 7).all()
-
-
 def test_limits_of_grouped_matmul():
     half = torch.float16
     x, w, out = torch.zeros(9, 8, dtype=half), torch.zeros(4, 8, 6, dtype=half), torch.empty(9, 6, dtype=half)
@@ -274,10 +254,3 @@ def test_limits_of_grouped_matmul():
         refused("310P takes Half", *grouped(*i8, out, groups, scale=scale))
         refused("310P takes Half", *grouped(x.float(), w.float(), out.float(), groups))
         call(*grouped(x, w, out, groups))
-    swiglu, q, rows = "aclnnGroupedMatmulSwigluQuant", torch.empty(9, 3, dtype=torch.int8), torch.ones(9)
-    refused("must be FRACTAL_NZ", swiglu, *i8, None, None, scale, rows, groups, q, rows, None)
-    nz = Nz(i8[1])
-    refused("takes no bias", swiglu, i8[0], nz, scale, None, scale, rows, groups, q, rows, None)
-    refused("xScale has shape", swiglu, i8[0], nz, None, None, scale, rows[:3], groups, q, rows, None)
-    refused("output has shape", swiglu, i8[0], nz, None, None, scale, rows, groups, q[:, :2], rows, None)
-    refused("n is 10242", swiglu, i8[0], nz, None, None, torch.ones(4, 10242), rows, groups, q, rows, None)
