@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -12,9 +10,6 @@ import liteboost_adaptor
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators",
     reason="this transformers has another paged cache",
@@ -27,11 +22,7 @@ NEW_TOKENS, LAYERS = 4, 2
 LENGTHS = (1, 3, 15, 16, 17, 2, 40, 33, 7, 90, 5, 21, 9, 64, 11, 28, 4, 6, 8, 12)
 
 
-@pytest.fixture(autouse=True)
-def at_level_two() -> Iterator[None]:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("undone")
 
 
 def llama(dtype: torch.dtype) -> LlamaForCausalLM:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from support import families, npu_families
-
-import liteboost_adaptor
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 #: Of linear layers, by scheme.
 OPS = {"w8a16": "linear_w8", "w4a16": "linear_w4", "w8a8": "linear_w8a8"}
@@ -29,11 +22,7 @@ UNCLEAR = (
 )
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def _cases() -> Any:

@@ -16,10 +16,6 @@ from liteboost_adaptor import config, native_npu
 from liteboost_adaptor.ops import norm
 from liteboost_adaptor.selftest import compare, facts, first_use
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from cann_sim.trace import recording
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 #: Half of what transformers launches outside of the layers for a token in bf16 without an end token.
 HALF = 18
@@ -31,11 +26,7 @@ class PerToken:
     waits: float
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Iterator[None]:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def totals(layers: int, tokens: int, padding: int, dtype: torch.dtype, ends: Any) -> tuple[int, int, int]:
@@ -56,7 +47,7 @@ def totals(layers: int, tokens: int, padding: int, dtype: torch.dtype, ends: Any
     inputs = {"input_ids": ids.npu(), "attention_mask": mask.npu()}
     arguments = {"do_sample": False, "eos_token_id": ends}
     model.generate(**inputs, max_new_tokens=2, **arguments)
-    with trace.recording() as recorded:
+    with recording() as recorded:
         out = model.generate(**inputs, max_new_tokens=tokens, **arguments)
     assert out.shape[1] == 8 + tokens
     return len(recorded.launches), len(recorded.copies("d2h")), len(recorded.synchronisations)

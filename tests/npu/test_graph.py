@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from cann_sim.trace import recording
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-import liteboost_adaptor
 from liteboost_adaptor import native_npu
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 PROMPT, STEPS, LENGTH = 7, 7, 32
-
-
-@pytest.fixture(params=[0, 1, 2], ids="level {}".format)
-def level(request: pytest.FixtureRequest, no_grad: None) -> Iterator[int]:
-    liteboost_adaptor.undo()
-    liteboost_adaptor.apply(level=request.param)
-    yield request.param
-    liteboost_adaptor.undo()
 
 
 class Decoder:

@@ -20,20 +20,11 @@ from liteboost_adaptor.kv_cache import int8_layers
 from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
-
 SAMPLE = ("llama", "qwen3", "gemma3_text", "gemma2")
 ATTENTION = "FusedInferAttentionScore"
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def kept(cache: Any, beside: str = "") -> list[torch.Tensor]:

@@ -13,10 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
 import liteboost_adaptor
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 #: transformers on torch_npu (sdpa, bf16): launches a layer, and outside the layers, a token.
 ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE = 40, 36
 PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
@@ -53,14 +49,6 @@ def decoded(model: torch.nn.Module, **settings: Any) -> Trace:
     with recording() as trace:
         model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
     return trace.part(f"token {NEW - 1}")
-
-
-@pytest.fixture(params=[0, 1, 2], ids="level {}".format)
-def level(request: pytest.FixtureRequest, no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    liteboost_adaptor.apply(level=request.param)
-    yield request.param
-    liteboost_adaptor.undo()
 
 
 def test_launches_of_a_layer_and_outside_the_layers(level: int, record_property: Any) -> None:

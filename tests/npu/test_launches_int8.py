@@ -17,20 +17,12 @@ from liteboost_adaptor.program import npu_integers
 from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 #: Query, key, value, output; gate, up, down.
 LINEAR = 7
 ROUNDS, IN_A_NORM = "aclnnDynamicQuant", "aclnnAddRmsNormDynamicQuant"
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def made(layers: int) -> torch.nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,10 +17,6 @@ import liteboost_adaptor
 from liteboost_adaptor.program import step as steps
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 SEEN = (
     *("a hook", "a hook on a leaf", "a forward of its own", "another child", "an adapter"),
     *("a weight's data, in place", "a weight", "an optimizer step", "loaded and assigned values"),
@@ -28,10 +24,7 @@ SEEN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Iterator[None]:
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
+from cann_sim.trace import recording
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
@@ -16,11 +16,6 @@ from liteboost_adaptor.ops import ops
 from liteboost_adaptor.replacements import npu_format
 from liteboost_adaptor.selftest.compare import placed
 from support.compare import NOISE, assert_close
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
 
 
 @dataclass
@@ -55,7 +50,7 @@ def run(name: str, /, in_nz: tuple[str, ...] = (), **arguments: Any) -> Run:
         torch.ops.liteboost._npu_forget_counts()
         results = [each.cpu() for each in outputs(op(**second), second)]
         counts = native_npu.calls()
-        with _memory_left_as_it_is(), trace.recording() as recorded:
+        with _memory_left_as_it_is(), recording() as recorded:
             again = outputs(op(**third), third)
     assert sum(count for op_name, _, count in counts if op_name == name) == 1, counts
     assert all(torch.equal(a, b.cpu()) for a, b in zip(results, again, strict=True))
