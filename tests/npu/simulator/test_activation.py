@@ -59,18 +59,8 @@ def test_refusals() -> None:
     refused("aclnnGeGluV3", x, -1, 1, True, out, None, message="outGelu is null", code=161001)
     clipped = 1.702, -1.0, 1.0, True, out
     refused("aclnnClippedSwiglu", x, None, -1, *clipped, message="limit is -1, it must be positive")
-    refused(
-        "aclnnClippedSwiglu",
-        x,
-        torch.ones(2).int(),
-        -1,
-        1.0,
-        7.0,
-        1.0,
-        True,
-        out,
-        message="groupIndex is Int",
-    )
+    clipped = 1.0, 7.0, 1.0, True, out
+    refused("aclnnClippedSwiglu", x, torch.ones(2).int(), -1, *clipped, message="groupIndex is Int")
 
 
 def test_rules_of_310p() -> None:
@@ -79,16 +69,5 @@ def test_rules_of_310p() -> None:
     refused("aclnnSwiGlu", x.bfloat16(), -1, x.bfloat16(), message="x is BFloat16", soc="310P")
     wide = torch.ones(3, 64, dtype=torch.float16)
     close(started("310P").run("aclnnSwiGlu", wide, -1, x)[2], F.silu(torch.ones(3, 32, dtype=torch.float64)))
-    refused(
-        "aclnnClippedSwiglu",
-        x,
-        None,
-        -1,
-        1.0,
-        7.0,
-        1.0,
-        True,
-        x[:, :16],
-        message="not supported on",
-        soc="310P",
-    )
+    clipped = 1.0, 7.0, 1.0, True, x[:, :16]
+    refused("aclnnClippedSwiglu", x, None, -1, *clipped, message="not supported on", soc="310P")

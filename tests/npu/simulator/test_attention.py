@@ -77,19 +77,8 @@ def fia(
     lse: Tensor | None = None,
 ) -> tuple[str, list[object]]:
     """The operator's name and its arguments in the order of the version."""
-    arguments: list[object] = [
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        q_lens,
-        kv_lens,
-        *[None] * 7,
-        table,
-        q_padding,
-        kv_padding,
-    ]
+    arguments: list[object] = [q, k, v, bias, mask, q_lens, kv_lens, *[None] * 7]
+    arguments += [table, q_padding, kv_padding]
     arguments += [scales[0], None, scales[1], *[None] * 4]
     if version >= 3:
         arguments += [*(rope or (None, None)), None]
@@ -239,42 +228,19 @@ def test_ragged_lengths(layout: str) -> None:
     tensors = [to_layout(x, layout) for x in (q, k, v, out)]
     options = {"heads": 4, "kv_heads": 2, "layout": layout, "scale": 0.125, "sparse": 3, "mask": FIXED_MASK}
     lse = torch.empty(3, 4, 5, 1)
-    got, lse = infer(
-        4,
-        tensors[0],
-        [tensors[1]],
-        [tensors[2]],
-        tensors[3],
-        q_lens=q_lens,
-        kv_lens=kv_lens,
-        lse=lse,
-        **options,
-    )
+    options |= {"q_lens": q_lens, "kv_lens": kv_lens}
+    got, lse = infer(4, tensors[0], [tensors[1]], [tensors[2]], tensors[3], lse=lse, **options)
     near(got, to_layout(want, layout))
     assert lse[1, :, 2:].isinf().all() and lse[2].isinf().all()
     lists = [[to_layout(x[b : b + 1], layout) for b in range(3)] for x in (k, v)]
-    assert torch.equal(
-        infer(4, tensors[0], *lists, tensors[3], q_lens=q_lens, kv_lens=kv_lens, **options)[0], got
-    )
+    assert torch.equal(infer(4, tensors[0], *lists, tensors[3], **options)[0], got)
 
 
 def test_right_aligned_sequences() -> None:
     q, k, v = problem(torch.float16, 1, 2, 2, 6, 9, 64)
-    got = infer(
-        3,
-        q,
-        [k],
-        [v],
-        torch.empty_like(q),
-        heads=2,
-        kv_heads=2,
-        layout="BNSD",
-        scale=0.125,
-        q_lens=[4],
-        kv_lens=[7],
-        q_padding=torch.tensor([1]),
-        kv_padding=torch.tensor([0]),
-    )[0]
+    options = {"heads": 2, "kv_heads": 2, "layout": "BNSD", "scale": 0.125, "q_lens": [4], "kv_lens": [7]}
+    padding = {"q_padding": torch.tensor([1]), "kv_padding": torch.tensor([0])}
+    got = infer(3, q, [k], [v], torch.empty_like(q), **options, **padding)[0]
     near(got[:, :, 1:5], attention64(q[:, :, 1:5], k[:, :, 2:], v[:, :, 2:])[0])
     assert not got[:, :, 0].any() and not got[:, :, 5].any()
 
@@ -340,22 +306,10 @@ def test_packed_sequences(dtype: torch.dtype, layout: str, window: int | None) -
     if layout == "NTD":
         want = want.transpose(0, 1)
     options = {"sparse": 3} if window is None else {"sparse": 4, "pre": window - 1, "next_": 0}
-    got, got_lse = infer(
-        4,
-        q,
-        [k],
-        [v],
-        torch.empty(want.shape, dtype=dtype),
-        heads=4,
-        kv_heads=2,
-        layout=layout,
-        scale=0.125,
-        q_lens=list(itertools.accumulate(q_lens)),
-        kv_lens=list(itertools.accumulate(kv_lens)),
-        mask=FIXED_MASK,
-        lse=torch.empty(sum(q_lens), 4, 1),
-        **options,
-    )
+    options |= {"heads": 4, "kv_heads": 2, "layout": layout, "scale": 0.125, "mask": FIXED_MASK}
+    sums = [list(itertools.accumulate(lens)) for lens in (q_lens, kv_lens)]
+    out, lse_out = torch.empty(want.shape, dtype=dtype), torch.empty(sum(q_lens), 4, 1)
+    got, got_lse = infer(4, q, [k], [v], out, q_lens=sums[0], kv_lens=sums[1], lse=lse_out, **options)
     near(got, want)
     assert (got_lse - lse).abs().max() < 1e-4
 
@@ -382,20 +336,8 @@ def test_bias_is_added_after_the_scale(rows: int, batch: int) -> None:
 def test_rotated_part_of_latent_attention_comes_apart() -> None:
     q, k, v = problem(torch.bfloat16, 1, 4, 1, 3, 5, 128)
     rope = randn(1, 4, 3, 64, dtype=torch.bfloat16), randn(1, 1, 5, 64, dtype=torch.bfloat16)
-    got = infer(
-        3,
-        q,
-        [k],
-        [v],
-        torch.empty_like(q),
-        heads=4,
-        kv_heads=1,
-        layout="BNSD",
-        scale=0.1,
-        rope=rope,
-        sparse=3,
-        mask=FIXED_MASK,
-    )[0]
+    options = {"heads": 4, "kv_heads": 1, "layout": "BNSD", "scale": 0.1, "sparse": 3, "mask": FIXED_MASK}
+    got = infer(3, q, [k], [v], torch.empty_like(q), rope=rope, **options)[0]
     whole = torch.cat((q, rope[0]), -1), torch.cat((k, rope[1]), -1)
     near(got, attention64(*whole, v, causal(3, 5, True), scale=0.1)[0])
 
@@ -419,21 +361,10 @@ def test_integers_with_a_scale_for_each_token_and_head(
     )
     tensors = [to_layout(x, layout) for x in (q, k, v)]
     out = torch.empty_like(tensors[0])
+    options = {"heads": 4, "kv_heads": 2, "layout": layout, "scale": 0.125, "modes": (3, 3)}
+    options |= {"kv_lens": [length] if length else None, "scales": (k_scales, v_scales)}
     for version in (2, 3, 4):
-        got, _ = infer(
-            version,
-            tensors[0],
-            [tensors[1]],
-            [tensors[2]],
-            out,
-            heads=4,
-            kv_heads=2,
-            layout=layout,
-            scale=0.125,
-            kv_lens=[length] if length else None,
-            scales=(k_scales, v_scales),
-            modes=(3, 3),
-        )
+        got, _ = infer(version, tensors[0], [tensors[1]], [tensors[2]], out, **options)
         near(got, to_layout(want, layout))
 
 

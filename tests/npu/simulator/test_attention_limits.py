@@ -19,15 +19,8 @@ def call(
 ) -> tuple[str, list[object]]:
     """A call that is accepted, but for `options`: BNSD, 8 heads, 2 key heads."""
     q, key = zeros(2, 8, rows, d), zeros(2, 2, columns, d)
-    options = {
-        "heads": 8,
-        "kv_heads": 2,
-        "layout": "BNSD",
-        "q": q,
-        "k": [key],
-        "v": [key],
-        "out": q,
-    } | options
+    defaults = {"heads": 8, "kv_heads": 2, "layout": "BNSD", "q": q, "k": [key], "v": [key], "out": q}
+    options = defaults | options
     tensors = [options.pop(name) for name in ("q", "k", "v", "out")]
     return fia(version, *tensors, **options)
 
@@ -75,15 +68,8 @@ def test_heads() -> None:
     check("key has 2 heads, numKeyValueHeads is 4", kv_heads=4)
     check("query has 8 heads, numHeads is 4", heads=4)
     wide = zeros(1, 65, 2, 16)
-    check(
-        "numHeads / numKeyValueHeads is 65",
-        q=wide,
-        out=wide,
-        k=[wide[:, :1]],
-        v=[wide[:, :1]],
-        heads=65,
-        kv_heads=1,
-    )
+    many = {"q": wide, "out": wide, "k": [wide[:, :1]], "v": [wide[:, :1]], "heads": 65, "kv_heads": 1}
+    check("numHeads / numKeyValueHeads is 65", **many)
     check("numHeads is 300", q=zeros(1, 300, 2, 16), heads=300)
     merged = zeros(2, 4, 100)
     check("H 100 is no multiple of numHeads 8", q=merged, out=merged, layout="BSH")

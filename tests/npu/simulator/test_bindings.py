@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from .operators import call, integers, normal, pack
+from .test_grouped_matmul import grouped
 
 torch_npu = pytest.importorskip("torch_npu")
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -64,84 +65,24 @@ def test_routing():
     x, bias = normal((5, 16), torch.float32, 40), normal((16,), torch.float32, 41)
     y, i = torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32)
     call("aclnnMoeGatingTopK", x, bias, 3, 2, 4, 1, 0, 1, False, 2.5, 1e-20, y, i, None)
-    out = torch_npu.npu_moe_gating_top_k(
-        x.npu(),
-        3,
-        bias=bias.npu(),
-        k_group=2,
-        group_count=4,
-        group_select_mode=1,
-        norm_type=1,
-        routed_scaling_factor=2.5,
-    )
-    same(out, [y, i, None])
+    options = {"k_group": 2, "group_count": 4, "group_select_mode": 1, "norm_type": 1}
+    options |= {"bias": bias.npu(), "routed_scaling_factor": 2.5}
+    same(torch_npu.npu_moe_gating_top_k(x.npu(), 3, **options), [y, i, None])
 
 
 def test_grouped_matmul():
     x, weight, groups = normal((6, 8), HALF, 50), normal((3, 8, 4), HALF, 51), torch.tensor([2, 2, 6])
     out = torch.empty(6, 4, dtype=HALF)
-    call(
-        "aclnnGroupedMatmulV4",
-        [x],
-        [weight],
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        groups,
-        None,
-        None,
-        None,
-        3,
-        0,
-        0,
-        0,
-        [out],
-        None,
-        None,
-    )
+    call(*grouped(x, weight, out, groups, split=3))
     a, w, g = npu(x, weight, groups)
     same(torch_npu.npu_grouped_matmul([a], [w], group_list=g, split_item=3, group_type=0), [out])
-    i8, w8, scale = (
-        integers(-99, 99, (6, 8), 52),
-        integers(-99, 99, (3, 8, 4), 53),
-        normal((3, 4), BF16, 54, 0.01),
-    )
-    out8, tokens = torch.empty(6, 4, dtype=BF16), normal((6,), torch.float32, 55)
-    call(
-        "aclnnGroupedMatmulV4",
-        [i8],
-        [w8],
-        None,
-        [scale],
-        None,
-        None,
-        None,
-        [tokens],
-        groups,
-        None,
-        None,
-        None,
-        3,
-        0,
-        0,
-        0,
-        [out8],
-        None,
-        None,
-    )
-    result = torch_npu.npu_grouped_matmul(
-        [i8.npu()],
-        [w8.npu()],
-        scale=[scale.npu()],
-        per_token_scale=[tokens.npu()],
-        group_list=g,
-        split_item=3,
-        group_type=0,
-        output_dtype=BF16,
-    )
+    i8, w8 = integers(-99, 99, (6, 8), 52), integers(-99, 99, (3, 8, 4), 53)
+    scale, tokens = normal((3, 4), BF16, 54, 0.01), normal((6,), torch.float32, 55)
+    out8 = torch.empty(6, 4, dtype=BF16)
+    call(*grouped(i8, w8, out8, groups, scale=scale, tokens=tokens, split=3))
+    x8, w8, s, t = npu(i8, w8, scale, tokens)
+    options = {"group_list": g, "split_item": 3, "group_type": 0, "output_dtype": BF16}
+    result = torch_npu.npu_grouped_matmul([x8], [w8], scale=[s], per_token_scale=[t], **options)
     same(result, [out8])
 
 
@@ -157,18 +98,9 @@ def test_delta_rules():
     on_device, out = state.npu(), torch.empty(4, 4, 6, dtype=BF16)
     call("aclnnRecurrentGatedDeltaRule", q, k, v, beta, state, lengths, index, g, None, accepted, 0.25, out)
     a, b, c, d, n, i, m, h = npu(q, k, v, beta, lengths, index, accepted, g)
-    result = torch_npu.npu_recurrent_gated_delta_rule(
-        a,
-        b,
-        c,
-        on_device,
-        beta=d,
-        scale=0.25,
-        actual_seq_lengths=n,
-        ssm_state_indices=i,
-        num_accepted_tokens=m,
-        g=h,
-    )
+    options = {"beta": d, "scale": 0.25, "g": h}
+    options |= {"actual_seq_lengths": n, "ssm_state_indices": i, "num_accepted_tokens": m}
+    result = torch_npu.npu_recurrent_gated_delta_rule(a, b, c, on_device, **options)
     same([result, on_device], [out, state])
 
 

@@ -23,19 +23,8 @@ def test_scatter_pa_kv_cache(dtype: torch.dtype, slot_dtype: torch.dtype) -> Non
     key, value = (torch.randint(-9, 9, (5, 2, d)).to(dtype) for d in (64, 32))
     slots = torch.tensor([0, 17, 31, 4, 16], dtype=slot_dtype)
     caches = torch.zeros(3, 16, 2, 64, dtype=dtype), torch.zeros(3, 16, 2, 32, dtype=dtype)
-    out = run(
-        "aclnnScatterPaKvCache",
-        key,
-        caches[0],
-        slots,
-        value,
-        caches[1],
-        *PLAIN,
-        "Norm",
-        "None",
-        [1, 1],
-        [0, 0],
-    )
+    rest = *PLAIN, "Norm", "None", [1, 1], [0, 0]
+    out = run("aclnnScatterPaKvCache", key, caches[0], slots, value, caches[1], *rest)
     for got, rows in ((out[1], key), (out[4], value)):
         want = torch.zeros_like(got).view(48, 2, -1)
         want[slots.long()] = rows
@@ -43,9 +32,8 @@ def test_scatter_pa_kv_cache(dtype: torch.dtype, slot_dtype: torch.dtype) -> Non
 
     width = 32 // key.element_size()
     caches = [torch.zeros(3, 2 * d // width, 16, width, dtype=dtype) for d in (64, 32)]
-    out = run(
-        "aclnnScatterPaKvCache", key, caches[0], slots, value, caches[1], *PLAIN, "PA_NZ", None, None, None
-    )
+    rest = *PLAIN, "PA_NZ", None, None, None
+    out = run("aclnnScatterPaKvCache", key, caches[0], slots, value, caches[1], *rest)
     for got, rows in ((out[1], key), (out[4], value)):
         assert torch.equal(nz_rows(got, slots), rows.flatten(1))
         assert (got != 0).sum() == (rows != 0).sum()  # nothing else was written
@@ -95,13 +83,11 @@ def test_scatter_refuses() -> None:
     refused(op, key.float(), cache.float(), slots, key.float(), cache.float(), *rest, message="key is Float")
     refused(op, key, cache.bfloat16(), slots, key, cache, *rest, message="keyCacheRef is BFloat16")
     refused(op, key, cache.transpose(0, 1), slots, key, cache, *rest, message="keyCacheRef is not contiguous")
-    refused(
-        op, key, cache[:, :, :1].contiguous(), slots, key, cache, *rest, message="[blocks, block size, 2, 32]"
-    )
+    narrow = cache[:, :, :1].contiguous()
+    refused(op, key, narrow, slots, key, cache, *rest, message="[blocks, block size, 2, 32]")
     refused(op, key, cache, slots[:1], key, cache, *rest, message="slotMapping has shape [1]")
-    refused(
-        op, key, cache, slots, key, cache, *PLAIN, "Other", None, None, None, message='cacheMode is "Other"'
-    )
+    other = *PLAIN, "Other", None, None, None
+    refused(op, key, cache, slots, key, cache, *other, message='cacheMode is "Other"')
     refused(op, key, cache, slots, None, cache, *rest, message="value is null", code=161001)
 
 
@@ -115,12 +101,5 @@ def test_other_refusals() -> None:
     refused(op, data, at, updates, -2, message="not supported on Ascend310P3", soc="310P")
     assert "is not in data" in started().call(op, data, at + 6, updates, -2)["message"]
     refused("aclnnScatterNdUpdate", data, at.view(2, 2), updates, message="updates has shape [4, 2, 2, 3]")
-    refused(
-        "aclnnIndexPutImpl",
-        data,
-        [at],
-        updates.half(),
-        False,
-        False,
-        message="values is Half, selfRef is Float",
-    )
+    half = updates.half()
+    refused("aclnnIndexPutImpl", data, [at], half, False, False, message="values is Half, selfRef is Float")

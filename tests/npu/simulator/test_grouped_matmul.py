@@ -28,28 +28,10 @@ def grouped(
     activation=0,
 ):
     some = lambda t: None if t is None else t if isinstance(t, list) else [t]  # noqa: E731
-    return (
-        "aclnnGroupedMatmulV4",
-        some(x),
-        some(weight),
-        some(bias),
-        some(scale),
-        some(offset),
-        some(aq_scale),
-        some(aq_offset),
-        some(tokens),
-        group_list,
-        None,
-        None,
-        None,
-        split,
-        group_type,
-        list_type,
-        activation,
-        some(out),
-        None,
-        None,
-    )
+    scales = map(some, (bias, scale, offset, aq_scale, aq_offset, tokens))
+    attributes = split, group_type, list_type, activation
+    inputs = some(x), some(weight), *scales, group_list, None, None, None
+    return "aclnnGroupedMatmulV4", *inputs, *attributes, some(out), None, None
 
 
 def slices(sizes):
@@ -168,18 +150,8 @@ def test_grouped_matmul_of_8_by_4_bits():
     bias = (8 * weight.double() * value).sum(1).float()
     tokens = normal((9,), torch.float32, 19).abs()
     out = torch.empty(9, 8, dtype=torch.bfloat16)
-    call(
-        *grouped(
-            x,
-            pack(weight),
-            out,
-            group_list(1),
-            bias=bias,
-            scale=scale,
-            tokens=tokens,
-            list_type=1,
-        )
-    )
+    scales = {"bias": bias, "scale": scale, "tokens": tokens}
+    call(*grouped(x, pack(weight), out, group_list(1), **scales, list_type=1))
     for e, (start, end) in enumerate(slices(SIZES)):
         if end > start:
             real = x[start:end].double() @ (weight[e].double() * value[e]) * tokens[start:end, None].double()

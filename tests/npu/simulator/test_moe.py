@@ -23,23 +23,8 @@ def test_gating_by_groups_chooses_with_the_bias_and_weighs_without(norm_type, se
     x, bias = normal((6, 24), torch.float32, 3), normal((24,), torch.float32, 4, 0.3)
     k, groups, k_group = 5, 4, 2
     y, experts, normed = torch.empty(6, k), torch.empty(6, k, dtype=torch.int32), torch.empty(6, 24)
-    call(
-        "aclnnMoeGatingTopK",
-        x,
-        bias,
-        k,
-        k_group,
-        groups,
-        select_mode,
-        0,
-        norm_type,
-        True,
-        2.5,
-        1e-20,
-        y,
-        experts,
-        normed,
-    )
+    attributes = k, k_group, groups, select_mode, 0, norm_type, True, 2.5, 1e-20
+    call("aclnnMoeGatingTopK", x, bias, *attributes, y, experts, normed)
     score = torch.sigmoid(x.double()) if norm_type else torch.softmax(x.double(), -1)
     choice = score + bias.double()
     grouped = choice.view(6, groups, -1)

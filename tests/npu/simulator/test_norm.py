@@ -132,19 +132,11 @@ def test_add_rms_norm_refuses() -> None:
     op = "aclnnAddRmsNorm"
     refused(op, X, X, GAMMA, EPS, X, RSTD, None, message="xOut is null and rstdOut is not", code=161001)
     refused(op, X, X, torch.ones(1, 32), EPS, X, None, X, message="float32 needs rstdOut and xOut")
-    refused(
-        op,
-        HALF[0],
-        HALF[0],
-        HALF[1],
-        EPS,
-        HALF[0],
-        None,
-        None,
-        message="without rstdOut gamma must have shape [1, 32]",
-    )
-    refused(op, HALF[0], X, HALF[1], EPS, HALF[0], RSTD, HALF[0], message="x2 is Float, x1 is Half")
-    refused(op, HALF[0], HALF[0], GAMMA, EPS, HALF[0], RSTD, HALF[0], message="gamma is Float, x1 is Half")
+    half, gamma = HALF
+    needed = "without rstdOut gamma must have shape [1, 32]"
+    refused(op, half, half, gamma, EPS, half, None, None, message=needed)
+    refused(op, half, X, gamma, EPS, half, RSTD, half, message="x2 is Float, x1 is Half")
+    refused(op, half, half, GAMMA, EPS, half, RSTD, half, message="gamma is Float, x1 is Half")
     refused(op, X, X[:2], GAMMA, EPS, X, RSTD, X, message="x2 has shape [2, 32]")
     refused(op, X, X, GAMMA, -1.0, X, RSTD, X, message="epsilon is -1")
 
@@ -157,41 +149,19 @@ def test_layer_norm_refuses() -> None:
         op, HALF[0], [32], GAMMA, None, EPS, HALF[0], None, None, message="weight is Float with input of Half"
     )
     refused(op, X, None, None, None, EPS, X, None, None, message="normalizedShape is null", code=161001)
-    refused(
-        "aclnnAddLayerNorm",
-        X,
-        X,
-        GAMMA,
-        GAMMA,
-        None,
-        EPS,
-        True,
-        X,
-        RSTD,
-        RSTD[:, 0],
-        X,
-        message="rstdOut has shape [3]",
-    )
+    added = X, X, GAMMA, GAMMA, None, EPS, True
+    refused("aclnnAddLayerNorm", *added, X, RSTD, RSTD[:, 0], X, message="rstdOut has shape [3]")
 
 
 def test_rules_of_310p() -> None:
     bf16 = X.bfloat16(), GAMMA.bfloat16()
-    refused(
-        "aclnnRmsNorm",
-        *bf16,
-        EPS,
-        bf16[0],
-        RSTD,
-        message="x is BFloat16; supported here: Float, Half",
-        soc="310P",
-    )
-    refused(
-        "aclnnRmsNorm", HALF[0], GAMMA, EPS, HALF[0], RSTD, message="gamma is Float, x is Half", soc="310P"
-    )
-    short = torch.ones(3, 8).half()
-    refused(
-        "aclnnRmsNorm", short, short[0], EPS, short, RSTD, message="has 16 bytes, 310P needs 32", soc="310P"
-    )
+    half, short = HALF[0], torch.ones(3, 8).half()
+    for arguments, message in (
+        ((*bf16, EPS, bf16[0], RSTD), "x is BFloat16; supported here: Float, Half"),
+        ((half, GAMMA, EPS, half, RSTD), "gamma is Float, x is Half"),
+        ((short, short[0], EPS, short, RSTD), "has 16 bytes, 310P needs 32"),
+    ):
+        refused("aclnnRmsNorm", *arguments, message=message, soc="310P")
     refused("aclnnGemmaRmsNorm", X, GAMMA, EPS, X, RSTD, message="not supported on Ascend310P3", soc="310P")
     refused("aclnnLayerNorm", X, [32], None, None, EPS, X, None, None, message="not supported on", soc="310P")
     outputs = torch.empty_like(X), torch.empty_like(RSTD), torch.empty_like(X)

@@ -57,18 +57,8 @@ def test_weight_quant_int4_per_channel_transposed():
     x = normal((3, 40), torch.float16, 21)
     weight, scale, _ = weight_only(torch.float16, 40, 9, None, 22, 4)
     y = torch.empty(3, 9, dtype=torch.float16)
-    call(
-        "aclnnWeightQuantBatchMatmulV2",
-        x,
-        pack(weight.t().contiguous()).t(),
-        scale,
-        None,
-        None,
-        None,
-        None,
-        0,
-        y,
-    )
+    given = pack(weight.t().contiguous()).t()
+    call("aclnnWeightQuantBatchMatmulV2", x, given, scale, None, None, None, None, 0, y)
     close(y, x.double() @ dequantized(weight, scale, torch.zeros(9), torch.float16))
 
 
@@ -199,22 +189,8 @@ def test_quant_matmul_by_blocks():
     out = torch.empty(m, n, dtype=torch.bfloat16)
     group = 128 | 128 << 16 | 1 << 32
     given = x2.t().contiguous()  # (n, k), its scale (n blocks, k blocks)
-    call(
-        "aclnnQuantMatmulV5",
-        x1,
-        given,
-        s1,
-        s2.t().contiguous(),
-        None,
-        None,
-        None,
-        None,
-        bias,
-        False,
-        True,
-        group,
-        out,
-    )
+    scales = s1, s2.t().contiguous(), None, None, None, None
+    call("aclnnQuantMatmulV5", x1, given, *scales, bias, False, True, group, out)
     column = lambda i, size: torch.arange(size) // 128  # noqa: E731
     a = x1.double() * s1.double()[:, column(1, k)]
     b = x2.double() * s2.double()[column(0, k)][:, column(1, n)]
@@ -229,22 +205,8 @@ def test_quant_matmul_of_8_by_4_bits_makes_up_for_the_shift():
     tokens = normal((m, 1), torch.float32, 29).abs()
     shift = (8 * x2.double() * value).sum(0).float()
     out = torch.empty(m, n, dtype=torch.bfloat16)
-    call(
-        "aclnnQuantMatmulV5",
-        x1,
-        pack(x2),
-        tokens,
-        bits,
-        None,
-        None,
-        None,
-        shift,
-        None,
-        False,
-        False,
-        256,
-        out,
-    )
+    scales = tokens, bits, None, None, None, shift
+    call("aclnnQuantMatmulV5", x1, pack(x2), *scales, None, False, False, 256, out)
     close(out, (x1.double() @ (x2.double() * value)) * tokens.double(), inside=1e-5)
 
 
