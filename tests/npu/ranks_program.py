@@ -17,7 +17,8 @@ import torch.distributed as dist
 import transformers
 from cann_sim.trace import recording
 from npu.marks import Marks
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from support import llamas
+from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from liteboost_adaptor.program import step
 
@@ -55,18 +56,8 @@ def generated(folder: str, place: str, inputs: dict[str, Any], settings: dict[st
 
 
 def llama(layers: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=512,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        vocab_size=1024,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
+    sizes = llamas.WIDE | {"num_key_value_heads": 4}
+    return llamas.llama(torch.bfloat16, num_hidden_layers=layers, **sizes)
 
 
 def a_token(model: Any) -> tuple[int, int]:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from cann_sim.trace import recording
 from safetensors.torch import load_file, save_model
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from support import llamas
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.program import beside
@@ -36,9 +37,7 @@ def at_level_two(no_grad: None, undone: None) -> None:
 
 
 def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
-    return model.to(torch.bfloat16).eval().npu()
+    return llamas.llama(torch.bfloat16, **SIZES)
 
 
 def qwen2() -> Qwen2ForCausalLM:

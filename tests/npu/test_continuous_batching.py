@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from support import llamas
+from transformers import GenerationConfig, LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
@@ -26,17 +27,8 @@ pytestmark = pytest.mark.usefixtures("undone")
 
 
 def llama(dtype: torch.dtype) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(
-        vocab_size=64, num_hidden_layers=LAYERS, head_dim=64, pad_token_id=0, eos_token_id=2, **sizes
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(6)
-    return model.to(dtype).npu()
+    settings = {"hidden_size": 128, "num_hidden_layers": LAYERS, "vocab_size": 64, "head_dim": 64}
+    return llamas.llama(dtype, factor=6, pad_token_id=0, **settings)
 
 
 @pytest.mark.parametrize("page_size", [16, 256])

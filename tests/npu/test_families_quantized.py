@@ -32,7 +32,7 @@ def _cases() -> Any:
                 yield pytest.param(family, scheme, marks=[] if family in SAMPLE else [pytest.mark.full])
 
 
-@pytest.mark.parametrize(("family", "scheme"), _cases())
+@pytest.mark.parametrize(("family", "scheme"), [*_cases()])
 def test_layers_of_integers_are_aclnn_calls_and_near(family: str, scheme: str) -> None:
     outcome = npu_families.examine_quantized(family, scheme)
     # A family whose layers are of classes of its own has but a head, of 8 bits.

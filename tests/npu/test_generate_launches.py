@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cann_sim.trace import recording
-from transformers import LlamaConfig, LlamaForCausalLM
+from support import llamas
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
@@ -30,17 +30,8 @@ pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def totals(layers: int, tokens: int, padding: int, dtype: torch.dtype, ends: Any) -> tuple[int, int, int]:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=512,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=512,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval().npu()
+    sizes = llamas.WIDE | {"intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": layers}
+    model = llamas.llama(dtype, pad_token_id=0, **sizes)
     ids = torch.randint(3, 512, (2 if padding else 1, 8), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from cann_sim.trace import recording
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from support import llamas
+from transformers import StaticCache
 
 from liteboost_adaptor import native_npu
 
@@ -15,22 +16,11 @@ class Decoder:
     """A model with a static cache after its prompt, and a step whose tensors stay where they are."""
 
     def __init__(self) -> None:
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=128,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            vocab_size=128,
-        )
-        self.model = LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
-        for parameter in self.model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8)  # so that the tokens differ
+        sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+        sizes |= {"intermediate_size": 128, "num_hidden_layers": 2}
+        self.model = llamas.llama(torch.bfloat16, factor=8, **sizes)
         self.prompt = torch.randint(0, 128, (1, PROMPT), generator=torch.Generator().manual_seed(0)).npu()
-        self.cache = StaticCache(config=config, max_cache_len=LENGTH)
+        self.cache = StaticCache(config=self.model.config, max_cache_len=LENGTH)
         self.token = torch.zeros(1, 1, dtype=torch.long, device="npu")
         self.position = torch.zeros(1, dtype=torch.long, device="npu")
 

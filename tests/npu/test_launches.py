@@ -8,8 +8,9 @@ import pytest
 import torch
 from cann_sim.trace import Trace, recording
 from npu.marks import Marks
+from support import llamas
 from support.must_move import must_move
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import LlamaForCausalLM, LogitsProcessorList
 
 import liteboost_adaptor
 
@@ -19,20 +20,7 @@ PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
 
 
 def llama(layers: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=512,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        vocab_size=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
+    return llamas.llama(torch.bfloat16, num_hidden_layers=layers, **llamas.WIDE)
 
 
 def decoded(model: torch.nn.Module, **settings: Any) -> Trace:

@@ -16,8 +16,9 @@ import torch
 from cann_sim.trace import recording
 from npu.launching import simulated
 from safetensors.torch import save
+from support import llamas
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
@@ -38,23 +39,9 @@ def clean(
 
 def llama(dtype: torch.dtype = torch.float16, **changes: Any) -> LlamaForCausalLM:
     """Of sizes that FRACTAL_NZ pads: 200 channels, 500 tokens."""
-    config = LlamaConfig(
-        **{
-            "hidden_size": 200,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "intermediate_size": 192,
-            "num_hidden_layers": 2,
-            "vocab_size": 500,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": None,
-            **changes,
-        }
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    sizes = {"hidden_size": 200, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    sizes |= {"intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 500, "eos_token_id": None}
+    return llamas.llama(dtype, "cpu", **sizes | changes).requires_grad_(False)
 
 
 def applied(model: nn.Module, nz: str = "1") -> nn.Module:

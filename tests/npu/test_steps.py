@@ -11,7 +11,8 @@ import torch
 from cann_sim.trace import recording
 from program.conftest import Pair, reasons, served
 from program.test_guards import CHANGES
-from transformers import LlamaConfig, LlamaForCausalLM
+from support import llamas
+from transformers import LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.program import step as steps
@@ -40,21 +41,9 @@ def recorded() -> Pair:
 
 
 def llama(layers: int = 2, **sizes: Any) -> LlamaForCausalLM:
-    settings = {
-        "hidden_size": 128,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 64,
-    } | sizes
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        intermediate_size=128, num_hidden_layers=layers, vocab_size=128, pad_token_id=0, **settings
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.mul_(8)  # so that the tokens differ
-    return model
+    settings = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    settings |= {"intermediate_size": 128, "num_hidden_layers": layers, "pad_token_id": 0}
+    return llamas.llama(torch.bfloat16, factor=8, **settings | sizes)
 
 
 def prompt(rows: int, length: int, padding: int = 0) -> dict[str, torch.Tensor]:

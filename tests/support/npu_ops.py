@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from cann_sim.trace import recording
+from cann_sim import trace
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
@@ -50,7 +50,7 @@ def run(name: str, /, in_nz: tuple[str, ...] = (), **arguments: Any) -> Run:
         torch.ops.liteboost._npu_forget_counts()
         results = [each.cpu() for each in outputs(op(**second), second)]
         counts = native_npu.calls()
-        with _memory_left_as_it_is(), recording() as recorded:
+        with _memory_left_as_it_is(), trace.recording() as recorded:
             again = outputs(op(**third), third)
     assert sum(count for op_name, _, count in counts if op_name == name) == 1, counts
     assert all(torch.equal(a, b.cpu()) for a, b in zip(results, again, strict=True))
