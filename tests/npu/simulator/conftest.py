@@ -8,15 +8,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-import pytest
-
 if find_spec("torch_npu") is None:
     collect_ignore_glob = ["test_*.py"]
 elif "SIMCANN_VERSION" not in os.environ:  # of every program that runs on the simulator
     collect_ignore = ["test_programs.py", "test_trace.py", "test_strictness.py", "test_executor_cache.py"]
     collect_ignore += ["test_hccl.py"]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def an_npu() -> None:
-    """Most of these tests start the simulator themselves."""
