@@ -28,13 +28,9 @@ NUMBERS = {
 
 acl = ctypes.CDLL("libascendcl.so", mode=ctypes.RTLD_GLOBAL)
 opapi = ctypes.CDLL("libopapi.so", mode=ctypes.RTLD_GLOBAL)
-for library, names in (
-    (acl, ["aclGetRecentErrMsg"]),
-    (opapi, ["simcann_signature", "simcann_directions"]),
-):
-    for name in names:
-        getattr(library, name).restype = ctypes.c_char_p
-for kind in ("Tensor", "Scalar", "IntArray", "BoolArray", "TensorList"):
+for function in (acl.aclGetRecentErrMsg, opapi.simcann_signature):
+    function.restype = ctypes.c_char_p
+for kind in ("Tensor", "Scalar", "IntArray", "TensorList"):
     getattr(opapi, f"aclCreate{kind}").restype = ctypes.c_void_p
 
 
@@ -110,9 +106,6 @@ class Device:
         if kind == "int_array":
             made = opapi.aclCreateIntArray((ctypes.c_int64 * len(value))(*value), ctypes.c_uint64(len(value)))
             return self.keep("IntArray", made)
-        if kind == "bool_array":
-            made = opapi.aclCreateBoolArray((ctypes.c_bool * len(value))(*value), ctypes.c_uint64(len(value)))
-            return self.keep("BoolArray", made)
         if kind == "scalar":
             return self.keep("Scalar", opapi.aclCreateScalar(ctypes.byref(ctypes.c_double(value)), 11))
         raise ValueError(f"an argument of kind {kind} is not served")
