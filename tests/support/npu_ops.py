@@ -15,6 +15,7 @@ from liteboost_adaptor import native_npu
 from liteboost_adaptor.ops import ops
 from liteboost_adaptor.replacements import npu_format
 from liteboost_adaptor.selftest.compare import placed
+from support.attention_cases import double
 from support.compare import NOISE, assert_close
 
 
@@ -77,7 +78,7 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
     exact, original = (
         _listed(each)
         for each in (
-            reference(**{key: _double(value) for key, value in arguments.items()}),
+            reference(**{key: double(value) for key, value in arguments.items()}),
             reference(**arguments),
         )
     )
@@ -89,7 +90,3 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
 
 def _listed(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

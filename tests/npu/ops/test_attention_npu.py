@@ -9,6 +9,7 @@ import pytest
 import torch
 from cann_sim.trace import recording
 from npu.simulator.programs import output
+from support.attention_cases import double
 
 from liteboost_adaptor import native_npu
 
@@ -23,10 +24,6 @@ def states(q_len: int, kv_len: int, dtype: torch.dtype, head_dim: int = 64) -> t
     return tuple(
         torch.randn(2, length, heads, head_dim, dtype=dtype).transpose(1, 2) for length, heads in sizes
     )
-
-
-def double(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def check(arguments: list[Any], cached: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cann_sim.trace import recording
+from support.attention_cases import double
 
 from liteboost_adaptor import native_npu
 
@@ -48,10 +49,7 @@ def check(arguments: dict[str, Any], **options: Any) -> None:
     """The op on the NPU against the reference in float64, the lengths staying on the CPU."""
     arguments = arguments | options
     dtype = arguments["query"].dtype
-    wide = {
-        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
+    wide = {name: double(value) for name, value in arguments.items()}
     expected = torch.ops.liteboost_reference.paged_attention(**wide)
     on_npu = {
         name: value.npu() if isinstance(value, torch.Tensor) and not name.startswith("cu_") else value
