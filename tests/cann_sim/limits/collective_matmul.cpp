@@ -16,9 +16,7 @@ static void all_reduce_group(CP group, CP reduce_op, int64_t stream_mode) {
 }
 static void operands(const TensorHandle& x1, const TensorHandle& x2, const TensorHandle& bias,
                      const TensorHandle& out, int64_t most_axes) {
-  require_given(x1, "x1");
-  require_given(x2, "x2");
-  require_given(out, "output");
+  require_all_given({{x1, "x1"}, {x2, "x2"}, {out, "output"}});
   require_dtype(x1, "x1", kSixteenBits);
   require_axes(x1, "x1", 2, most_axes);
   require_axes(x2, "x2", 2, 2);

@@ -7,9 +7,7 @@ using namespace sim;
 LIMITS(aclnnMoeGatingTopK, T, x, T, bias, int64_t, k, int64_t, k_group, int64_t, groups, int64_t, select_mode,
        int64_t, renorm, int64_t, norm_type, bool, out_flag, double, factor, double, eps, O, y, O, expert_idx,
        O, normed) {
-  require_given(x, "x");
-  require_given(y, "yOut");
-  require_given(expert_idx, "expertIdxOut");
+  require_all_given({{x, "x"}, {y, "yOut"}, {expert_idx, "expertIdxOut"}});
   require_dtype(x, "x", kFloats);
   require_same_dtype(y, "yOut", x, "x");
   require_dtype(expert_idx, "expertIdxOut", {kInt32});
@@ -37,10 +35,8 @@ LIMITS(aclnnMoeGatingTopK, T, x, T, bias, int64_t, k, int64_t, k_group, int64_t,
 LIMITS(aclnnMoeInitRoutingV2, T, x, T, expert_idx, int64_t, active, int64_t, capacity, int64_t, experts,
        int64_t, drop_pad, int64_t, count_flag, bool, before_flag, O, expanded, O, row_idx, O, counts, O,
        before) {
-  require_given(x, "x");
-  require_given(expert_idx, "expertIdx");
-  require_given(expanded, "expandedXOut");
-  require_given(row_idx, "expandedRowIdxOut");
+  require_all_given(
+      {{x, "x"}, {expert_idx, "expertIdx"}, {expanded, "expandedXOut"}, {row_idx, "expandedRowIdxOut"}});
   require_dtype(x, "x", kFloats);
   require_axes(x, "x", 2, 2);
   require_dtype(expert_idx, "expertIdx", {kInt32});

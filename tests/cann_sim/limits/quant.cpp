@@ -5,9 +5,7 @@
 using namespace sim;
 
 LIMITS(aclnnDynamicQuant, T, x, T, smooth, O, y, O, scale) {
-  require_given(x, "x");
-  require_given(y, "yOut");
-  require_given(scale, "scaleOut");
+  require_all_given({{x, "x"}, {y, "yOut"}, {scale, "scaleOut"}});
   if (is_310p()) {
     require_dtype(x, "x (310P)", {at::kHalf});
     require_dtype(y, "yOut (310P)", {kInt8});
@@ -26,8 +24,7 @@ LIMITS(aclnnDynamicQuant, T, x, T, smooth, O, y, O, scale) {
 
 static void row_quantized(const TensorHandle& x, const TensorHandle& gamma, const TensorHandle& smooth,
                           const TensorHandle& y, const TensorHandle& scale, const char* name) {
-  require_given(y, name);
-  require_given(scale, "scaleOut");
+  require_all_given({{y, name}, {scale, "scaleOut"}});
   require_same_dtype(smooth, "smoothScale", x, "x");
   require_shape(smooth, "smoothScale", gamma->sizes());
   require_quantized_shape(y, name, x->sizes());
@@ -53,8 +50,7 @@ LIMITS(aclnnAddRmsNormDynamicQuant, T, x1, T, x2, T, gamma, T, smooth1, T, smoot
 }
 
 LIMITS(aclnnConvertWeightToINT4Pack, T, weight, O, packed) {
-  require_given(weight, "weight");
-  require_given(packed, "weightInt4Pack");
+  require_all_given({{weight, "weight"}, {packed, "weightInt4Pack"}});
   require_dtype(weight, "weight", {kInt32});
   require_axes(weight, "weight", 2, 3);
   require(weight->numel() > 0, "weight is empty");
