@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,11 @@ import pytest
 import torch
 from cann_sim.trace import recording
 from safetensors.torch import load_file, save_model
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from support import llamas
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.program import merged_weights
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 SIZES = {
     "hidden_size": 128,
@@ -35,17 +32,12 @@ SIZES = {
 
 
 @pytest.fixture(autouse=True)
-def at_level_two(no_grad: None) -> Iterator[None]:
-    liteboost_adaptor.undo()
+def at_level_two(no_grad: None, undone: None) -> None:
     liteboost_adaptor.apply(level=2)
-    yield
-    liteboost_adaptor.undo()
 
 
 def llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
-    return model.to(torch.bfloat16).eval().npu()
+    return llamas.llama(torch.bfloat16, **SIZES)
 
 
 def qwen2() -> Qwen2ForCausalLM:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from support import tiny_models
 
 import liteboost_adaptor
 from liteboost_adaptor.replacements.sparse_attention import RULE, tally
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 
 def test_prompts_run_dense_and_are_counted(no_grad: None) -> None:

@@ -7,20 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
+from cann_sim import trace
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.ops import ops
 from liteboost_adaptor.replacements import npu_format
 from liteboost_adaptor.selftest.compare import placed
+from support.attention_cases import double
 from support.compare import NOISE, assert_close
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
 
 
 @dataclass
@@ -83,7 +79,7 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
     exact, original = (
         _listed(each)
         for each in (
-            reference(**{key: _double(value) for key, value in arguments.items()}),
+            reference(**{key: double(value) for key, value in arguments.items()}),
             reference(**arguments),
         )
     )
@@ -95,7 +91,3 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
 
 def _listed(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
