@@ -350,37 +350,6 @@ FAMILIES = {
 }
 
 
-def attention_code(family: str) -> dict[Any, str]:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    own = modeling({"inkling_text": "inkling", "inkling2_text": "inkling2"}.get(family, family))
-    functions = (sdpa_attention_forward, own.eager_attention_forward)
-    return {calls.code_of(function): "attention" for function in functions}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_attention_of_a_model_is_served(family: str) -> None:
-    """Prefill of a left-padded batch and cached decode: the same numbers, and no original runs."""
-    model = tiny_models.build(family)
-    inputs = tiny_models.example_inputs(model, padding=3)
-    codes = attention_code(family)
-
-    @torch.no_grad()
-    def run() -> tuple[Tensor, numbers.Greedy]:
-        return model(**inputs).logits, numbers.greedy(model, inputs, steps=4)
-
-    (expected, tokens), before = calls.count(codes, run)
-    liteboost_adaptor.apply(model, disable=OTHERS)
-    with calls.served() as served:
-        (found, own), left = calls.count(codes, run)
-    assert left == {} and served.fallbacks == {}
-    assert served.rules == {FAMILIES[family]: before["attention"]}
-    real = inputs["attention_mask"].bool()
-    assert numbers.relative(found[real], expected[real]) <= 2e-5
-    sure = numbers.certain(tokens, 4e-5 * tokens.logits.abs().max().item())
-    assert sure.any() and torch.equal(own.tokens[sure], tokens.tokens[sure])
-
-
 def in_bf16(model: nn.Module) -> nn.Module:
     """As ``from_pretrained`` casts it; every expert is used, so that rounding cannot choose another."""
     kept = model._keep_in_fp32_modules_strict or ()

@@ -24,10 +24,6 @@ FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 SCHEMES = [QuantScheme("w8a16"), QuantScheme("w4a16"), QuantScheme("w4a16", 64, symmetric=False)]
 
 
-def config_of(scheme: QuantScheme) -> LiteBoostConfig:
-    return LiteBoostConfig(scheme.name, scheme.group_size, scheme.symmetric)
-
-
 def load(folder: Path, **arguments) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
