@@ -31,7 +31,7 @@ _SCALES = "_liteboost_scales_of_"
 #: What a layer has in its dict that keeps integers, or will.
 INTEGERS = "_liteboost_integers"
 
-tally = report.tally(RULE)
+counter = report.counter(RULE)
 #: Modules whose caches are to keep integers.
 _wanted_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -76,9 +76,9 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
             return plain_append(held, layer, name, new, dim)
         reason = _unserved(held, new, dim)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return plain_append(dequantized_kv(held), layer, name, new, dim)
-        tally.served()
+        counter.count_served()
         is_apart = lies_apart(new)
         added = rounded(new, is_apart)
         kept: Int8KVTensor | None

@@ -17,7 +17,7 @@ from ..ops.int8_attention import SCALE_BYTES, dequantized
 from ..report import report
 
 ops = torch.ops.liteboost
-tally = report.tally("cache.int8")
+counter = report.counter("cache.int8")
 aten = torch.ops.aten
 #: Operators that give a part of what they are given, through which it can be written, by where they have the
 #: dimension. What is written to another view (a transposed one) is written to a copy.
@@ -60,7 +60,7 @@ class Int8KVTensor(torch.Tensor):
     ) -> Any:
         if func in _VIEWS and (found := _views_of_rows(func, *args, **(kwargs or {}))) is not None:
             return found
-        tally.fell_back(f"values read by {func}")
+        counter.count_fallback(f"values read by {func}")
         read: list[tuple[Int8KVTensor, torch.Tensor]] = []
 
         def values(argument: Any) -> Any:

@@ -82,7 +82,7 @@ def test_fp32_logits_and_greedy_tokens_are_the_originals_at_every_level(
     family: str, model: torch.nn.Module
 ) -> None:
     """Prefill, and eight cached steps of a left-padded batch of three; level 0 to the bit."""
-    steps = report.tally("step.program")
+    steps = report.counter("step.program")
     before = steps.calls
     check(
         model, families.inputs_of(model, 12, (0, 0)), families.inputs_of(model, 13, (0, 3, 6)), 8, (0, 1, 2)

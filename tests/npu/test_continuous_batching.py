@@ -47,7 +47,7 @@ def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
         ]
     liteboost_adaptor.apply(model, level=2)
     native_npu.load()
-    before = report.tally("paged.sdpa").calls
+    before = report.counter("paged.sdpa").calls
     torch.ops.liteboost._npu_forget_counts()
     outputs = model.generate_batch(
         requests,
@@ -58,7 +58,7 @@ def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
         warmup=False,
     )
     assert [output.generated_tokens for output in outputs.values()] == expected
-    served = report.tally("paged.sdpa").calls - before
-    assert served >= NEW_TOKENS * LAYERS and not report.tally("paged.sdpa").fallbacks
+    served = report.counter("paged.sdpa").calls - before
+    assert served >= NEW_TOKENS * LAYERS and not report.counter("paged.sdpa").fallbacks
     found = [(reason, count) for op, reason, count in native_npu.calls() if op == "paged_attention"]
     assert found == [("fp32" if dtype == torch.float32 else "", served)]

@@ -45,9 +45,9 @@ def test_families_are_near_rounded_states(family: str) -> None:
         _, own = families.decode(model, inputs, 9, forced=tokens)
     liteboost_adaptor.apply(model.npu(), quant="kv8")
     there = {n: x.npu() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
-    before = report.tally(int8_layers.RULE).calls
+    before = report.counter(int8_layers.RULE).calls
     _, found = families.decode(model, there, 9, forced=tokens.npu())
-    assert report.tally(int8_layers.RULE).calls > before
+    assert report.counter(int8_layers.RULE).calls > before
     theirs = numbers.relative(own, exact)
     assert numbers.relative(found.cpu(), exact) <= max(1.5 * theirs, 2.0**-8)
 
@@ -59,7 +59,7 @@ def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
     options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None}
     liteboost_adaptor.apply(model, quant="kv8")
     torch.ops.liteboost._npu_forget_counts()
-    steps = report.tally("step.program")
+    steps = report.counter("step.program")
     before = steps.calls
     first = model.generate(ids, **options)
     second = model.generate(ids, **options)
@@ -91,9 +91,9 @@ def test_beams_move_integers_and_scales() -> None:
     options |= {"attention_mask": torch.ones_like(ids), "eos_token_id": None}
     liteboost_adaptor.apply(model, quant="kv8")
     torch.ops.liteboost._npu_forget_counts()
-    read = dict(int8_layers.tally.fallbacks)
+    read = dict(int8_layers.counter.fallbacks)
     model.generate(ids, **options)
-    assert reasons() == set() and dict(int8_layers.tally.fallbacks) == read
+    assert reasons() == set() and dict(int8_layers.counter.fallbacks) == read
 
 
 def test_a_token_reads_about_half_of_the_bytes_of_the_cache() -> None:

@@ -42,7 +42,7 @@ def test_two_roundings_a_layer_are_left(layers: int) -> None:
     liteboost_adaptor.undo()
     assert before.ops.count(ROUNDS) == LINEAR * layers and IN_A_NORM not in before.ops
     liteboost_adaptor.apply(level=2)
-    steps = report.tally("step.program")
+    steps = report.counter("step.program")
     served = steps.calls
     after = a_token(made(layers))
     assert steps.calls > served, dict(steps.fallbacks)

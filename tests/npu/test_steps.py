@@ -160,11 +160,11 @@ def test_a_table_of_angles_that_grows_or_is_no_longer_right_is_made_again() -> N
     before = served()
     expected = at_level(1, lambda: decoded(0))
     liteboost_adaptor.apply(level=2)
-    before, looked_up = served(), report.tally("npu.generate_rotary").calls
+    before, looked_up = served(), report.counter("npu.generate_rotary").calls
     found = decoded(25)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert not torch.equal(found[0][:, 246:258], found[1][:, 246:])
-    assert report.tally("npu.generate_rotary").calls - looked_up > 40
+    assert report.counter("npu.generate_rotary").calls - looked_up > 40
 
 
 def test_a_step_that_waits_for_a_value_of_the_device_is_not_recorded() -> None:

@@ -1,4 +1,4 @@
-"""Mixture of experts through the registry: every family, both entries, and what is handed back."""
+"""Mixture of experts through the registry: every family, both entries, and what falls back."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from liteboost_adaptor.engine.catalogue import load
 from liteboost_adaptor.engine.fingerprint import behind_wrapper
 from liteboost_adaptor.engine.fit import Fit, Fits, Misfit
 from liteboost_adaptor.replacements import linear_attention
-from liteboost_adaptor.report import Tally
+from liteboost_adaptor.report import CallCounter
 
 CONV = {"causal_conv.prompt", "causal_conv.step"}
 DELTA = {"delta_rule.chunk", "delta_rule.recurrent"}
@@ -144,14 +144,14 @@ def inputs_of(rule: str, tokens: int = 5, dtype: torch.dtype = torch.float32) ->
     }
 
 
-def served_and_original(rule: str) -> tuple[Callable[..., Any], Callable[..., Any], Tally]:
+def served_and_original(rule: str) -> tuple[Callable[..., Any], Callable[..., Any], CallCounter]:
     name = {
         "delta_rule.recurrent": "recurrent_gated_delta_rule",
         "delta_rule.chunk": "chunk_gated_delta_rule",
     }
     name |= {"causal_conv.prompt": "causal_conv1d", "causal_conv.step": "causal_conv1d_update"}
-    original, tally = getattr(modeling, FUNCTIONS[rule]), Tally()
-    return getattr(linear_attention, name[rule])(original, tally), original, tally
+    original, counter = getattr(modeling, FUNCTIONS[rule]), CallCounter()
+    return getattr(linear_attention, name[rule])(original, counter), original, counter
 
 
 def copied(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -183,11 +183,11 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 )
 def test_calls(form: str, rule: str, tokens: int) -> None:
     _, change = SERVED[form]
-    ours, original, tally = served_and_original(rule)
+    ours, original, counter = served_and_original(rule)
     arguments, theirs = (copied({**inputs_of(rule, tokens), **change}) for _ in range(2))
     with torch.no_grad():
         found, expected = listed(ours(**arguments)), listed(original(**theirs))
-    assert tally.calls == 1 and not tally.fallbacks
+    assert counter.calls == 1 and not counter.fallbacks
     for result, right in zip(found, expected, strict=True):
         if right is None:
             assert result is None
@@ -217,7 +217,7 @@ REFUSED: dict[str, tuple[str | tuple[str, ...], dict[str, Any]]] = {
 )
 def test_calls_left_to_the_original(reason: str, rule: str) -> None:
     _, change = REFUSED[reason]
-    ours, original, tally = served_and_original(rule)
+    ours, original, counter = served_and_original(rule)
     arguments = {**inputs_of(rule), **change}
     with torch.no_grad():
         outcomes = []
@@ -226,20 +226,20 @@ def test_calls_left_to_the_original(reason: str, rule: str) -> None:
                 outcomes.append(listed(function(**copied(arguments))))
             except (ValueError, RuntimeError) as fault:
                 outcomes.append([str(fault)])
-    assert tally.fallbacks == {reason: 1} and not tally.calls
+    assert counter.fallbacks == {reason: 1} and not counter.calls
     for result, right in zip(*outcomes, strict=True):
         assert torch.equal(result, right) if isinstance(right, Tensor) else result == right
 
 
 @pytest.mark.parametrize("rule", FUNCTIONS)
 def test_autocast_gradients_and_wrong_calls_are_the_originals(rule: str) -> None:
-    ours, _, tally = served_and_original(rule)
+    ours, _, counter = served_and_original(rule)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         ours(**inputs_of(rule))
     ours(**inputs_of(rule))
     with torch.no_grad(), pytest.raises(TypeError):
         ours(inputs_of(rule))
-    assert dict(tally.fallbacks) == {
+    assert dict(counter.fallbacks) == {
         "autocast": 1,
         "grad mode": 1,
         "arguments that the function does not take": 1,

@@ -83,21 +83,6 @@ def test_files_and_folders_it_names_exist(document):
     assert not missing
 
 
-def test_words_that_are_to_be_renamed_are_in_the_code():
-    """A rename takes its row out of the glossary's last table."""
-    table = (ROOT / "docs" / "glossary.md").read_text().split("## In the code today")[1]
-    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
-    wanted = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    sources = [
-        file
-        for folder in ("liteboost_adaptor", "kernels")
-        for suffix in ("*.py", "*.cpp", "*.h")
-        for file in (ROOT / folder).rglob(suffix)
-    ]
-    found = set(re.findall(r"\w+", "\n".join(file.read_text() for file in sources)))
-    assert wanted and wanted <= found, f"renamed: {wanted - found}"
-
-
 def test_every_decision_is_listed_and_has_its_three_parts():
     index = (ROOT / "docs" / "decisions" / "index.md").read_text()
     for page in DECISIONS:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..report import Tally
+from ..report import CallCounter
 from . import known, reading
 
 #: Methods of tensors that read values without the dispatcher.
@@ -42,7 +42,7 @@ _NOTING = (
 )
 #: Where the step that is watched was called.
 _CALLER = "liteboost_adaptor.program.step"
-_SERVED = Tally.served.__code__
+_SERVED = CallCounter.count_served.__code__
 
 
 class Unforeseen(BaseException):
@@ -53,20 +53,20 @@ class Unforeseen(BaseException):
 
 
 @dataclass
-class Ran:
+class Execution:
     """What Python did in a step.
 
     Attributes:
         codes: What ran -> the globals it ran with.
         fault: A call that does what no program can, or an empty string.
         is_tainted: Whether symbols may have changed what ran.
-        counts: How often each tally counted a call that it served.
+        counts: How often each counter counted a call that it served.
     """
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     fault: str = ""
     is_tainted: bool = False
-    counts: Counter[Tally] = field(default_factory=Counter)
+    counts: Counter[CallCounter] = field(default_factory=Counter)
 
     def unread(self) -> list[types.CodeType]:
         """Those that are not known, and have to be read."""
@@ -79,7 +79,7 @@ def is_possible() -> bool:
 
 
 @contextmanager
-def watched(foreseen: Container[types.CodeType] | None = None) -> Iterator[Ran]:
+def observed(foreseen: Container[types.CodeType] | None = None) -> Iterator[Execution]:
     """What Python does in the block, but for what torch and we do between ourselves.
 
     Args:
@@ -88,24 +88,24 @@ def watched(foreseen: Container[types.CodeType] | None = None) -> Iterator[Ran]:
     Raises:
         Unforeseen: Other code, that is not known, is called.
     """
-    watch = _Watch(foreseen)
+    observer = _Observer(foreseen)
     collects = gc.isenabled()
     gc.disable()  # what is collected, and who is told of that, is not the model's doing
-    sys.setprofile(watch.note)
+    sys.setprofile(observer.note)
     try:
-        yield watch.ran
+        yield observer.ran
     finally:
-        if watch.is_watching():
+        if observer.is_observing():
             sys.setprofile(None)
         else:  # not all of the step was seen
-            watch.ran.fault = watch.ran.fault or "watches what Python does"
-            watch.ran.is_tainted = True
+            observer.ran.fault = observer.ran.fault or "watches what Python does"
+            observer.ran.is_tainted = True
         if collects:
             gc.enable()
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
+def unobserved() -> Iterator[None]:
     """Who watches need not see how an operator is noted, which takes most of a step."""
     watching = sys.getprofile()
     sys.setprofile(None)
@@ -120,15 +120,15 @@ def unwatched() -> Iterator[None]:
 _OURS, _FIXED, _KNOWN, _UNREAD, _STATEFUL = range(5)
 
 
-class _Watch:
+class _Observer:
     def __init__(self, foreseen: Container[types.CodeType] | None) -> None:
-        self.ran = Ran()
+        self.ran = Execution()
         self._foreseen = foreseen
         # By number: to hash code takes as long as to run it.
         self._kinds: dict[int, int] = {}
         self._alive: list[types.CodeType] = []
 
-    def is_watching(self) -> bool:
+    def is_observing(self) -> bool:
         """Whether nobody else has begun to, and nobody has asked."""
         return sys.getprofile() == self.note
 
