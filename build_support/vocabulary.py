@@ -20,6 +20,11 @@ WORDS = {
     r"\bInt8Rows\b": "Int8KVTensor",
     r"\bbecome_part\b|\bbecomes? a part of its rank": "shard",
     r"\b[Bb]y one line\b": "with one line",
+    r"\b(Tally|tally|fell_back)\b": "CallCounter, counter, count_fallback",
+    r"\b(linear|experts)_tiles\b": "linear_packed, experts_packed",
+    r"\b(scales_)?(to|from)_tiles\b": "prepack, unpack",
+    r"\bint8_rows\b": "quantize_kv",
+    r"\bhand(s|ed|ing)? back the call\b|\bhanded back (to|at)\b": "fall back to the original",
     r"\bpretend(s|ed|ing)?\b": "what is really done",
 }
 

@@ -56,6 +56,11 @@ def apply(
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
         QuantizationError: ``model`` cannot be quantized so.
+
+    Example::
+
+        liteboost_adaptor.apply(model, level=1, disable="norm.*")  # without fused norms
+        liteboost_adaptor.apply(quant="w4a16")  # every model that is loaded from now on
     """
     sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp, "ep": ep}
     wanted = with_overrides(
@@ -95,8 +100,16 @@ def undo(model: torch.nn.Module | None = None) -> list[str]:
 
     The model, or after ``undo()`` every model, is then left alone until ``apply``.
 
+    Args:
+        model: One that was bound; None for all of them, and for what is set for the process.
+
     Returns:
         A sentence for each thing that someone else has changed since, and that was therefore left.
+
+    Example::
+
+        for sentence in liteboost_adaptor.undo():
+            print(sentence)
     """
     if model is not None:
         return runtime.leave_alone(model)
@@ -111,6 +124,15 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
     """Serve ``models`` (or, without any, every model used) inside the block, and as before it afterwards.
 
     What was bound before the block is bound after it, whatever is raised inside.
+
+    Args:
+        models: Loaded models.
+        level, disable: In place of ``LITEBOOST_LEVEL`` and ``LITEBOOST_DISABLE``.
+
+    Example::
+
+        with liteboost_adaptor.patched(model, level=1):
+            ours = model.generate(**inputs)
     """
     wanted = with_overrides(settings(), level=level, disable=disable)
     before = runtime.state()
@@ -144,12 +166,23 @@ def shard(model: torch.nn.Module) -> ShardingPlan:
         PlanError: The model cannot be sharded over so many processes; before anything is changed.
         ParallelError: No launcher has started the processes, or they have different models; the model is
             sharded already, or in training mode.
+
+    Example::
+
+        plan = liteboost_adaptor.shard(model)  # in every process of torchrun --nproc-per-node=2
+        print(plan.replicated)  # what is not sharded, and why
     """
     return parallel_shard.shard(model)
 
 
 def status() -> Status:
-    """What happened so far: every rule with state, targets, reasons and calls; the models; the library."""
+    """What happened so far: every rule with state, targets, reasons and calls; the models; the library.
+
+    Example::
+
+        print(liteboost_adaptor.status())  # a table
+        served = sum(rule.calls for rule in liteboost_adaptor.status().rules)
+    """
     current = runtime.active or settings()
     notes = [*environment.notes(), *report.environment]
     if runtime.is_dismissed:

@@ -25,8 +25,8 @@ APPLIED, PROVED, FOREIGN, REFUSED, FAILED, DISABLED, IDLE = (
 STATES = (APPLIED, PROVED, FOREIGN, REFUSED, FAILED, DISABLED, IDLE)
 
 
-class Tally:
-    """Calls a rule really served, and those it handed back to the original, by reason."""
+class CallCounter:
+    """Calls a rule really served, and those that fell back to the original, by reason."""
 
     __slots__ = ("calls", "fallbacks")
 
@@ -34,12 +34,12 @@ class Tally:
         self.calls = 0
         self.fallbacks: Counter[str] = Counter()
 
-    def served(self) -> None:
+    def count_served(self) -> None:
         """Count a call that ran on our op. Not counted while torch traces: a graph is no call."""
         if not torch.compiler.is_compiling():
             self.calls += 1
 
-    def fell_back(self, reason: str) -> None:
+    def count_fallback(self, reason: str) -> None:
         """Count a call that took the original code, and why."""
         if not torch.compiler.is_compiling():
             self.fallbacks[reason] += 1
@@ -112,16 +112,16 @@ class Status:
 class Report:
     """The outcomes of this process. One instance, `report`, is shared by everyone."""
 
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    counters: dict[str, CallCounter] = field(default_factory=dict)
     _bound: Counter[Outcome] = field(default_factory=Counter)
     _refusals: Counter[Outcome] = field(default_factory=Counter)
     _environment: list[str] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def tally(self, rule: str) -> Tally:
-        """The tally of a rule, the same object for the life of the process."""
+    def counter(self, rule: str) -> CallCounter:
+        """The counter of a rule, the same object for the life of the process."""
         with self._lock:
-            return self.tallies.setdefault(rule, Tally())
+            return self.counters.setdefault(rule, CallCounter())
 
     def add(self, outcome: Outcome) -> None:
         with self._lock:
@@ -130,10 +130,10 @@ class Report:
     def remove(self, outcome: Outcome) -> None:
         """Take back what `add` noted, once its target is the original again."""
         with self._lock:
-            counter = self._bound if outcome.state in (APPLIED, PROVED) else self._refusals
-            counter[outcome] -= 1
-            if counter[outcome] <= 0:
-                del counter[outcome]
+            outcomes = self._bound if outcome.state in (APPLIED, PROVED) else self._refusals
+            outcomes[outcome] -= 1
+            if outcomes[outcome] <= 0:
+                del outcomes[outcome]
 
     def forget_models(self) -> None:
         """Drop what was noted of models that are gone; to be called when nothing is bound any more."""
@@ -177,7 +177,7 @@ class Report:
     ) -> Row:
         rule, state, reason = key
         is_bound = state in (APPLIED, PROVED)
-        tally = self.tallies.get(rule, Tally()) if is_bound or state == IDLE else Tally()
+        counter = self.counters.get(rule, CallCounter()) if is_bound or state == IDLE else CallCounter()
         return Row(
             id=rule,
             title=titles.get(rule, ("", ""))[0],
@@ -186,8 +186,8 @@ class Report:
             targets=sum(count for _, count in group),
             where=sorted({outcome.target for outcome, _ in group}),
             backend=backend if is_bound else "",
-            calls=tally.calls,
-            fallbacks=dict(sorted(tally.fallbacks.items())),
+            calls=counter.calls,
+            fallbacks=dict(sorted(counter.fallbacks.items())),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
 import random
 import sys
@@ -27,6 +28,12 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
     _poison_memory()
     native_status()  # Test modules look their ops up when they are imported.
+
+
+def pytest_collection_finish() -> None:
+    """Whatever exists before the first test stays: no collection of garbage need look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

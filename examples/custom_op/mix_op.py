@@ -14,7 +14,7 @@ if "torch_npu" in sys.modules:
     torch.ops.load_library(str(BUILD / "mix_npu.so"))
 
 
-def mix(original, tally):
+def mix(original, counter):
     """Make the forward that takes the place of ``original``."""
 
     def forward(self, a, b):
@@ -22,9 +22,9 @@ def mix(original, tally):
         if not reason and not (a.shape == b.shape and a.dtype == b.dtype == self.weight.dtype):
             reason = "states of two shapes or dtypes"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, a, b)
-        tally.served()
+        counter.count_served()
         return torch.ops.custom_op.mix(a, b, self.weight)
 
     return forward

@@ -86,7 +86,7 @@ struct AttentionArgs {
   DType dtype;  // of query and output, and of key and value but for rows of integers
   // Keys and values are rows of head_dim or value_dim int8 and, behind them at any alignment, the float that all
   // of them are multiplied by.
-  bool int8_rows;
+  bool quantize_kv;
   AttentionMask mask_type;
 
   // The plan. A tile of work holds task_heads query heads of one kv head, each with up to task_queries

@@ -51,8 +51,8 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
     return attend(one_zero_column(query), without_channels(key), value, mask, scaling, is_causal,
                   sliding_window, softcap, sinks, lse);
   }
-  const bool int8_rows = key.scalar_type() == at::kChar;
-  const int64_t value_dim = value.size(3) - (int8_rows ? kInt8ScaleBytes : 0);
+  const bool quantize_kv = key.scalar_type() == at::kChar;
+  const int64_t value_dim = value.size(3) - (quantize_kv ? kInt8ScaleBytes : 0);
   at::Tensor output = empty_cpu({query.size(0), query.size(2), query.size(1), value_dim},
                                 lse == nullptr ? query.scalar_type() : at::kFloat);
   if (output.numel() == 0 && lse == nullptr) return output;
@@ -82,7 +82,7 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   args.kv_len = k.size(2);
   args.head_dim = q.size(3);
   args.value_dim = value_dim;
-  args.int8_rows = int8_rows;
+  args.quantize_kv = quantize_kv;
   args.scaling = static_cast<float>(scaling);
   args.softcap = static_cast<float>(softcap);
   // A window as long as the keys hides none.

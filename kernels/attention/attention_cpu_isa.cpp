@@ -312,7 +312,7 @@ size_t scratch_bytes(const AttentionArgs& a) {
 
 template <typename Words, typename T>
 void run_stored(const AttentionArgs& a, int64_t task, void* scratch) {
-  a.int8_rows ? run_task<Words, T, int8_t>(a, task, scratch) : run_task<Words, T, T>(a, task, scratch);
+  a.quantize_kv ? run_task<Words, T, int8_t>(a, task, scratch) : run_task<Words, T, T>(a, task, scratch);
 }
 
 void run(const AttentionArgs& a, int64_t task, void* scratch) {

@@ -50,7 +50,7 @@ float pack_query_int16(const T* row, int64_t n, float* out) {
 }
 
 // Splits `width` weights (a multiple of kLanes) into limbs. False where one is negative, which scales of
-// int8_rows are not.
+// quantize_kv are not.
 inline bool split_weights(const float* weights, int64_t width, WeightLimbs& out) {
   // 2^24 but for what the product may be rounded up.
   constexpr float kMost = 16776960.0f;

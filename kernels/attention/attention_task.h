@@ -81,7 +81,7 @@ void lay_out(const AttentionArgs& a, Scratch& scratch, Task& t) {
     t.keys_packed = scratch.floats(kBlockKeys * words_of<Words>(a.head_dim));
     t.values_packed = scratch.floats(words_of<Words>(kBlockKeys) * round_up(a.value_dim, kPanel));
   }
-  if (a.int8_rows) {
+  if (a.quantize_kv) {
     t.key_scales = scratch.floats(kBlockKeys);
     t.value_scales = scratch.floats(kBlockKeys);
     t.query_scales = scratch.floats(rows);

@@ -8,8 +8,8 @@
 namespace liteboost {
 namespace {
 
-at::Tensor int8_rows_meta(const at::Tensor& x) {
-  check_int8_rows(x);
+at::Tensor quantize_kv_meta(const at::Tensor& x) {
+  check_quantize_kv(x);
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
   sizes.back() = sizes.back() + kInt8ScaleBytes;
   return at::empty_symint(sizes, x.options().dtype(at::kChar));
@@ -29,19 +29,19 @@ at::Tensor int8_attention_meta(const at::Tensor& query, const at::Tensor& key, c
 }  // namespace liteboost
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
-  m.def("int8_rows(Tensor x) -> Tensor");
+  m.def("quantize_kv(Tensor x) -> Tensor");
   m.def(
       "int8_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scaling, "
       "bool is_causal=False, int sliding_window=0, float softcap=0.0, Tensor? sinks=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
-  m.impl("int8_rows", &liteboost::int8_rows_meta);
+  m.impl("quantize_kv", &liteboost::quantize_kv_meta);
   m.impl("int8_attention", &liteboost::int8_attention_meta);
 }
 
 // No backward: the checks raise where one would be needed, and torch's own fallback costs microseconds.
 TORCH_LIBRARY_IMPL(liteboost, Autograd, m) {
-  m.impl("int8_rows", torch::CppFunction::makeFallthrough());
+  m.impl("quantize_kv", torch::CppFunction::makeFallthrough());
   m.impl("int8_attention", torch::CppFunction::makeFallthrough());
 }

@@ -5,7 +5,7 @@
 // there is to know, so whatever moves, cuts or reorders rows (crop, beam search, windows) need not know of scales,
 // and a row comes from memory in one piece. The scale lies at any alignment.
 //
-// int8_rows(x): per row, as linear_w8a8 rounds its inputs (int8_linear/):
+// quantize_kv(x): per row, as linear_w8a8 rounds its inputs (int8_linear/):
 //
 //   top = max(|x|, 2^-100); scale = top / 127; integer[i] = round(x[i] * (127 / top))     in fp32, to nearest even
 //
@@ -42,6 +42,6 @@ struct Int8RowsKernels {
   void (*quantize)(DType dtype, const Int8RowsArgs& args, int64_t begin, int64_t end);
 };
 
-LB_DECLARE_KERNELS(Int8RowsKernels, int8_rows_kernels)
+LB_DECLARE_KERNELS(Int8RowsKernels, quantize_kv_kernels)
 
 }  // namespace liteboost

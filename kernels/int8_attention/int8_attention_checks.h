@@ -1,4 +1,4 @@
-// The argument checks of int8_rows and int8_attention, shared by every backend.
+// The argument checks of quantize_kv and int8_attention, shared by every backend.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 namespace liteboost {
 
 // Raises unless `x` has rows that int8_attention.h can keep.
-void check_int8_rows(const at::Tensor& x);
+void check_quantize_kv(const at::Tensor& x);
 
 // Raises on anything that int8_attention.h does not allow.
 void check_int8_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

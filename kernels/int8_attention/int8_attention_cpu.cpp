@@ -1,4 +1,4 @@
-// Runs the loop of int8_rows over torch's threads, and attention's own code for int8_attention.
+// Runs the loop of quantize_kv over torch's threads, and attention's own code for int8_attention.
 #include <torch/library.h>
 
 #include "attention/attention_cpu.h"
@@ -9,8 +9,8 @@
 namespace liteboost {
 namespace {
 
-at::Tensor int8_rows_cpu(const at::Tensor& x) {
-  check_int8_rows(x);
+at::Tensor quantize_kv_cpu(const at::Tensor& x) {
+  check_quantize_kv(x);
   c10::DimVector sizes(x.sizes());
   sizes.back() += kInt8ScaleBytes;
   at::Tensor out = empty_cpu(sizes, at::kChar);
@@ -19,7 +19,7 @@ at::Tensor int8_rows_cpu(const at::Tensor& x) {
   const Rows rows = rows_of(given, /*unit_step=*/true);
   // Without values, a row is its scale.
   const Int8RowsArgs args = {rows.data, rows.stride, x.size(-1), out.mutable_data_ptr<int8_t>()};
-  const auto quantize = LB_KERNELS(int8_rows_kernels).quantize;
+  const auto quantize = LB_KERNELS(quantize_kv_kernels).quantize;
   parallel_rows(rows.count, rows.size,
                 [&](int64_t begin, int64_t end) { quantize(dtype_of(x), args, begin, end); });
   return out;
@@ -37,6 +37,6 @@ at::Tensor int8_attention_cpu(const at::Tensor& query, const at::Tensor& key, co
 }  // namespace liteboost
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
-  m.impl("int8_rows", &liteboost::int8_rows_cpu);
+  m.impl("quantize_kv", &liteboost::quantize_kv_cpu);
   m.impl("int8_attention", &liteboost::int8_attention_cpu);
 }

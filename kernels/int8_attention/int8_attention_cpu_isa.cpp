@@ -1,4 +1,4 @@
-// The loop of int8_rows. Compiled once an instruction set. int8_attention runs those of attention/.
+// The loop of quantize_kv. Compiled once an instruction set. int8_attention runs those of attention/.
 #include "common/largest.h"
 #include "common/vec.h"
 #include "int8_attention/int8_attention.h"
@@ -45,8 +45,8 @@ void quantize(DType dtype, const Int8RowsArgs& args, int64_t begin, int64_t end)
 
 }  // namespace
 
-extern const Int8RowsKernels int8_rows_kernels;
-const Int8RowsKernels int8_rows_kernels = {&quantize};
+extern const Int8RowsKernels quantize_kv_kernels;
+const Int8RowsKernels quantize_kv_kernels = {&quantize};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

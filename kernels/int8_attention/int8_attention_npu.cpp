@@ -1,6 +1,6 @@
 // int8_attention on an NPU, and the rows that it reads there.
 //
-// A cache there keeps integers and scales apart (int8_attention_npu.h): _npu_int8_rows makes them by one DynamicQuant,
+// A cache there keeps integers and scales apart (int8_attention_npu.h): _npu_quantize_kv makes them by one DynamicQuant,
 // which divides a row by its scale where the CPU multiplies by 127 / largest; _npu_int8_attention reads them by one
 // FusedInferAttentionScore (int8_attention_npu_fused.cpp). What that does not take is counted, and dequantized for
 // `attention`: two launches for keys, two for values, and one read of each. int8_attention itself, whose rows have
@@ -23,7 +23,7 @@ using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
 constexpr const char* kOp = "int8_attention";
-constexpr const char* kRows = "int8_rows";
+constexpr const char* kRows = "quantize_kv";
 
 // x, smoothScales, y, scale
 const npu::Operator<Tensor, Tensor, Tensor, Tensor> kQuantize{"aclnnDynamicQuant"};
@@ -92,7 +92,7 @@ void check_apart(const char* name, const at::Tensor& integers, const at::Tensor&
                   integers.sym_sizes().slice(0, 3) == scales.sym_sizes().slice(0, 3),
               "liteboost: _npu_int8_attention takes int8 [B, K, S, D] and fp32 [B, K, S, 1] for ", name,
               ", got ", integers.scalar_type(), " ", integers.sym_sizes(), " and ", scales.scalar_type(), " ",
-              scales.sym_sizes(), "; make them with _npu_int8_rows");
+              scales.sym_sizes(), "; make them with _npu_quantize_kv");
 }
 
 at::Tensor int8_attention_apart(const at::Tensor& query, const at::Tensor& key, const at::Tensor& key_scales,
@@ -133,8 +133,8 @@ Refusal rows_refusal(const at::Tensor& x) {
   return npu::unverified("linear_w8a8", npu::dtype_name(x.scalar_type()));
 }
 
-std::tuple<at::Tensor, at::Tensor> int8_rows_apart(const at::Tensor& x) {
-  check_int8_rows(x);
+std::tuple<at::Tensor, at::Tensor> quantize_kv_apart(const at::Tensor& x) {
+  check_quantize_kv(x);
   const c10::DeviceGuard guard(x.device());
   if (const Refusal refusal = rows_refusal(x); refusal != kServed) {
     const at::Tensor rows = npu::fall_back<at::Tensor(const at::Tensor&)>(kRows, refusal).call(x);
@@ -155,7 +155,7 @@ std::tuple<at::Tensor, at::Tensor> int8_rows_apart(const at::Tensor& x) {
 }  // namespace liteboost
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
-  m.def("_npu_int8_rows(Tensor x) -> (Tensor, Tensor)");
+  m.def("_npu_quantize_kv(Tensor x) -> (Tensor, Tensor)");
   m.def(
       "_npu_int8_attention(Tensor query, Tensor key, Tensor key_scales, Tensor value, Tensor value_scales, "
       "Tensor? mask, float scaling, bool is_causal=False, int sliding_window=0, float softcap=0.0, "
@@ -164,11 +164,11 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
 
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {
   m.impl("int8_attention", &liteboost::int8_attention_npu);
-  m.impl("_npu_int8_rows", &liteboost::int8_rows_apart);
+  m.impl("_npu_quantize_kv", &liteboost::quantize_kv_apart);
   m.impl("_npu_int8_attention", &liteboost::int8_attention_apart);
 }
 
 TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
-  m.impl("_npu_int8_rows", &liteboost::empty_rows);
+  m.impl("_npu_quantize_kv", &liteboost::empty_rows);
   m.impl("_npu_int8_attention", &liteboost::int8_attention_apart_meta);
 }

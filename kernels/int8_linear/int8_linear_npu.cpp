@@ -5,7 +5,7 @@
 // fp32 times the scales of outputs and rows, plus the bias, and one rounding. Scales of other dtypes are cast to fp32,
 // by a launch. The weight is read as it is saved. A 310P wants another layout for scales of rows, and runs the reference.
 //
-// In a recorded step rows that several layers read become integers once (_npu_int8_rows, int8_attention/), or in the
+// In a recorded step rows that several layers read become integers once (_npu_quantize_kv, int8_attention/), or in the
 // norm that makes them (_npu_add_rms_norm_int8, AddRmsNormDynamicQuant, which does not round them before); then the
 // product is a call of its own (_npu_linear_int8). RmsNormDynamicQuant, without a sum, excludes rows of zeros, which
 // the embedding of padding may be.
@@ -90,11 +90,12 @@ at::Tensor linear_w8a8_npu(const at::Tensor& x, const at::Tensor& weight, const 
 // linear_w8a8 of rows that are integers already, [..., K] with scales [..., 1].
 at::Tensor linear_int8_npu(const at::Tensor& integers, const at::Tensor& row_scales, const at::Tensor& weight,
                            const at::Tensor& scales, const OptionalTensor& bias, at::ScalarType dtype) {
-  TORCH_CHECK(
-      integers.scalar_type() == at::kChar && row_scales.scalar_type() == at::kFloat &&
-          row_scales.numel() * integers.size(-1) == integers.numel() && integers.size(-1) == weight.size(1),
-      "liteboost: _npu_linear_int8 takes int8 [..., K] with fp32 [..., 1] and a weight [N, K], got ",
-      integers.sizes(), ", ", row_scales.sizes(), " and ", weight.sizes(), "; make them with _npu_int8_rows");
+  TORCH_CHECK(integers.scalar_type() == at::kChar && row_scales.scalar_type() == at::kFloat &&
+                  row_scales.numel() * integers.size(-1) == integers.numel() &&
+                  integers.size(-1) == weight.size(1),
+              "liteboost: _npu_linear_int8 takes int8 [..., K] with fp32 [..., 1] and a weight [N, K], got ",
+              integers.sizes(), ", ", row_scales.sizes(), " and ", weight.sizes(),
+              "; make them with _npu_quantize_kv");
   const c10::DeviceGuard guard(integers.device());
   npu::count_served("linear_w8a8");
   std::vector<int64_t> sizes = integers.sizes().vec();

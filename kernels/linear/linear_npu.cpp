@@ -9,14 +9,14 @@
 // the one rounding, on a 310P) is left to torch_npu's own linear, with a copy of the weight in ND: of parts of one,
 // and of single rows, it makes an error.
 //
-// Weights that lie one behind the other (npu/beside.h) are multiplied as one.
+// Weights that lie one behind the other (npu/merged_weights.h) are multiplied as one.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "activation/activation_npu.h"
 #include "linear/linear_checks.h"
-#include "npu/beside.h"
+#include "npu/merged_weights.h"
 #include "torch_npu/csrc/core/npu/NPUFormat.h"
 
 namespace liteboost {
@@ -149,10 +149,10 @@ at::Tensor gated_linear_npu(const at::Tensor& x, const at::Tensor& gate_weight,
   npu::count_served(op);
   const at::Tensor rows = rows_of(x);
   const int64_t cols = gate_weight.size(0);
-  if (const at::Tensor weight = npu::joined({gate_weight, up_weight});
+  if (const at::Tensor weight = npu::merged_view({gate_weight, up_weight});
       weight.defined() && up_weight.size(0) == cols) {
     const at::Tensor bias =
-        given(gate_bias) && given(up_bias) ? npu::joined({*gate_bias, *up_bias}) : at::Tensor();
+        given(gate_bias) && given(up_bias) ? npu::merged_view({*gate_bias, *up_bias}) : at::Tensor();
     if (bias.defined() || (!given(gate_bias) && !given(up_bias))) {
       const at::Tensor out = at::empty({rows.size(0), 2 * cols}, x.options());
       launch(rows, weight, bias, out);
@@ -172,7 +172,7 @@ std::vector<at::Tensor> linears_npu(const at::Tensor& x, std::vector<at::Tensor>
   TORCH_CHECK(biases.empty() || biases.size() == weights.size(),
               "liteboost: _npu_linears takes a bias for each weight, or none");
   const c10::DeviceGuard guard(x.device());
-  const at::Tensor weight = npu::joined(weights), bias = npu::joined(biases);
+  const at::Tensor weight = npu::merged_view(weights), bias = npu::merged_view(biases);
   if (weight.defined() && (biases.empty() || bias.defined())) {
     std::vector<int64_t> widths;
     for (const at::Tensor& each : weights) widths.push_back(each.size(0));

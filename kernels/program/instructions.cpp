@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "cache/room.h"
+#include "cache/kv_buffer.h"
 #include "common/checks.h"
 
 namespace liteboost::program {
@@ -82,7 +82,7 @@ void Size::run(Slots& slots) const {
   if (slots[slot].toTensor().size(dim) != slots[number].toInt()) throw Stopped{};
 }
 
-void Room::run(Slots& slots) const {
+void KVBuffer::run(Slots& slots) const {
   const at::Tensor& kept = slots[held].toTensor();
   const at::Tensor& whole = slots[memory].toTensor();
   // Not where somebody has written to what is kept, or the layer keeps something else.

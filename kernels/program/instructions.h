@@ -49,7 +49,7 @@ struct Size final : Instruction {
   void run(Slots& slots) const override;
 };
 
-struct Room final : Instruction {
+struct KVBuffer final : Instruction {
   int64_t held = 0, memory = 0, dim = 0, end = 0, count = 0, result = 0;
   void run(Slots& slots) const override;
 };

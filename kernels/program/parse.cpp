@@ -213,8 +213,8 @@ std::unique_ptr<Instruction> size_of(Reader& in) {
   return made;
 }
 
-std::unique_ptr<Instruction> room_of(Reader& in) {
-  auto made = std::make_unique<Room>();
+std::unique_ptr<Instruction> kv_buffer_of(Reader& in) {
+  auto made = std::make_unique<KVBuffer>();
   made->held = in.number();
   made->memory = in.number();
   made->dim = in.number();
@@ -239,7 +239,7 @@ std::unique_ptr<Instruction> instruction_of(const std::string& word, Reader& in)
   if (word == "both") return both_of(in);
   if (word == "like") return like_of(in);
   if (word == "size") return size_of(in);
-  if (word == "room") return room_of(in);
+  if (word == "kv_buffer") return kv_buffer_of(in);
   if (word == "expect") return expect_of(in);
   if (word == "item") {
     auto made = std::make_unique<Item>();

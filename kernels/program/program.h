@@ -7,7 +7,7 @@
 //                                                        defaults
 //   like SLOT DTYPE DEVICE RANK SIZE... STRIDE...        stops the run unless the tensor is such; -1 for any number
 //   size SLOT DIM NUMBER                                 stops it unless the size is the number in that slot
-//   room SLOT MEMORY DIM END COUNT -> START              stops it unless the tensor is a part of MEMORY along DIM, which
+//   kv_buffer SLOT MEMORY DIM END COUNT -> START         stops it unless the tensor is a part of MEMORY along DIM, which
 //                                                        is written up to END and has room for COUNT more
 //   expect SLOT 0|1                                      stops it unless the tensor is so
 //   alias SLOT OFFSET RANK SIZE... STRIDE... -> SLOT     another view of a contiguous tensor

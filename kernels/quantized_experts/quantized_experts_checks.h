@@ -1,4 +1,4 @@
-// The argument checks of experts_tiles, shared by every backend.
+// The argument checks of experts_packed, shared by every backend.
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 namespace liteboost {
 
 // Raise on anything that quantized_experts.h does not allow, but for what is in index.
-void check_experts_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                         const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
-                         const at::Tensor& index, const c10::SymInt& out_features);
+void check_experts_packed(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                          const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                          const at::Tensor& index, const c10::SymInt& out_features);
 
 }  // namespace liteboost

@@ -165,7 +165,7 @@ class ExpertsTiles {
     kernels_.run(dtype_, args, begin, end);
   }
 
-  // Rows whose outputs are not all finite once more, as the layers that they are: linear_tiles knows what they give.
+  // Rows whose outputs are not all finite once more, as the layers that they are: linear_packed knows what they give.
   void redo_not_finite(const Groups& groups) const {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const at::Tensor is_finite = at::isfinite(results_).all(2);
@@ -188,7 +188,7 @@ class ExpertsTiles {
     std::optional<at::Tensor> zeros, bias;
     if (zero_points_) zeros = own(*zero_points_);
     if (bias_) bias = bias_->select(0, part.expert);
-    const at::Tensor made = linear_tiles_cpu(x, own(tiles_), own(scales_), zeros, bias, n_);
+    const at::Tensor made = linear_packed_cpu(x, own(tiles_), own(scales_), zeros, bias, n_);
     scatter(part.slots, part.rows, static_cast<const char*>(made.const_data_ptr()));
   }
 
@@ -209,12 +209,12 @@ std::optional<at::Tensor> contiguous(const std::optional<at::Tensor>& tensor) {
   return tensor.has_value() ? std::optional<at::Tensor>(tensor->contiguous()) : std::nullopt;
 }
 
-at::Tensor experts_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                             const std::optional<at::Tensor>& zero_points,
-                             const std::optional<at::Tensor>& bias, const at::Tensor& index,
-                             int64_t out_features) {
-  check_experts_tiles(x, tiles, scales, zero_points, bias, index, out_features);
-  const Groups groups = group("experts_tiles", index, tiles.size(0) / (out_features / kTile));
+at::Tensor experts_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                              const std::optional<at::Tensor>& zero_points,
+                              const std::optional<at::Tensor>& bias, const at::Tensor& index,
+                              int64_t out_features) {
+  check_experts_packed(x, tiles, scales, zero_points, bias, index, out_features);
+  const Groups groups = group("experts_packed", index, tiles.size(0) / (out_features / kTile));
   at::Tensor out = empty_cpu({index.size(0), index.size(1), out_features}, x.scalar_type());
   if (out.numel() == 0) return out;
   const at::Tensor rows = x.contiguous(), weights = tiles.contiguous(), factors = scales.contiguous();
@@ -226,4 +226,4 @@ at::Tensor experts_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const
 }  // namespace
 }  // namespace liteboost
 
-TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("experts_tiles", &liteboost::experts_tiles_cpu); }
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("experts_packed", &liteboost::experts_packed_cpu); }

@@ -6,7 +6,7 @@
 // with zero points in several groups are multiplied one after the other (WeightQuantBatchMatmul), for which the host
 // waits to know them, counted. CANN up to 8.5 wants offsets where there are none, too: zeros, made once.
 //
-// Layers on an NPU keep their weights as _npu_experts takes them; experts_tiles, whose weights lie as a CPU reads them,
+// Layers on an NPU keep their weights as _npu_experts_packed takes them; experts_packed, whose weights lie as a CPU reads them,
 // lays them out first. It is what the comparison with the reference calls.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
@@ -28,7 +28,7 @@ namespace {
 using npu::kServed;
 using npu::Refusal;
 using OptionalTensor = std::optional<at::Tensor>;
-constexpr const char* kOp = "experts_tiles";
+constexpr const char* kOp = "experts_packed";
 // Integers of 4 bits in a word.
 constexpr int64_t kInWord = 8;
 
@@ -86,20 +86,13 @@ at::Tensor linear_of(const at::Tensor& rows, const Weights& weights, const Optio
                      int64_t expert) {
   const OptionalTensor added = given(bias) ? OptionalTensor(bias->select(0, expert)) : bias;
   const at::Tensor weight = weights.integers.select(0, expert), scales = weights.scales.select(0, expert);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  if (!weights.is_words()) {
-    static const auto linear_w8 = dispatcher.findSchemaOrThrow("liteboost::linear_w8", "")
-                                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&,
-                                                        const at::Tensor&, const OptionalTensor&)>();
-    return linear_w8.call(rows, weight, scales, added);
-  }
-  static const auto linear_int4 =
-      dispatcher.findSchemaOrThrow("liteboost::_npu_linear_int4", "")
-          .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                            const OptionalTensor&)>();
   const OptionalTensor offsets =
       given(weights.offsets) ? OptionalTensor(weights.offsets->select(0, expert)) : weights.offsets;
-  return linear_int4.call(rows, weight, scales, offsets, added);
+  static const auto linear = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("liteboost::_npu_linear_packed", "")
+                                 .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                   const OptionalTensor&, const OptionalTensor&)>();
+  return linear.call(rows, weight, scales, offsets, added);
 }
 
 // A product for each expert that is named. The host waits to know which.
@@ -132,33 +125,26 @@ at::Tensor products(const at::Tensor& x, const Weights& weights, const OptionalT
   return grouped(x, weights, bias, index);
 }
 
-// Out of the tiles of a CPU: 16 outputs side by side.
-at::Tensor rows_of(const at::Tensor& tiles) {
-  return tiles.transpose(1, 2).reshape({tiles.size(0) * tiles.size(2), tiles.size(1)});
-}
-
-at::Tensor experts_tiles_npu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                             const OptionalTensor& zero_points, const OptionalTensor& bias,
-                             const at::Tensor& index, int64_t out_features) {
-  check_experts_tiles(x, tiles, scales, zero_points, bias, index, out_features);
+at::Tensor experts_packed_npu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                              const OptionalTensor& zero_points, const OptionalTensor& bias,
+                              const at::Tensor& index, int64_t out_features) {
+  check_experts_packed(x, tiles, scales, zero_points, bias, index, out_features);
   const c10::DeviceGuard guard(x.device());
   const auto by_expert = [&](const at::Tensor& rows) {
     return rows.view({rows.size(0) / out_features, out_features, rows.size(1)});
   };
   const auto of_groups = [&](const at::Tensor& t) {
-    return by_expert(rows_of(t)).transpose(1, 2).contiguous();
+    return by_expert(rows_of_tiles(t)).transpose(1, 2).contiguous();
   };
   if (tiles.scalar_type() == at::kChar && scales.size(1) > 1) {
-    return npu::fall_back<decltype(experts_tiles_npu)>(kOp, "8 bits in groups")
+    return npu::fall_back<decltype(experts_packed_npu)>(kOp, "8 bits in groups")
         .call(x, tiles, scales, zero_points, bias, index, out_features);
   }
-  const bool is_word = tiles.storage_offset() % 4 == 0;
-  const at::Tensor words = is_word ? tiles.contiguous() : tiles.clone(at::MemoryFormat::Contiguous);
-  const at::Tensor rows = rows_of(words.view(at::kInt));
+  const at::Tensor rows = words_of_tiles(tiles);
   Weights weights;
   if (tiles.scalar_type() == at::kChar) {
     weights.integers = by_expert(rows.view(at::kChar).narrow(1, 0, x.size(-1)).contiguous());
-    weights.scales = by_expert(rows_of(scales)).squeeze(2);
+    weights.scales = by_expert(rows_of_tiles(scales)).squeeze(2);
   } else {
     weights.integers = by_expert(words_of(rows.view(at::kByte)));
     weights.scales = of_groups(scales);
@@ -169,24 +155,25 @@ at::Tensor experts_tiles_npu(const at::Tensor& x, const at::Tensor& tiles, const
   return products(x, weights, bias, index);
 }
 
-at::Tensor experts_npu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                       const OptionalTensor& offsets, const OptionalTensor& bias, const at::Tensor& index) {
+at::Tensor npu_experts_packed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
+                              const OptionalTensor& offsets, const OptionalTensor& bias,
+                              const at::Tensor& index) {
   const bool is_words = weight.scalar_type() == at::kInt;
-  TORCH_CHECK(
-      weight.dim() == 3 && (is_words || weight.scalar_type() == at::kChar) && weight.is_contiguous() &&
-          scales.dim() == (is_words ? 3 : 2) && scales.size(0) == weight.size(0) &&
-          scales.size(-1) == weight.size(1) && index.dim() == 2 &&
-          x.size(-1) == weight.size(2) * (is_words ? kInWord : 1),
-      "liteboost: _npu_experts takes int8 [E, N, K] with scales [E, N], or words [E, N, K / 8] with scales "
-      "[E, groups, N], got ",
-      weight.scalar_type(), " ", weight.sizes(), " and ", scales.sizes(), " for x ", x.sizes(),
-      "; let QuantizedExperts arrange them");
+  TORCH_CHECK(weight.dim() == 3 && (is_words || weight.scalar_type() == at::kChar) &&
+                  weight.is_contiguous() && scales.dim() == (is_words ? 3 : 2) &&
+                  scales.size(0) == weight.size(0) && scales.size(-1) == weight.size(1) && index.dim() == 2 &&
+                  x.size(-1) == weight.size(2) * (is_words ? kInWord : 1),
+              "liteboost: _npu_experts_packed takes int8 [E, N, K] with scales [E, N], or words [E, N, K / "
+              "8] with scales "
+              "[E, groups, N], got ",
+              weight.scalar_type(), " ", weight.sizes(), " and ", scales.sizes(), " for x ", x.sizes(),
+              "; let QuantizedExperts prepack them");
   const c10::DeviceGuard guard(x.device());
   return products(x, {weight, scales, offsets}, bias, index);
 }
 
-at::Tensor experts_npu_meta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&,
-                            const OptionalTensor&, const OptionalTensor&, const at::Tensor& index) {
+at::Tensor npu_experts_packed_meta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&,
+                                   const OptionalTensor&, const OptionalTensor&, const at::Tensor& index) {
   return at::empty_symint({index.sym_size(0), index.sym_size(1), weight.sym_size(1)}, x.options());
 }
 
@@ -195,13 +182,14 @@ at::Tensor experts_npu_meta(const at::Tensor& x, const at::Tensor& weight, const
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def(
-      "_npu_experts(Tensor x, Tensor weight, Tensor scales, Tensor? offsets, Tensor? bias, Tensor index) -> "
+      "_npu_experts_packed(Tensor x, Tensor weight, Tensor scales, Tensor? offsets, Tensor? bias, Tensor "
+      "index) -> "
       "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {
-  m.impl("experts_tiles", &liteboost::experts_tiles_npu);
-  m.impl("_npu_experts", &liteboost::experts_npu);
+  m.impl("experts_packed", &liteboost::experts_packed_npu);
+  m.impl("_npu_experts_packed", &liteboost::npu_experts_packed);
 }
 
-TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("_npu_experts", &liteboost::experts_npu_meta); }
+TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("_npu_experts_packed", &liteboost::npu_experts_packed_meta); }

@@ -9,7 +9,6 @@
 
 #include "common/resources.h"
 #include "quantized_linear/quantized_linear.h"
-#include "quantized_linear/saved_weight.h"
 
 namespace liteboost {
 
@@ -24,36 +23,25 @@ inline int64_t matrix_steps(int64_t steps) {
   return ((steps + parts - 1) / parts + packs - 1) / packs * packs;
 }
 
-inline void unpack_tile(const MatrixKernels& kernels, const QuantizedTiles& weight, int64_t tile,
-                        int64_t begin, int64_t end, void* pairs, float* scales) {
-  kernels.unpack(weight, tile, begin, end, pairs, scales);
-}
-inline void unpack_tile(const MatrixKernels& kernels, const SavedWeight& weight, int64_t tile, int64_t begin,
-                        int64_t end, void* pairs, float* scales) {
-  ArrangedTile arranged(weight);
-  kernels.unpack(arranged.arranged(tile), 0, begin, end, pairs, scales);
-}
-
-template <typename Weight>
 struct MatrixProduct {
   const MatrixKernels& kernels;
-  const Weight& weight;
-  int64_t n, k, rows;
+  const QuantizedTiles& weight;
+  int64_t rows;
   const void* bias;  // [n] or null
   char *packed, *out;
   bool* not_finite;  // set where an output is not finite
 
-  int64_t steps() const { return steps_of(k); }
+  int64_t steps() const { return steps_of(weight.k); }
   int64_t chunk_bytes() const { return steps() * kStep * kMatrixRows * 2; }
   int64_t chunks() const { return (rows + kMatrixRows - 1) / kMatrixRows; }
-  int64_t groups() const { return (tiles_of(n) + kMatrixTiles - 1) / kMatrixTiles; }
+  int64_t groups() const { return (tiles_of(weight.n) + kMatrixTiles - 1) / kMatrixTiles; }
 
   void pack(const char* x) const {
-    const int64_t grain = std::max<int64_t>(1, (16 << 10) / std::max<int64_t>(1, k * kMatrixRows));
+    const int64_t grain = std::max<int64_t>(1, (16 << 10) / std::max<int64_t>(1, weight.k * kMatrixRows));
     parallel_for(0, chunks(), grain, [&](int64_t begin, int64_t end) {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
         const int64_t row = chunk * kMatrixRows;
-        kernels.pack(x + row * k * 2, std::min(kMatrixRows, rows - row), k, steps() * kStep / 2,
+        kernels.pack(x + row * weight.k * 2, std::min(kMatrixRows, rows - row), weight.k, steps() * kStep / 2,
                      packed + chunk * chunk_bytes());
       }
     });
@@ -91,18 +79,18 @@ struct MatrixProduct {
     args.scales = scales;
     args.sums = sums;
     args.bias = bias ? static_cast<const char*>(bias) + output * 2 : nullptr;
-    args.out = out + (row * n + output) * 2;
+    args.out = out + (row * weight.n + output) * 2;
     args.rows = std::min(last * kMatrixRows, rows) - row;
-    args.outputs = std::min(n - output, kMatrixTiles * kTile);
-    args.out_stride = n;
+    args.outputs = std::min(weight.n - output, kMatrixTiles * kTile);
+    args.out_stride = weight.n;
     args.not_finite = not_finite;
     const int64_t tiles = tiles_of(args.outputs), part = matrix_steps(steps());
     for (int64_t begin = 0; begin < steps(); begin += part) {
       const int64_t end = std::min(begin + part, steps());
       if (tiles < kMatrixTiles) std::memset(pairs, 0, (end - begin) * kStep * kMatrixTiles * kTile * 2);
       for (int64_t tile = 0; tile < tiles; ++tile) {
-        unpack_tile(kernels, weight, group * kMatrixTiles + tile, begin, end, pairs + tile * kTile * 4,
-                    scales + tile * kTile);
+        kernels.unpack(weight, group * kMatrixTiles + tile, begin, end, pairs + tile * kTile * 4,
+                       scales + tile * kTile);
       }
       args.packed_x = packed + first * chunk_bytes() + begin * kStep * kMatrixRows * 2;
       args.pairs = (end - begin) * kStep / 2;

@@ -14,23 +14,10 @@ at::Tensor like_product(const at::Tensor& x, const c10::SymInt& outputs) {
   return at::empty_symint(sizes, x.options());
 }
 
-at::Tensor linear_w8_meta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                          const std::optional<at::Tensor>& bias) {
-  check_linear_w8(x, weight, scales, bias);
-  return like_product(x, weight.sym_size(0));
-}
-
-at::Tensor linear_w4_meta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                          const std::optional<at::Tensor>& zero_points,
-                          const std::optional<at::Tensor>& bias) {
-  check_linear_w4(x, weight, scales, zero_points, bias);
-  return like_product(x, weight.sym_size(0));
-}
-
-at::Tensor linear_tiles_meta(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                             const std::optional<at::Tensor>& zero_points,
-                             const std::optional<at::Tensor>& bias, c10::SymInt out_features) {
-  check_linear_tiles(x, tiles, scales, zero_points, bias, out_features);
+at::Tensor linear_packed_meta(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                              const std::optional<at::Tensor>& zero_points,
+                              const std::optional<at::Tensor>& bias, c10::SymInt out_features) {
+  check_linear_packed(x, tiles, scales, zero_points, bias, out_features);
   return like_product(x, out_features);
 }
 
@@ -38,28 +25,16 @@ at::Tensor linear_tiles_meta(const at::Tensor& x, const at::Tensor& tiles, const
 }  // namespace liteboost
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
-  m.def("linear_w8(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None) -> Tensor");
   m.def(
-      "linear_w4(Tensor x, Tensor weight, Tensor scales, Tensor? zero_points=None, Tensor? bias=None) -> "
-      "Tensor");
-  m.def(
-      "linear_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
+      "linear_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
       "SymInt out_features) -> Tensor");
-  // What programs run for layers with one input: linear_tiles of each, the same bits.
+  // What programs run for layers with one input: linear_packed of each, the same bits.
   m.def(
-      "_tiles_at_once(Tensor x, Tensor[] tiles, Tensor[] scales, Tensor?[] zero_points, Tensor?[] biases, "
+      "_linears_packed(Tensor x, Tensor[] tiles, Tensor[] scales, Tensor?[] zero_points, Tensor?[] biases, "
       "int[] out_features) -> Tensor[]");
 }
 
-TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
-  m.impl("linear_w8", &liteboost::linear_w8_meta);
-  m.impl("linear_w4", &liteboost::linear_w4_meta);
-  m.impl("linear_tiles", &liteboost::linear_tiles_meta);
-}
+TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("linear_packed", &liteboost::linear_packed_meta); }
 
 // No backward: the checks raise where one would be needed, and torch's own fallback costs microseconds.
-TORCH_LIBRARY_IMPL(liteboost, Autograd, m) {
-  m.impl("linear_w8", torch::CppFunction::makeFallthrough());
-  m.impl("linear_w4", torch::CppFunction::makeFallthrough());
-  m.impl("linear_tiles", torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(liteboost, Autograd, m) { m.impl("linear_packed", torch::CppFunction::makeFallthrough()); }

@@ -1,34 +1,25 @@
 // Linear layers whose weights are integers of 8 or 4 bits, with activations of 16 or 32 bits.
 //
-// linear_w8(x, weight, scales, bias) = x @ (weight * scales[:, None])^T + bias
+// linear_packed(x, tiles, scales, zero_points, bias, out_features) = x @ ((q - zero_point) * scale)^T + bias
 //
-//   x       [..., K]    float32, bfloat16 or float16; any strides
-//   weight  [N, K]      int8
-//   scales  [N]         float32, bfloat16 or float16, whatever x is
-//   bias    [N] or none, of x's dtype
-//   result  [..., N]    contiguous; x.dtype
-//
-// linear_w4(x, weight, scales, zero_points, bias) = x @ ((q - zero_point) * scale)^T + bias
-//
-//   weight       [N, K / 2]  uint8, K a multiple of 32: packed as below
-//   scales       [N, G]      one for each group of K / G columns, which is 32 or a multiple of it
-//   zero_points  [N, G]      uint8, 0 to 16; none stands for 8
-//
-// Packing 1 of w4: 16 bytes hold 32 columns, as eight little-endian words of 16 bits; nibble j (of 4, lowest
-// first) of word i is column 8 * j + i.
-//
-// linear_tiles(x, tiles, scales, zero_points, bias, out_features): the same with what belongs to 16 outputs (a tile)
-// side by side, as layers keep it in memory. A register then holds 16 outputs, so none has lanes to be added up, and
-// their scales are one load. The last of T tiles is filled up with zeros.
-//
+//   x            [..., K]          float32, bfloat16 or float16; any strides
 //   tiles        [T, K32 / 4, 64]  int8, K32 being K rounded up to 32: four columns of each of 16 rows; or
 //                [T, K / 8, 64]    uint8: 32 bits of packing 1 (two words: eight columns) of each of 16 rows
-//   scales       [T, G, 16]        G is 1, or groups as above, for either number of bits
-//   zero_points  [T, G, 16]        for 4 bits
+//   scales       [T, G, 16]        float32, bfloat16 or float16, whatever x is; G is 1, or groups of K / G columns, which
+//                                  is 32 or a multiple of it
+//   zero_points  [T, G, 16]        uint8, 0 to 16, for 4 bits; none stands for 8. 8 bits have none: q is signed
+//   bias         [N] or none, of x's dtype
+//   result       [..., N]          contiguous; x.dtype
 //
-// _tiles_at_once is linear_tiles of each of several weights, whose tiles the threads share out as if they were one's.
+// A tile is what belongs to 16 outputs, side by side: a register then holds 16 outputs, so none has lanes to be added
+// up, and their scales are one load. The last of T tiles is filled up with zeros. Files have plain rows instead, which
+// layers prepack (liteboost_adaptor/ops/quantized_linear.py): int8 [N, K] and scales [N], or uint8 [N, K / 2] and scales
+// [N, G].
 //
-// linear_w8 and linear_w4 arrange each tile on the way, and compute the same bits.
+// Packing 1 of 4 bits: 16 bytes hold 32 columns, as eight little-endian words of 16 bits; nibble j (of 4, lowest
+// first) of word i is column 8 * j + i.
+//
+// _linears_packed is linear_packed of each of several weights, whose tiles the threads share out as if they were one's.
 //
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
 // in fp32, then bias, then one rounding to x.dtype. More than kQuantizedRows rows are multiplied by weights rounded to
@@ -56,12 +47,14 @@ namespace liteboost {
 constexpr int64_t kTile = 16;
 // Columns that are read together.
 constexpr int64_t kStep = 8;
-// Columns of w4 that are packed together; those of w8 are filled up to a multiple of it.
+// Columns of 4 bits that are packed together; those of 8 are filled up to a multiple of it.
 constexpr int64_t kPack = 32;
 // Steps of k columns in a tile.
 constexpr int64_t steps_of(int64_t k) { return (k + kPack - 1) / kPack * (kPack / kStep); }
 // Bytes of a line of a tile: a word of each of its rows.
 constexpr int64_t kTileLine = 4 * kTile;
+// Tiles of n outputs.
+constexpr int64_t tiles_of(int64_t n) { return (n + kTile - 1) / kTile; }
 // Columns that such a word has.
 constexpr int64_t columns_of_line(bool is_w8) { return is_w8 ? 4 : 8; }
 // The most rows that the loops on integers serve where something else is faster for more.
@@ -75,6 +68,8 @@ struct QuantizedTiles {
   int64_t n, k, groups;        // k as it is, not filled up
   int32_t bits;
   DType scale_dtype;
+
+  int64_t tile_bytes() const { return steps_of(k) * kStep * kTile * bits / 8; }
 };
 
 struct QuantizedLinearArgs {

@@ -5,125 +5,78 @@
 namespace liteboost {
 namespace {
 
-// What the ops have in common but for x's width.
-void check_tensors(const char* op, const at::Tensor& x, const char* weight_name, const at::Tensor& weight,
-                   const at::Tensor& scales, const std::optional<at::Tensor>& bias,
-                   const c10::SymInt& outputs) {
-  check_dtype(op, "x", x);
-  check_dtype(op, "scales", scales);
-  check_same_device(op, weight_name, weight, "x", x);
-  check_same_device(op, "scales", scales, "x", x);
-  LB_CHECK_NO_GRAD(op, "x", x);
-  LB_CHECK_NO_GRAD(op, "scales", scales);
-  if (!bias.has_value()) return;
-  check_same_dtype(op, "bias", *bias, "x", x);
-  check_same_device(op, "bias", *bias, "x", x);
-  check_vector(op, "bias", *bias, outputs, "out_features");
-  LB_CHECK_NO_GRAD(op, "bias", *bias);
-}
-
-// Of a weight as it is saved; `width` is how many columns it has.
-void check_layer(const char* op, const at::Tensor& x, const at::Tensor& weight, const c10::SymInt& width,
-                 const at::Tensor& scales, const std::optional<at::Tensor>& bias) {
-  LB_CHECK_VALUE(x.sym_size(-1) == width, op,
-                 "x must have shape [..., in_features] with in_features = ", width, " as weight ",
-                 weight.sym_sizes(), " has, got ", x.sym_sizes(),
-                 "; pass the weight of this layer, packed for this op");
-  check_tensors(op, x, "weight", weight, scales, bias, weight.sym_size(0));
-}
-
-void check_zero_points(const char* op, const at::Tensor& zero_points, const at::Tensor& x,
-                       const at::Tensor& scales) {
-  LB_CHECK_TYPE(zero_points.scalar_type() == at::kByte, op, "zero_points must be uint8, got ",
-                zero_points.scalar_type(), "; convert them");
-  check_same_device(op, "zero_points", zero_points, "x", x);
-  check_same_shape(op, "zero_points", zero_points, "scales", scales);
-}
-
-void check_matrix(const char* op, const at::Tensor& x, const at::Tensor& weight, at::ScalarType dtype,
-                  const char* dtype_name, const char* shape) {
-  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
-  LB_CHECK_TYPE(weight.scalar_type() == dtype, op, "weight must be ", dtype_name, ", got ",
-                weight.scalar_type(), "; quantize it with liteboost_adaptor.quantization");
-  LB_CHECK_VALUE(weight.dim() == 2, op, "weight must have shape ", shape, ", got ", weight.sym_sizes(),
-                 "; quantize it with liteboost_adaptor.quantization");
-}
-
-}  // namespace
-
-void check_linear_w8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                     const std::optional<at::Tensor>& bias) {
-  constexpr const char* op = "linear_w8";
-  check_matrix(op, x, weight, at::kChar, "int8", "[out_features, in_features]");
-  check_layer(op, x, weight, weight.sym_size(1), scales, bias);
-  check_vector(op, "scales", scales, weight.sym_size(0), "out_features");
-}
-
-void check_linear_w4(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                     const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias) {
-  constexpr const char* op = "linear_w4";
-  check_matrix(op, x, weight, at::kByte, "uint8", "[out_features, in_features / 2]");
-  const c10::SymInt width = weight.sym_size(1) * 2;
-  LB_CHECK_VALUE(width % kPack == 0, op,
-                 "weight must have shape [out_features, in_features / 2] with in_features a "
-                 "multiple of ",
-                 kPack, ", got ", weight.sym_sizes(), "; keep this layer in another format");
-  check_layer(op, x, weight, width, scales, bias);
-  const bool is_grouped = scales.dim() == 2 && scales.sym_size(0) == weight.sym_size(0) &&
-                          scales.sym_size(1) > 0 && width % (scales.sym_size(1) * kPack) == 0;
-  LB_CHECK_VALUE(is_grouped, op, "scales must have shape [out_features, groups], groups of ", kPack,
-                 " columns or a multiple of it, for weight ", weight.sym_sizes(), ", got ",
-                 scales.sym_sizes(), "; pass the scales of this layer");
-  if (zero_points.has_value()) check_zero_points(op, *zero_points, x, scales);
-}
-
-void check_linear_tiles(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                        const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
-                        const c10::SymInt& out_features) {
-  constexpr const char* op = "linear_tiles";
-  constexpr const char* advice = "; prepack the weight with QuantizedLinear.prepack";
-  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
+void check_tiles(const char* op, const at::Tensor& x, const at::Tensor& tiles, const char* advice,
+                 const char* owner) {
   const bool is_w8 = tiles.scalar_type() == at::kChar;
   LB_CHECK_TYPE(is_w8 || tiles.scalar_type() == at::kByte, op, "tiles must be int8 or uint8, got ",
-                tiles.scalar_type(), advice);
+                tiles.scalar_type(), "; ", advice);
+  check_same_device(op, "tiles", tiles, "x", x);
   const int64_t columns = columns_of_line(is_w8);
   LB_CHECK_VALUE(
       tiles.dim() == 3 && tiles.sym_size(2) == kTileLine && tiles.sym_size(1) % (kPack / columns) == 0, op,
       "tiles must have shape ",
       is_w8 ? "[tiles, in_features rounded up to 32 / 4, 64]"
             : "[tiles, in_features / 8, 64] with in_features a multiple of 32",
-      ", got ", tiles.sym_sizes(), advice);
-  LB_CHECK_VALUE(out_features >= 0 && (out_features + kTile - 1) / kTile == tiles.sym_size(0), op,
-                 "out_features must be those of ", tiles.sym_size(0), " tiles of 16, got ", out_features,
-                 "; pass those of this layer");
-  const c10::SymInt width = tiles.sym_size(1) * columns;
+      ", got ", tiles.sym_sizes(), "; ", advice);
   const c10::SymInt given = is_w8 ? (x.sym_size(-1) + kPack - 1) / kPack * kPack : x.sym_size(-1);
-  LB_CHECK_VALUE(given == width, op, "x must have shape [..., in_features] with the in_features of tiles ",
-                 tiles.sym_sizes(), ", got ", x.sym_sizes(), "; pass the tiles of this layer");
+  LB_CHECK_VALUE(given == tiles.sym_size(1) * columns, op, "x must have in_features last, those of tiles ",
+                 tiles.sym_sizes(), ", got ", x.sym_sizes(), "; pass the tiles of ", owner);
+}
+
+}  // namespace
+
+void check_packed(const char* op, const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                  const std::optional<at::Tensor>& zero_points, const char* advice, const char* owner) {
+  check_tiles(op, x, tiles, advice, owner);
+  check_dtype(op, "scales", scales);
+  check_same_device(op, "scales", scales, "x", x);
+  LB_CHECK_NO_GRAD(op, "scales", scales);
   LB_CHECK_VALUE(scales.dim() == 3 && scales.sym_size(0) == tiles.sym_size(0) &&
                      scales.sym_size(2) == kTile && scales.sym_size(1) > 0 &&
                      (scales.sym_size(1) == 1 || x.sym_size(-1) % (scales.sym_size(1) * kPack) == 0),
                  op, "scales must have shape [tiles, groups, 16], one group or groups of ", kPack,
                  " columns or a multiple of it, for tiles ", tiles.sym_sizes(), ", got ", scales.sym_sizes(),
-                 "; pass the scales of this layer");
-  check_tensors(op, x, "tiles", tiles, scales, bias, out_features);
+                 "; pass the scales of ", owner);
   if (!zero_points.has_value()) return;
-  LB_CHECK_VALUE(!is_w8, op, "zero_points are for tiles of 4 bits, got int8; leave them out");
-  check_zero_points(op, *zero_points, x, scales);
+  LB_CHECK_VALUE(tiles.scalar_type() == at::kByte, op,
+                 "zero_points are for tiles of 4 bits, got int8; leave them out");
+  LB_CHECK_TYPE(zero_points->scalar_type() == at::kByte, op, "zero_points must be uint8, got ",
+                zero_points->scalar_type(), "; convert them");
+  check_same_device(op, "zero_points", *zero_points, "x", x);
+  check_same_shape(op, "zero_points", *zero_points, "scales", scales);
 }
 
-void check_tiles_at_once(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
-                         const OptionalTensors& zero_points, const OptionalTensors& biases,
-                         at::IntArrayRef out_features) {
+void check_linear_packed(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                         const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                         const c10::SymInt& out_features) {
+  constexpr const char* op = "linear_packed";
+  LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
+  check_dtype(op, "x", x);
+  LB_CHECK_NO_GRAD(op, "x", x);
+  check_packed(op, x, tiles, scales, zero_points, "prepack the weight with QuantizedLinear.prepack",
+               "this layer");
+  LB_CHECK_VALUE(out_features >= 0 && (out_features + kTile - 1) / kTile == tiles.sym_size(0), op,
+                 "out_features must be those of ", tiles.sym_size(0), " tiles of 16, got ", out_features,
+                 "; pass those of this layer");
+  if (!bias.has_value()) return;
+  check_same_dtype(op, "bias", *bias, "x", x);
+  check_same_device(op, "bias", *bias, "x", x);
+  check_vector(op, "bias", *bias, out_features, "out_features");
+  LB_CHECK_NO_GRAD(op, "bias", *bias);
+}
+
+void check_linears_packed(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
+                          const OptionalTensors& zero_points, const OptionalTensors& biases,
+                          at::IntArrayRef out_features) {
   const size_t count = tiles.size();
   LB_CHECK_VALUE(count > 0 && scales.size() == count && zero_points.size() == count &&
                      biases.size() == count && out_features.size() == count,
-                 "_tiles_at_once", "all lists must have one element for each layer, at least one, got ",
+                 "_linears_packed", "all lists must have one element for each layer, at least one, got ",
                  count, " tiles, ", scales.size(), " scales, ", zero_points.size(), " zero_points, ",
                  biases.size(), " biases, ", out_features.size(),
                  " out_features; pass None for what a layer lacks");
   for (size_t i = 0; i < count; ++i) {
-    check_linear_tiles(x, tiles[i], scales[i], zero_points.get(i), biases.get(i), out_features[i]);
+    check_linear_packed(x, tiles[i], scales[i], zero_points.get(i), biases.get(i), out_features[i]);
   }
 }
 

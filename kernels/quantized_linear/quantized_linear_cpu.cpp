@@ -16,7 +16,6 @@
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_linear_checks.h"
 #include "quantized_linear/quantized_linear_cpu.h"
-#include "quantized_linear/saved_weight.h"
 
 #ifdef LB_X86_ISAS
 #include <cpuid.h>
@@ -34,32 +33,6 @@ constexpr int64_t kLeastRows = 64;
 // How much of a weight is dequantized at a time for torch's product: it stays in the last cache until it is read.
 constexpr int64_t kMultipliedBytes = 4 << 20;
 
-// Outputs [begin, end) in tiles of `args`, whose weight lies in tiles.
-void run_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedLinearArgs& args,
-               const QuantizedTiles& weight, int64_t begin, int64_t end) {
-  QuantizedLinearArgs all = args;
-  all.weight = weight;
-  kernels.run(dtype, all, begin, end);
-}
-
-// The same of a weight as it is saved: tile by tile.
-void run_range(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedLinearArgs& args,
-               const SavedWeight& weight, int64_t begin, int64_t end) {
-  ArrangedTile arranged(weight);
-  const int64_t size = dtype == DType::f32 ? 4 : 2;
-  for (int64_t tile = begin; tile < end; ++tile) {
-    QuantizedLinearArgs one = args;
-    one.weight = arranged.arranged(tile);
-    one.out_stride = weight.layout.n;
-    one.out = static_cast<char*>(args.out) + tile * kTile * size;
-    if (args.bias) one.bias = static_cast<const char*>(args.bias) + tile * kTile * size;
-    kernels.run(dtype, one, 0, 1);
-  }
-}
-
-const QuantizedTiles& layout_of(const QuantizedTiles& weight) { return weight; }
-const QuantizedTiles& layout_of(const SavedWeight& weight) { return weight.layout; }
-
 // Rows of x that are packed at once.
 int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
                      int64_t rows) {
@@ -68,43 +41,41 @@ int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const Q
 }
 
 // A weight that x is multiplied by, of several.
-template <typename Weight>
 struct Product {
-  const Weight& weight;
+  const QuantizedTiles& weight;
   const void* bias;  // [n] or null
   char* out;         // [rows, n]
 };
 
 // The weights are read as integers. Those of several products are shared out as if they were one: threads wait for each
 // other once. Returns whether all outputs are finite.
-template <typename Weight>
-bool run_int_dot(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight>> products) {
+bool run_int_dot(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product> products) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
-  const QuantizedTiles& layout = layout_of(products[0].weight);  // x is packed alike for all
+  const QuantizedTiles& first_weight = products[0].weight;  // x is packed alike for all
   const auto x_rows = x.expect_contiguous();
-  const int64_t most = rows_at_once(kernels, dtype, layout, rows);
+  const int64_t most = rows_at_once(kernels, dtype, first_weight, rows);
   alignas(64) char stack[kStackBytes];
   c10::DataPtr heap;
   void* packed = stack;
-  const int64_t bytes = kernels.packed_bytes(dtype, layout, most);
+  const int64_t bytes = kernels.packed_bytes(dtype, first_weight, most);
   if (bytes > kStackBytes) {
     heap = c10::GetCPUAllocator()->allocate(bytes);
     packed = heap.get();
   }
   const int64_t size = x.element_size();
-  const int64_t step = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, tile_bytes(layout)));
+  const int64_t step = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, first_weight.tile_bytes()));
   int64_t tiles = 0;
-  for (const auto& each : products) tiles += tiles_of(layout_of(each.weight).n);
+  for (const auto& each : products) tiles += tiles_of(each.weight.n);
   bool not_finite = false;
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(rows - row, most);
-    const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * layout.k * size;
-    kernels.pack(dtype, layout, part, count, packed);
+    const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * first_weight.k * size;
+    kernels.pack(dtype, first_weight, part, count, packed);
     parallel_shares(tiles, step, at::get_num_threads(), [&](int64_t begin, int64_t end) {
       int64_t first = 0;  // of the tiles of a product
       for (const auto& each : products) {
-        const int64_t n = layout_of(each.weight).n, behind = first + tiles_of(n);
+        const int64_t n = each.weight.n, behind = first + tiles_of(n);
         const int64_t from = std::max(begin, first), to = std::min(end, behind);
         if (from < to) {
           QuantizedLinearArgs args{};
@@ -114,7 +85,8 @@ bool run_int_dot(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product<Weight
           args.rows = count;
           args.out_stride = n;
           args.not_finite = &not_finite;
-          run_range(kernels, dtype, args, each.weight, from - first, to - first);
+          args.weight = each.weight;
+          kernels.run(dtype, args, from - first, to - first);
         }
         first = behind;
       }
@@ -129,34 +101,24 @@ void unpack_range(const QuantizedLinearKernels& kernels, DType dtype, const Quan
   const int64_t stride = kTile * weight.k * (dtype == DType::f32 ? 4 : 2);
   for (int64_t tile = begin; tile < end; ++tile, out += stride) kernels.unpack(dtype, weight, tile, out);
 }
-void unpack_range(const QuantizedLinearKernels& kernels, DType dtype, const SavedWeight& weight,
-                  int64_t begin, int64_t end, char* out) {
-  ArrangedTile arranged(weight);
-  const int64_t stride = kTile * weight.layout.k * (dtype == DType::f32 ? 4 : 2);
-  for (int64_t tile = begin; tile < end; ++tile, out += stride) {
-    kernels.unpack(dtype, arranged.arranged(tile), 0, out);
-  }
-}
 
 // Some tiles of the weight at a time are dequantized, and torch's product does the rest.
-template <typename Weight>
-void run_dequantized(const at::Tensor& x, int64_t rows, const Weight& weight, const at::Tensor& bias,
+void run_dequantized(const at::Tensor& x, int64_t rows, const QuantizedTiles& weight, const at::Tensor& bias,
                      at::Tensor& out) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
   const DType dtype = dtype_of(x);
-  const QuantizedTiles& layout = layout_of(weight);
-  const at::Tensor matrix = x.reshape({rows, layout.k});
-  at::Tensor result = out.view({rows, layout.n});
-  const int64_t tile = kTile * layout.k * x.element_size(), tiles = tiles_of(layout.n);
+  const at::Tensor matrix = x.reshape({rows, weight.k});
+  at::Tensor result = out.view({rows, weight.n});
+  const int64_t tile = kTile * weight.k * x.element_size(), tiles = tiles_of(weight.n);
   const int64_t most = std::min(tiles, std::max<int64_t>(1, kMultipliedBytes / tile));
-  const at::Tensor memory = empty_cpu({most * kTile, layout.k}, x.scalar_type());
+  const at::Tensor memory = empty_cpu({most * kTile, weight.k}, x.scalar_type());
   for (int64_t begin = 0; begin < tiles; begin += most) {
     const int64_t count = std::min(most, tiles - begin);
     char* to = static_cast<char*>(memory.mutable_data_ptr());
     parallel_for(0, count, std::max<int64_t>(1, kGrainBytes / tile), [&](int64_t from, int64_t end) {
       unpack_range(kernels, dtype, weight, begin + from, begin + end, to + from * tile);
     });
-    const int64_t first = begin * kTile, outputs = std::min(count * kTile, layout.n - first);
+    const int64_t first = begin * kTile, outputs = std::min(count * kTile, weight.n - first);
     std::optional<at::Tensor> part;
     if (bias.defined()) part = bias.narrow(0, first, outputs);
     result.narrow(1, first, outputs).copy_(linear_cpu(matrix, memory.narrow(0, 0, outputs), part));
@@ -201,13 +163,11 @@ GemmPath gemm_path(at::ScalarType dtype, int64_t rows) {
 }
 
 // Returns whether all outputs are finite.
-template <typename Weight>
-bool run_matrix(const at::Tensor& x, int64_t rows, const Weight& weight, const void* bias, at::Tensor& out) {
-  const QuantizedTiles& layout = layout_of(weight);
+bool run_matrix(const at::Tensor& x, int64_t rows, const QuantizedTiles& weight, const void* bias,
+                at::Tensor& out) {
   bool not_finite = false;
-  MatrixProduct<Weight> all{
-      LB_KERNELS(quantized_linear_kernels).matrix, weight,     layout.n, layout.k, rows, bias, nullptr,
-      static_cast<char*>(out.mutable_data_ptr()),  &not_finite};
+  MatrixProduct all{LB_KERNELS(quantized_linear_kernels).matrix, weight,     rows, bias, nullptr,
+                    static_cast<char*>(out.mutable_data_ptr()),  &not_finite};
   const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(all.chunks() * all.chunk_bytes());
   all.packed = static_cast<char*>(memory.get());
   all.pack(static_cast<const char*>(x.expect_contiguous()->const_data_ptr()));
@@ -216,30 +176,26 @@ bool run_matrix(const at::Tensor& x, int64_t rows, const Weight& weight, const v
 }
 
 // The outputs that are not finite once more, by the weight dequantized to fp32; see quantized_linear.h.
-template <typename Weight>
-void redo_not_finite(const at::Tensor& x, int64_t rows, const Weight& weight,
+void redo_not_finite(const at::Tensor& x, int64_t rows, const QuantizedTiles& weight,
                      const std::optional<at::Tensor>& bias, const at::Tensor& out) {
   // What is at hand is computed below autograd and autocast.
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const QuantizedTiles& layout = layout_of(weight);
-  const at::Tensor all = out.view({rows, layout.n});
+  const at::Tensor all = out.view({rows, weight.n});
   const at::Tensor index = at::isfinite(all).all(1).logical_not().nonzero().squeeze(1);
   if (index.numel() == 0) return;
-  const at::Tensor chosen = x.reshape({rows, layout.k}).index_select(0, index).to(at::kFloat);
-  at::Tensor made = empty_cpu({index.numel(), layout.n}, at::kFloat);
+  const at::Tensor chosen = x.reshape({rows, weight.k}).index_select(0, index).to(at::kFloat);
+  at::Tensor made = empty_cpu({index.numel(), weight.n}, at::kFloat);
   run_dequantized(chosen, index.numel(), weight, bias.has_value() ? bias->to(at::kFloat) : at::Tensor(),
                   made);
   const at::Tensor found = all.index_select(0, index);
   all.index_copy_(0, index, at::where(at::isfinite(found), found, made.to(x.scalar_type())));
 }
 
-template <typename Weight>
-at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optional<at::Tensor>& bias) {
-  const QuantizedTiles& layout = layout_of(weight);
-  auto [out, rows] = empty_product(x, layout.n);
+at::Tensor product(const at::Tensor& x, const QuantizedTiles& weight, const std::optional<at::Tensor>& bias) {
+  auto [out, rows] = empty_product(x, weight.n);
   if (out.numel() == 0) return out;
-  if (layout.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
+  if (weight.k == 0) return bias.has_value() ? out.copy_(*bias) : out.zero_();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   const void* bias_data = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
   bool is_finite = true;
@@ -251,40 +207,11 @@ at::Tensor product(const at::Tensor& x, const Weight& weight, const std::optiona
       is_finite = run_matrix(x, rows, weight, bias_data, out);
       break;
     case GemmPath::int_dot:
-      is_finite = run_int_dot<Weight>(
-          x, rows, Product<Weight>{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
+      is_finite =
+          run_int_dot(x, rows, Product{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
   }
   if (!is_finite) redo_not_finite(x, rows, weight, bias, out);
   return out;
-}
-
-at::Tensor linear_w8_cpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                         const std::optional<at::Tensor>& bias) {
-  check_linear_w8(x, weight, scales, bias);
-  const auto data = weight.expect_contiguous();
-  const auto scale_data = scales.expect_contiguous();
-  const SavedWeight saved = {
-      {nullptr, nullptr, nullptr, weight.size(0), weight.size(1), 1, 8, dtype_of(scales)},
-      static_cast<const char*>(data->const_data_ptr()),
-      static_cast<const char*>(scale_data->const_data_ptr()),
-      nullptr};
-  return product(x, saved, bias);
-}
-
-at::Tensor linear_w4_cpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                         const std::optional<at::Tensor>& zero_points,
-                         const std::optional<at::Tensor>& bias) {
-  check_linear_w4(x, weight, scales, zero_points, bias);
-  const auto data = weight.expect_contiguous();
-  const auto scale_data = scales.expect_contiguous();
-  const at::Tensor zeros = zero_points.has_value() ? zero_points->contiguous() : at::Tensor();
-  const uint8_t* zero_data = zeros.defined() ? zeros.const_data_ptr<uint8_t>() : nullptr;
-  const SavedWeight saved = {
-      {nullptr, nullptr, zero_data, weight.size(0), weight.size(1) * 2, scales.size(1), 4, dtype_of(scales)},
-      static_cast<const char*>(data->const_data_ptr()),
-      static_cast<const char*>(scale_data->const_data_ptr()),
-      zero_data};
-  return product(x, saved, bias);
 }
 
 // A weight in tiles, and what holds its memory.
@@ -313,13 +240,13 @@ bool are_alike(const QuantizedTiles& a, const QuantizedTiles& b) {
   return a.bits == b.bits && a.groups == b.groups && !a.zero_points == !b.zero_points;
 }
 
-std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
-                                          const OptionalTensors& zero_points, const OptionalTensors& biases,
-                                          at::IntArrayRef out_features) {
-  check_tiles_at_once(x, tiles, scales, zero_points, biases, out_features);
+std::vector<at::Tensor> linears_packed_cpu(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
+                                           const OptionalTensors& zero_points, const OptionalTensors& biases,
+                                           at::IntArrayRef out_features) {
+  check_linears_packed(x, tiles, scales, zero_points, biases, out_features);
   std::vector<Tiles> weights;
   std::vector<at::Tensor> outs;
-  c10::SmallVector<Product<QuantizedTiles>, 4> products;
+  c10::SmallVector<Product, 4> products;
   weights.reserve(tiles.size());
   outs.reserve(tiles.size());
   bool can_be = x.size(-1) > 0;
@@ -336,7 +263,7 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
     outs.push_back(std::move(out));
   }
   if (can_be && rows > 0 && gemm_path(x.scalar_type(), rows) == GemmPath::int_dot) {
-    if (!run_int_dot<QuantizedTiles>(x, rows, products)) {
+    if (!run_int_dot(x, rows, products)) {
       for (size_t i = 0; i < outs.size(); ++i)
         redo_not_finite(x, rows, weights[i].weight, biases.get(i), outs[i]);
     }
@@ -350,18 +277,16 @@ std::vector<at::Tensor> tiles_at_once_cpu(const at::Tensor& x, at::TensorList ti
 
 bool uses_int_dot(at::ScalarType dtype, int64_t rows) { return gemm_path(dtype, rows) == GemmPath::int_dot; }
 
-at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                            const std::optional<at::Tensor>& zero_points,
-                            const std::optional<at::Tensor>& bias, int64_t out_features) {
-  check_linear_tiles(x, tiles, scales, zero_points, bias, out_features);
+at::Tensor linear_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                             const std::optional<at::Tensor>& zero_points,
+                             const std::optional<at::Tensor>& bias, int64_t out_features) {
+  check_linear_packed(x, tiles, scales, zero_points, bias, out_features);
   return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features).weight, bias);
 }
 
 }  // namespace liteboost
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
-  m.impl("linear_w8", &liteboost::linear_w8_cpu);
-  m.impl("linear_w4", &liteboost::linear_w4_cpu);
-  m.impl("linear_tiles", &liteboost::linear_tiles_cpu);
-  m.impl("_tiles_at_once", &liteboost::tiles_at_once_cpu);
+  m.impl("linear_packed", &liteboost::linear_packed_cpu);
+  m.impl("_linears_packed", &liteboost::linears_packed_cpu);
 }

@@ -11,8 +11,8 @@ namespace liteboost {
 bool uses_int_dot(at::ScalarType dtype, int64_t rows);
 
 // The op on the CPU.
-at::Tensor linear_tiles_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                            const std::optional<at::Tensor>& zero_points,
-                            const std::optional<at::Tensor>& bias, int64_t out_features);
+at::Tensor linear_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                             const std::optional<at::Tensor>& zero_points,
+                             const std::optional<at::Tensor>& bias, int64_t out_features);
 
 }  // namespace liteboost

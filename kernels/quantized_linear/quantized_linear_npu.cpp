@@ -1,11 +1,12 @@
-// linear_w8 and linear_w4 as an aclnn operator: one launch, with or without bias.
+// linear_packed as an aclnn operator: one launch, with or without bias.
 //
 // The operator multiplies the weight out to x's dtype before the product, so each weight is rounded once, and so is
 // each scale that has more digits than x: those are cast here, by a launch of their own, unless they have been. Products
 // are summed in fp32. It takes at most 65535 outputs; the head of a large vocabulary is multiplied in parts.
 //
-// 8 bits are read as they are saved, through a transposed view. 4 bits must lie as CANN packs them, see `words_of`:
-// layers on an NPU keep them so and call _npu_linear_int4; linear_w4 packs on the way, in some twenty launches.
+// 8 bits are read as plain rows, through a transposed view. 4 bits must lie as CANN packs them, see `words_of`. Layers on
+// an NPU keep their weights so, and call _npu_linear_packed; linear_packed, whose weights lie as a CPU reads them, lays
+// them out first, in some twenty launches. It is what the comparison with the reference calls.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
@@ -52,6 +53,7 @@ constexpr int64_t kPart = 65536 - 512;
 constexpr int32_t kOneGroup = 0, kPrecise = 0;
 // Integers of 4 bits in a word.
 constexpr int64_t kInWord = 8;
+constexpr const char* kOp = "linear_packed";
 
 Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
   if (x.numel() == 0 || weight.numel() == 0) return "no elements";
@@ -105,24 +107,47 @@ at::Tensor whole_product(const at::Tensor& x, const at::Tensor& weight, const at
   return at::cat(parts, 1).view(sizes);
 }
 
-at::Tensor linear_w8_npu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                         const OptionalTensor& bias) {
-  constexpr const char* op = "linear_w8";
-  check_linear_w8(x, weight, scales, bias);
-  const c10::DeviceGuard guard(x.device());
-  Refusal refusal = refusal_of(x, weight);
-  if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
-  if (refusal != kServed) {
-    return fall_back<decltype(linear_w8_npu)>(op, refusal).call(x, weight, scales, bias);
-  }
-  npu::count_served(op);
-  return whole_product(x, weight, scales, at::Tensor(), bias);
+// A weight as the operator reads it: int8 [N, K] with scales [N], or words [N, K / 8] with scales and offsets
+// [groups, N]: what is added to an integer of -8 to 7 before the scale is applied.
+struct Weight {
+  at::Tensor integers, scales;
+  OptionalTensor offsets;
+
+  bool is_words() const { return integers.scalar_type() == at::kInt; }
+};
+
+Refusal refusal_with_kind(const at::Tensor& x, const Weight& weight) {
+  if (const Refusal refusal = refusal_of(x, weight.integers); refusal != kServed) return refusal;
+  if (weight.is_words() && npu::soc() == npu::Soc::a310p) return "4 bits on a 310P";
+  return npu::unverified(
+      kOp, npu::dtype_name(x.scalar_type()) + std::string(weight.is_words() ? " 4 bits" : " 8 bits"));
 }
 
-Refusal int4_refusal(const at::Tensor& x, const at::Tensor& weight) {
-  if (const Refusal refusal = refusal_of(x, weight); refusal != kServed) return refusal;
-  if (npu::soc() == npu::Soc::a310p) return "4 bits on a 310P";
-  return npu::unverified("linear_w4", npu::dtype_name(x.scalar_type()));
+// The weight dequantized, [N, K], in fp32.
+at::Tensor dequantized(const Weight& weight) {
+  if (!weight.is_words()) {
+    return at::mul(weight.integers.to(at::kFloat), weight.scales.to(at::kFloat).unsqueeze(1));
+  }
+  const at::Tensor places = at::arange(0, 32, 4, weight.integers.options());
+  // To two's complement: up to the sign, and down again with it.
+  const at::Tensor up = at::bitwise_left_shift(
+      at::bitwise_and(at::bitwise_right_shift(weight.integers.unsqueeze(-1), places), at::Scalar(15)),
+      at::Scalar(28));
+  at::Tensor made = at::bitwise_right_shift(up, at::Scalar(28)).flatten(1).to(at::kFloat);
+  const int64_t width = made.size(1) / weight.scales.size(0);
+  const auto spread = [&](const at::Tensor& t) { return t.to(at::kFloat).t().repeat_interleave(width, 1); };
+  if (weight.offsets.has_value()) made = at::add(made, spread(*weight.offsets));
+  return at::mul(made, spread(weight.scales));
+}
+
+at::Tensor linear_npu(const at::Tensor& x, const Weight& weight, const OptionalTensor& bias) {
+  if (const Refusal refusal = refusal_with_kind(x, weight); refusal != kServed) {
+    npu::count_fallback(kOp, refusal);
+    const OptionalTensor wide = bias.has_value() ? OptionalTensor(bias->to(at::kFloat)) : bias;
+    return at::linear(x.to(at::kFloat), dequantized(weight), wide).to(x.scalar_type());
+  }
+  npu::count_served(kOp);
+  return whole_product(x, weight.integers, weight.scales, weight.offsets.value_or(at::Tensor()), bias);
 }
 
 }  // namespace
@@ -146,68 +171,75 @@ at::Tensor words_of(const at::Tensor& packed) {
   return at::bitwise_xor(words, at::Scalar(static_cast<int32_t>(0x88888888)));
 }
 
+at::Tensor rows_of_tiles(const at::Tensor& tiles) {
+  return tiles.transpose(1, 2).reshape({tiles.size(0) * tiles.size(2), tiles.size(1)});
+}
+
+at::Tensor words_of_tiles(const at::Tensor& tiles) {
+  const bool is_aligned = tiles.storage_offset() % 4 == 0;
+  const at::Tensor whole = is_aligned ? tiles.contiguous() : tiles.clone(at::MemoryFormat::Contiguous);
+  return rows_of_tiles(whole.view(at::kInt));
+}
+
 namespace {
 
-at::Tensor linear_w4_npu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                         const OptionalTensor& zero_points, const OptionalTensor& bias) {
-  constexpr const char* op = "linear_w4";
-  check_linear_w4(x, weight, scales, zero_points, bias);
+at::Tensor linear_packed_npu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                             const OptionalTensor& zero_points, const OptionalTensor& bias,
+                             int64_t out_features) {
+  check_linear_packed(x, tiles, scales, zero_points, bias, out_features);
   const c10::DeviceGuard guard(x.device());
-  if (const Refusal refusal = int4_refusal(x, weight); refusal != kServed) {
-    return fall_back<decltype(linear_w4_npu)>(op, refusal).call(x, weight, scales, zero_points, bias);
+  const bool is_w8 = tiles.scalar_type() == at::kChar;
+  const auto refuse = [&](Refusal refusal) {
+    return fall_back<decltype(linear_packed_npu)>(kOp, refusal)
+        .call(x, tiles, scales, zero_points, bias, out_features);
+  };
+  if (x.numel() == 0 || tiles.numel() == 0) return refuse("no elements");
+  if (is_w8 && scales.size(1) > 1) return refuse("8 bits in groups");
+  const auto rows = [&](const at::Tensor& t) { return rows_of_tiles(t).narrow(0, 0, out_features); };
+  const at::Tensor words = words_of_tiles(tiles).narrow(0, 0, out_features).contiguous();
+  Weight weight;
+  if (is_w8) {
+    weight.integers = words.view(at::kChar).narrow(1, 0, x.size(-1)).contiguous();
+    weight.scales = rows(scales).squeeze(1);
+  } else {
+    weight.integers = words_of(words.view(at::kByte));
+    weight.scales = rows(scales).t();
+    if (zero_points.has_value()) {
+      weight.offsets = at::rsub(rows(*zero_points).to(x.scalar_type()).t(), at::Scalar(8));
+    }
   }
-  npu::count_served(op);
-  const at::Tensor offsets =
-      zero_points.has_value() ? at::rsub(zero_points->to(x.scalar_type()).t(), at::Scalar(8)) : at::Tensor();
-  return whole_product(x, words_of(weight), scales.t(), offsets, bias);
+  if (const Refusal refusal = refusal_with_kind(x, weight); refusal != kServed) return refuse(refusal);
+  npu::count_served(kOp);
+  return whole_product(x, weight.integers, weight.scales, weight.offsets.value_or(at::Tensor()), bias);
 }
 
-// The weight dequantized, [N, K], in fp32.
-at::Tensor dequantized(const at::Tensor& words, const at::Tensor& scales, const OptionalTensor& offsets) {
-  const at::Tensor places = at::arange(0, 32, 4, words.options());
-  // To two's complement: up to the sign, and down again with it.
-  const at::Tensor up = at::bitwise_left_shift(
-      at::bitwise_and(at::bitwise_right_shift(words.unsqueeze(-1), places), at::Scalar(15)), at::Scalar(28));
-  at::Tensor weight = at::bitwise_right_shift(up, at::Scalar(28)).flatten(1).to(at::kFloat);
-  const int64_t width = weight.size(1) / scales.size(0);
-  const auto spread = [&](const at::Tensor& t) { return t.to(at::kFloat).t().repeat_interleave(width, 1); };
-  if (offsets.has_value()) weight = at::add(weight, spread(*offsets));
-  return at::mul(weight, spread(scales));
-}
-
-// linear_w4 with a weight that lies as CANN packs it. words [N, K / 8] int32; scales and offsets [groups, N]: what is
-// added to an integer of -8 to 7 before the scale is applied.
-at::Tensor linear_int4_npu(const at::Tensor& x, const at::Tensor& words, const at::Tensor& scales,
-                           const OptionalTensor& offsets, const OptionalTensor& bias) {
-  constexpr const char* op = "linear_w4";
-  TORCH_CHECK(words.scalar_type() == at::kInt && words.dim() == 2 && scales.dim() == 2 &&
-                  words.size(1) * kInWord == x.size(-1) && scales.size(1) == words.size(0) &&
-                  scales.size(0) > 0 && x.size(-1) % scales.size(0) == 0,
-              "liteboost: _npu_linear_int4 takes words [N, K / 8] of _npu_int4 and scales [groups, N], got ",
-              words.sizes(), " and ", scales.sizes(), " for x ", x.sizes());
+at::Tensor npu_linear_packed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
+                             const OptionalTensor& offsets, const OptionalTensor& bias) {
+  const bool is_words = weight.scalar_type() == at::kInt;
+  TORCH_CHECK((is_words || weight.scalar_type() == at::kChar) && weight.dim() == 2 &&
+                  scales.dim() == (is_words ? 2 : 1) && scales.size(-1) == weight.size(0) &&
+                  weight.size(1) * (is_words ? kInWord : 1) == x.size(-1) &&
+                  (!is_words || (scales.size(0) > 0 && x.size(-1) % scales.size(0) == 0)),
+              "liteboost: _npu_linear_packed takes int8 [N, K] with scales [N], or words [N, K / 8] of "
+              "_npu_int4 with scales [groups, N], got ",
+              weight.scalar_type(), " ", weight.sizes(), " and ", scales.sizes(), " for x ", x.sizes(),
+              "; let QuantizedLinear prepack them");
   const c10::DeviceGuard guard(x.device());
-  if (const Refusal refusal = int4_refusal(x, words); refusal != kServed) {
-    npu::count_fallback(op, refusal);
-    const at::Tensor weight = dequantized(words, scales, offsets);
-    const OptionalTensor wide = bias.has_value() ? OptionalTensor(bias->to(at::kFloat)) : bias;
-    return at::linear(x.to(at::kFloat), weight, wide).to(x.scalar_type());
-  }
-  npu::count_served(op);
-  return whole_product(x, words, scales, offsets.value_or(at::Tensor()), bias);
+  return linear_npu(x, {weight, scales, offsets}, bias);
 }
 
 at::Tensor int4_npu(const at::Tensor& packed) {
   TORCH_CHECK(packed.scalar_type() == at::kByte && packed.dim() == 2 && packed.size(1) % 16 == 0,
-              "liteboost: _npu_int4 takes a weight of linear_w4, got ", packed.scalar_type(), " ",
-              packed.sizes());
+              "liteboost: _npu_int4 takes 4 bits as files have them, uint8 [N, K / 2], got ",
+              packed.scalar_type(), " ", packed.sizes());
   const c10::DeviceGuard guard(packed.device());
   return words_of(packed);
 }
 
-at::Tensor linear_int4_meta(const at::Tensor& x, const at::Tensor& words, const at::Tensor&,
-                            const OptionalTensor&, const OptionalTensor&) {
+at::Tensor npu_linear_packed_meta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&,
+                                  const OptionalTensor&, const OptionalTensor&) {
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
-  sizes.back() = words.sym_size(0);
+  sizes.back() = weight.sym_size(0);
   return at::empty_symint(sizes, x.options());
 }
 
@@ -217,15 +249,13 @@ at::Tensor linear_int4_meta(const at::Tensor& x, const at::Tensor& words, const 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_npu_int4(Tensor packed) -> Tensor");
   m.def(
-      "_npu_linear_int4(Tensor x, Tensor words, Tensor scales, Tensor? offsets, Tensor? bias) -> "
-      "Tensor");
+      "_npu_linear_packed(Tensor x, Tensor weight, Tensor scales, Tensor? offsets, Tensor? bias) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {
-  m.impl("linear_w8", &liteboost::linear_w8_npu);
-  m.impl("linear_w4", &liteboost::linear_w4_npu);
+  m.impl("linear_packed", &liteboost::linear_packed_npu);
   m.impl("_npu_int4", &liteboost::int4_npu);
-  m.impl("_npu_linear_int4", &liteboost::linear_int4_npu);
+  m.impl("_npu_linear_packed", &liteboost::npu_linear_packed);
 }
 
-TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("_npu_linear_int4", &liteboost::linear_int4_meta); }
+TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("_npu_linear_packed", &liteboost::npu_linear_packed_meta); }

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.int8_attention import dequantized
-from ..ops.int8_attention import int8_rows as rows_of
+from ..ops.int8_attention import quantize_kv as rows_of
 from .op_case import CONTEXT, HEAD_DIM, HEADS, KV_HEADS, Case, case
 
 
@@ -18,9 +18,9 @@ def _plain_rows(x: Tensor) -> Tensor:
     return torch.cat([(x * (127 / top)).round().to(torch.int8), (top / 127).view(torch.int8)], dim=-1)
 
 
-def int8_rows(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+def quantize_kv(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     x = torch.randn(1, rows, KV_HEADS, HEAD_DIM).to(dtype).transpose(1, 2)
-    yield case("int8_rows", str(list(x.shape)), _plain_rows, x)
+    yield case("quantize_kv", str(list(x.shape)), _plain_rows, x)
 
 
 def int8_attention(rows: int, dtype: torch.dtype) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Quantized layers, saved and in tiles, beside torch's linear with the same weights dequantized."""
+"""Quantized layers beside torch's linear with the same weights dequantized."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.quantized_linear import dequantize_w4, dequantize_w8, scales_to_tiles, to_tiles
+from ..ops.quantized_linear import dequantize_w4, dequantize_w8, prepack, prepack_scales
 from .op_case import (
     EXPERT_HIDDEN,
     EXPERT_INTERMEDIATE,
@@ -33,68 +33,52 @@ def _shapes(rows: int) -> Iterator[tuple[str, tuple[int, int]]]:
             yield label, (n, k)
 
 
-def linear_w8(rows: int, dtype: torch.dtype, name: str = "linear_w8") -> Iterator[Case]:
-    """Integers of 8 bits with a scale for each output."""
-    for label, (n, k) in _shapes(rows):
-        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        layer = weight, torch.rand(n) * k**-0.5 / 127
-        yield _of(name, label, rows, dtype, layer, dequantize_w8(*layer, dtype=dtype))
-
-
 def linear_w8a8(rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    """The same, with rows of x rounded to 8 bits."""
-    yield from linear_w8(rows, dtype, "linear_w8a8")
-
-
-def linear_w4(rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    """Integers of 4 bits, groups of 32."""
+    """Integers of 8 bits with a scale for each output, by rows of x rounded to 8 bits."""
     for label, (n, k) in _shapes(rows):
-        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-        layer = weight, (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
-        yield _of("linear_w4", label, rows, dtype, layer, dequantize_w4(*layer, dtype=dtype))
+        layer = _w8(n, k)
+        yield _of("linear_w8a8", label, rows, dtype, layer, dequantize_w8(*layer, dtype=dtype))
 
 
-def linear_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    """Both, in tiles."""
+def linear_packed(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Weights of 8 bits, and of 4 in groups of 32."""
     for label, (n, k) in _shapes(rows):
-        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        scales = torch.rand(n) * k**-0.5 / 127
-        plain = dequantize_w8(weight, scales, dtype=dtype)
-        tiles = to_tiles(weight), scales_to_tiles(scales)
-        yield _of("linear_tiles", f"8 bits, {label}", rows, dtype, tiles, plain, None, None, n)
-        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-        scales = (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
-        plain = dequantize_w4(weight, scales, dtype=dtype)
-        tiles = to_tiles(weight), scales_to_tiles(scales)
-        yield _of("linear_tiles", f"4 bits, {label}", rows, dtype, tiles, plain, None, None, n)
+        for bits, make, dequantize in ((8, _w8, dequantize_w8), (4, _w4, dequantize_w4)):
+            weight, scales = make(n, k)
+            plain = dequantize(weight, scales, dtype=dtype)
+            tiles = prepack(weight), prepack_scales(scales)
+            yield _of("linear_packed", f"{bits} bits, {label}", rows, dtype, tiles, plain, None, None, n)
 
 
-def experts_tiles(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+def _w8(n: int, k: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n) * k**-0.5 / 127
+
+
+def _w4(n: int, k: int) -> tuple[Tensor, Tensor]:
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    return weight, (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
+
+
+def experts_packed(rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Gate and up of some of many experts, in tiles, beside `experts_linear` with the same dequantized."""
     n, k, ops = 2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN, torch.ops.liteboost
     x, index = torch.randn(rows, k).to(dtype), torch.rand(rows, EXPERTS).topk(EXPERTS_A_TOKEN).indices
     used, local = index.unique(return_inverse=True)
-    for bits in (8, 4):
+    for bits, make, dequantize in ((8, _w8, dequantize_w8), (4, _w4, dequantize_w4)):
         # The same for all experts: so many random numbers would take longer than the timing.
-        if bits == 8:
-            weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-            scales = torch.rand(n) * k**-0.5 / 127
-            plain = dequantize_w8(weight, scales, dtype=dtype)
-        else:
-            weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-            scales = (torch.rand(n, k // GROUP) * k**-0.5 / 8).bfloat16()
-            plain = dequantize_w4(weight, scales, dtype=dtype)
-        one = to_tiles(weight), scales_to_tiles(scales)
+        weight, scales = make(n, k)
+        plain = dequantize(weight, scales, dtype=dtype)
+        one = prepack(weight), prepack_scales(scales)
         layer = [tensor.repeat(EXPERTS, 1, 1) for tensor in one]
         few = [tensor.repeat(len(used), 1, 1) for tensor in one]
         wide = plain.repeat(EXPERTS, 1, 1)
         yield Case(
-            "experts_tiles",
+            "experts_packed",
             f"{bits} bits, {EXPERTS_A_TOKEN} of {EXPERTS} experts: [{rows}, {k}] x [{n}, {k}]",
             dtype,
-            lambda layer=layer: ops.experts_tiles(x, *layer, None, None, index, n),
+            lambda layer=layer: ops.experts_packed(x, *layer, None, None, index, n),
             lambda wide=wide: ops.experts_linear(x, wide, None, index),
-            lambda few=few: exact_of("experts_tiles", x, *few, None, None, local, n),
+            lambda few=few: exact_of("experts_packed", x, *few, None, None, local, n),
         )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..ops.int8_attention import dequantized, int8_rows
+from ..ops.int8_attention import dequantized, quantize_kv
 
 
 def rounded(states: torch.Tensor) -> torch.Tensor:
     """The values that integers of 8 bits and a scale for each token and head stand for."""
-    return dequantized(int8_rows(states), states.dtype)
+    return dequantized(quantize_kv(states), states.dtype)
 
 
 @contextmanager

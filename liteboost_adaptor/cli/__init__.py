@@ -1,5 +1,5 @@
 """``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, plan,
-shard, quantize, audit.
+shard, quantize, audit, new-op.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -19,6 +19,7 @@ from .build import build
 from .cmake_dir import cmake_dir
 from .doctor import doctor
 from .fingerprint import fingerprint
+from .new_op import new_op
 from .plan import plan
 from .quantize import quantize
 from .selftest import selftest
@@ -51,6 +52,7 @@ def app() -> typer.Typer:
     commands.command("shard")(shard)
     commands.command("quantize")(quantize)
     commands.command("audit")(audit)
+    commands.command("new-op")(new_op)
     return commands
 
 

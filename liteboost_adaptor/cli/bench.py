@@ -98,6 +98,10 @@ def bench(
     if sparse is not None:
         _sparse(settings, sparse, trained, json_file)
         return
+    _timed(settings, json_file, plot, workdir)
+
+
+def _timed(settings: Settings, json_file: str | None, plot: Path | None, workdir: Path | None) -> None:
     check_outputs(json_file, plot, workdir)
     from ..bench import report, runner
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import CatalogueError
-from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, Outcome, Tally, report
+from ..report import APPLIED, FAILED, FOREIGN, PROVED, REFUSED, CallCounter, Outcome, report
 from . import swap
 from .catalogue import Rule, resolve
 from .fingerprint import Fingerprint, Opaque, behind_wrapper, callables, fingerprint
@@ -33,13 +33,13 @@ class Fit:
     parameters: tuple[tuple[str, Any], ...] = ()
 
     def make(self, original: Any, owner: type | None = None, instance: Any = None) -> Callable[..., Any]:
-        """The replacement for ``original``, guarded, counting into the rule's tally.
+        """The replacement for ``original``, guarded, counting into the rule's counter.
 
         ``owner`` and ``instance``: where ``original`` is a method of a class, that class and a module of it.
         """
-        tally, parameters = report.tally(self.rule.id), {**self.rule.parameters, **dict(self.parameters)}
-        made = self.rule.load_replacement()(original, tally, **parameters)
-        return guard(self.rule, made, original, tally, owner, instance)
+        counter, parameters = report.counter(self.rule.id), {**self.rule.parameters, **dict(self.parameters)}
+        made = self.rule.load_replacement()(original, counter, **parameters)
+        return guard(self.rule, made, original, counter, owner, instance)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Fits:
         def never(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("the replacement does not serve this input")
 
-        replacement = rule.load_replacement()(never, Tally(), **rule.parameters)
+        replacement = rule.load_replacement()(never, CallCounter(), **rule.parameters)
         return probe(original, replacement, cases, rule.rounding == "same")
 
 

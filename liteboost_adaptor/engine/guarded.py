@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import LiteBoostError, of_both_types
-from ..report import Tally
+from ..report import CallCounter
 from ..watch import Place, Watch, place_in_class, place_in_module
 from . import callees
 from .catalogue import Rule
@@ -34,7 +34,12 @@ _is_traced = torch.compiler.is_dynamo_compiling
 
 
 def guard(
-    rule: Rule, made: Callable[..., Any], original: Any, tally: Tally, owner: type | None, instance: Any
+    rule: Rule,
+    made: Callable[..., Any],
+    original: Any,
+    counter: CallCounter,
+    owner: type | None,
+    instance: Any,
 ) -> Callable[..., Any]:
     """``made``, which replaces ``original`` by ``rule``, while nobody has replaced what that calls.
 
@@ -46,15 +51,15 @@ def guard(
         return made  # they stand for no computation: what they lead to is guarded
     watch = watch_over([*_places(rule, original, owner, instance), *callees.of_replacement(made)])
     if rule.kind == "registry":
-        return _guarded_entry(made, original, watch, tally)
+        return _guarded_entry(made, original, watch, counter)
     if rule.kind == "function":
-        return _guarded_function(made, original, watch, tally)
+        return _guarded_function(made, original, watch, counter)
     if rule.kind == "module":
         methods = {place.name for place in watch.places if place.space is owner and callable(place.value())}
-        return _guarded_method(made, original, watch, tally, frozenset(methods - {rule.attribute}))
-    guarded = _guarded(made, _EXPRESSIONS[rule.pattern], watch, tally)
-    if hasattr(made, "tally"):
-        vars(guarded)["tally"] = made.tally
+        return _guarded_method(made, original, watch, counter, frozenset(methods - {rule.attribute}))
+    guarded = _guarded(made, _EXPRESSIONS[rule.pattern], watch, counter)
+    if hasattr(made, "counter"):
+        vars(guarded)["counter"] = made.counter
     if hasattr(made, "of_calls"):
         vars(guarded)["of_calls"] = _joining(made.of_calls, guarded)
     return guarded
@@ -121,9 +126,9 @@ _OPERATORS = {"product": ("mul",), "residual": ("add",)}
 
 
 def _guarded(
-    made: Callable[..., Any], plain: Callable[..., Any], watch: Watch, tally: Tally | None
+    made: Callable[..., Any], plain: Callable[..., Any], watch: Watch, counter: CallCounter | None
 ) -> Callable[..., Any]:
-    """``made`` or ``plain``, of arguments by position. Without a tally ``plain`` counts by itself."""
+    """``made`` or ``plain``, of arguments by position. Without a counter ``plain`` counts by itself."""
     ask = watch.ask
 
     def guarded(*args: Any) -> Any:
@@ -137,8 +142,8 @@ def _guarded(
                 if not _is_refusal(fault):
                     raise
                 return _refused(fault, plain, args)
-        if tally is not None:
-            tally.fell_back(reason)
+        if counter is not None:
+            counter.count_fallback(reason)
         return plain(*args)
 
     vars(guarded)["watch"] = watch
@@ -149,25 +154,25 @@ def _guarded_method(
     made: Callable[..., Any],
     original: Callable[..., Any],
     watch: Watch,
-    tally: Tally,
+    counter: CallCounter,
     methods: frozenset[str],
 ) -> Callable[..., Any]:
     """A method, whose instance may be given others of the methods that it calls."""
-    guarded = _guarded(made, original, watch, tally)
+    guarded = _guarded(made, original, watch, counter)
     if not methods:
         return guarded
 
     def guarded_method(self: Any, *args: Any) -> Any:
         if _is_traced() or methods.isdisjoint(self.__dict__):
             return guarded(self, *args)
-        tally.fell_back("the instance has a method of its own")
+        counter.count_fallback("the instance has a method of its own")
         return original(self, *args)
 
     return guarded_method
 
 
 def _guarded_function(
-    made: Callable[..., Any], original: Callable[..., Any], watch: Watch, tally: Tally
+    made: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
 ) -> Callable[..., Any]:
     ask, takes_refusal = watch.ask, getattr(made, TAKES_REFUSAL, False)
 
@@ -184,7 +189,7 @@ def _guarded_function(
                 return _refused(fault, original, args, kwargs)
         if takes_refusal:
             return made(*args, liteboost_refusal=reason, **kwargs)
-        tally.fell_back(reason)
+        counter.count_fallback(reason)
         return original(*args, **kwargs)
 
     vars(guarded)["watch"] = watch  # who asks has to keep it
@@ -192,10 +197,10 @@ def _guarded_function(
 
 
 def _guarded_entry(
-    made: Callable[..., Any], original: Callable[..., Any], watch: Watch, tally: Tally
+    made: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
 ) -> Callable[..., Any]:
     """An entry of a registry: modules of models that are not bound are no matter of ours."""
-    guarded = _guarded_function(made, original, watch, tally)
+    guarded = _guarded_function(made, original, watch, counter)
 
     def entry(module: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(module, "__liteboost__", None) is None:

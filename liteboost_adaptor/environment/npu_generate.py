@@ -24,7 +24,7 @@ def stopping(original: Any) -> Any:
     """``StoppingCriteriaList.__call__`` that launches one operator, or two for several end tokens."""
     from transformers.generation import stopping_criteria as criteria
 
-    tally = report.tally("npu.generate_stop")
+    counter = report.counter("npu.generate_stop")
     of_length = (criteria.MaxLengthCriteria, criteria.MaxTimeCriteria)  # they look at no token
     known = {*of_length, criteria.EosTokenCriteria}
 
@@ -32,7 +32,7 @@ def stopping(original: Any) -> Any:
     def __call__(self: Any, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         if input_ids.device.type != "npu" or kwargs or not all(type(each) in known for each in self):
             return original(self, input_ids, scores, **kwargs)
-        tally.served()
+        counter.count_served()
         rows = input_ids.shape[0]
         on_host = torch.zeros((), dtype=input_ids.dtype).expand(input_ids.shape)
         # A list, for each criterion is asked: one may warn.
@@ -55,14 +55,14 @@ def _has_ended(criterion: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 def stop_check(original: Any) -> Any:
     """``StopCheck.__call__`` that reads the unfinished rows, and a streamer's tokens, in one copy."""
-    tally = report.tally("npu.generate_stop")
+    counter = report.counter("npu.generate_stop")
 
     @functools.wraps(original)
     def __call__(self: Any, unfinished_sequences: torch.Tensor, tokens: torch.Tensor, length: int) -> bool:
         same = tokens.shape == unfinished_sequences.shape and tokens.dtype == unfinished_sequences.dtype
         if unfinished_sequences.device.type != "npu" or not same:
             return original(self, unfinished_sequences, tokens, length)
-        tally.served()
+        counter.count_served()
         if self.streamer is None:
             return not any(unfinished_sequences.tolist())
         unfinished, streamed = torch.stack((unfinished_sequences, tokens)).cpu()
@@ -116,7 +116,7 @@ def next_positions(original: Any, inside: list[int]) -> Any:
     """
     from transformers.generation.utils import GenerationMixin
 
-    tally = report.tally("npu.generate_positions")
+    counter = report.counter("npu.generate_positions")
 
     @functools.wraps(original)
     def _update_model_kwargs_for_generation(
@@ -137,7 +137,7 @@ def next_positions(original: Any, inside: list[int]) -> Any:
             or type(self).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
         ):
             return original(self, outputs, model_kwargs, is_encoder_decoder, num_new_tokens)
-        tally.served()
+        counter.count_served()
         model_kwargs["position_ids"] = None
         model_kwargs = original(self, outputs, model_kwargs, is_encoder_decoder, num_new_tokens)
         following = positions[..., -1:] + 1
@@ -157,7 +157,7 @@ def decoding_mask(original: Any) -> Any:
     """
     from transformers.masking_utils import causal_mask_function
 
-    tally = report.tally("npu.generate_mask")
+    counter = report.counter("npu.generate_mask")
 
     @functools.wraps(original)
     def sdpa_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -181,7 +181,7 @@ def decoding_mask(original: Any) -> Any:
             or mask.shape[0] != kwargs.get("batch_size")
         ):
             return original(*args, **kwargs)
-        tally.served()
+        counter.count_served()
         return mask[:, None, None, :]
 
     return sdpa_mask

@@ -106,7 +106,7 @@ def _has_known_body(forward: Callable[..., Any]) -> bool:
 
 
 def _looking_up(of_module: Callable[[], torch.nn.Module], of_class: Callable[..., Any]) -> Callable[..., Any]:
-    tally = report.tally("npu.generate_rotary")
+    counter = report.counter("npu.generate_rotary")
 
     def forward(x: torch.Tensor, position_ids: torch.Tensor, *layer_type: Any, **named: Any) -> Any:
         module = of_module()
@@ -115,7 +115,9 @@ def _looking_up(of_module: Callable[[], torch.nn.Module], of_class: Callable[...
         if not below or torch.compiler.is_compiling() or x.device != position_ids.device:
             return original(x, position_ids, *layer_type, **named)
         if any(buffer is not None and buffer.is_inference() for buffer in module._buffers.values()):
-            tally.fell_back("buffers made in inference mode, which do not tell when they are written to")
+            counter.count_fallback(
+                "buffers made in inference mode, which do not tell when they are written to"
+            )
             return original(x, position_ids, *layer_type, **named)
         recorder = buffers.recorder()
         # A recorded step has the table, not how it is made.
@@ -127,7 +129,7 @@ def _looking_up(of_module: Callable[[], torch.nn.Module], of_class: Callable[...
             return original(x, position_ids, *layer_type, **named)
         if recorder is not None:
             recorder.hold(table.cos, table.sin)
-        tally.served()
+        counter.count_served()
         look_up = torch.nn.functional.embedding
         return look_up(position_ids, table.cos), look_up(position_ids, table.sin)
 

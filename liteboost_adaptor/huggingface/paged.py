@@ -21,7 +21,7 @@ from ..engine.callees import of_function
 from ..engine.fingerprint import Opaque, fingerprint
 from ..engine.guarded import watch_over
 from ..replacements import paged
-from ..report import Tally
+from ..report import CallCounter
 from ..watch import Watch, place_in_class
 
 #: Arguments that change what is computed and that the op does not take.
@@ -70,13 +70,13 @@ class _Group:
 
 
 def attention(
-    original: Callable[..., Any], tally: Tally, *, rule: str, known: list[str], sinks: str = ""
+    original: Callable[..., Any], counter: CallCounter, *, rule: str, known: list[str], sinks: str = ""
 ) -> Callable[..., tuple[Tensor, Any]]:
     """An entry of the registry, for calls with a paged cache; the others are the original's.
 
     Args:
         original: The entry as it was.
-        tally: Counts the calls with a paged cache.
+        counter: Counts the calls with a paged cache.
         rule: Id of the rule, which a served module is marked with.
         known: Digests of the methods of caches by which keys and values are written.
         sinks: Attribute of the module that holds one sink logit a head, or empty: the original reads none.
@@ -116,9 +116,9 @@ def attention(
             if not reason and not group.hides(attention_mask):
                 reason = "a mask that is not the batch's own"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
-        tally.served()
+        counter.count_served()
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         if group.table is None:

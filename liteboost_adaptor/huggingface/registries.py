@@ -22,9 +22,9 @@ def install(rules: tuple[Rule, ...], stack: UndoStack) -> None:
         if rule.kind != "registry" or rule.id in _in_place(rule) or is_foreign(rule):
             continue
         mapping, before = _mapping(rule), _in_place(rule)
-        tally, original = report.tally(rule.id), mapping[rule.entry]
-        made = rule.load_replacement()(original, tally, **rule.parameters)
-        replacement = guard(rule, made, original, tally, None, None)
+        counter, original = report.counter(rule.id), mapping[rule.entry]
+        made = rule.load_replacement()(original, counter, **rule.parameters)
+        replacement = guard(rule, made, original, counter, None, None)
         replacement.__liteboost_rules__ = (*before, rule.id)
         stack.set_item(mapping, rule.entry, replacement, f"{rule.registry}[{rule.entry!r}]")
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from ..engine import swap
 from ..kv_cache import buffers
 from ..program.step import Steps, cache_name, forget_all
-from ..report import Tally
+from ..report import CallCounter
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
 _STEPS = f"{swap.PRIVATE}steps"
@@ -25,7 +25,7 @@ def generates(cls: type) -> bool:
     return callable(can_generate) and hasattr(cls, "generate") and bool(can_generate())
 
 
-def forward(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
+def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """A forward of a model that runs a recorded step where one is right, and else ``original``."""
 
     names = _positional(original)
@@ -41,7 +41,7 @@ def forward(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
-            steps = vars(self)[_STEPS] = Steps(self, tally, _is_strict(self))
+            steps = vars(self)[_STEPS] = Steps(self, counter, _is_strict(self))
         return steps.serve(self, functools.partial(original, self), named)
 
     return forward

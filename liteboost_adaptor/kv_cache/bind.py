@@ -18,7 +18,7 @@ import torch
 
 from ..engine.appends import reroute_appends
 from ..engine.source import SourceUnavailable
-from ..report import FAILED, REFUSED, Outcome, Tally, report
+from ..report import FAILED, REFUSED, CallCounter, Outcome, report
 from . import buffers, int8_layers
 from . import layers as cache_layers
 
@@ -34,14 +34,14 @@ _formers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
-def appending(_: Any, tally: Tally) -> Callable[..., Any]:
+def appending(_: Any, counter: CallCounter) -> Callable[..., Any]:
     """What stands for ``cache`` in ``cache.update(...)``: the same object, whose layers append in place."""
-    return _receiver(tally)
+    return _receiver(counter)
 
 
 @functools.lru_cache(maxsize=4)
-def _receiver(tally: Tally) -> Callable[..., Any]:
-    append = buffers.append(tally)
+def _receiver(counter: CallCounter) -> Callable[..., Any]:
+    append = buffers.append(counter)
     append_integers = int8_layers.append(append)
 
     def serve(layer: Any, wants_integers: bool) -> None:

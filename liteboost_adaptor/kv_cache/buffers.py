@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..eligibility import unserved
-from ..report import Tally
+from ..report import CallCounter
 from ..watch import Watch, place_in_class, place_in_module
 
 ops = torch.ops.liteboost
@@ -116,21 +116,21 @@ def is_recorded() -> bool:
     return recorder() is not None
 
 
-def append(tally: Tally) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:
+def append(counter: CallCounter) -> Callable[[torch.Tensor, Any, str, torch.Tensor, int], torch.Tensor]:
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
     concatenation = place_in_module(vars(torch), "cat")
     watch = Watch([concatenation, place_in_class(torch.Tensor, "__torch_function__")])
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
         if (recording := recorder()) is not None:
-            tally.served()
+            counter.count_served()
             return recording.append(held, layer, name, new, dim % new.dim())
         reason = _unserved(held, new, dim) or watch()
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             layer.__dict__.get(BUFFERS, {}).pop(name, None)
             return torch.cat([held, new], dim=dim)
-        tally.served()
+        counter.count_served()
         return grown(held, layer, name, new, dim % new.dim())
 
     return call

@@ -1,6 +1,6 @@
 """A KV cache of integers: each key and value of a token and head as int8 with a scale of its own (kv8).
 
-What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.int8_rows`, which hold their
+What a layer keeps as ``keys`` and ``values`` are rows of `torch.ops.liteboost.quantize_kv`, which hold their
 scales; they grow in place as those of any layer (`kv_cache.buffers`). Whoever is handed what ``update``
 returns gets an `Int8KVTensor`: our attention reads the rows as they are, anybody else the values dequantized.
 Who reads the attribute gets these values as an ordinary tensor, which the layer keeps until more come: it may
@@ -31,7 +31,7 @@ _SCALES = "_liteboost_scales_of_"
 #: What a layer has in its dict that keeps integers, or will.
 INTEGERS = "_liteboost_integers"
 
-tally = report.tally(RULE)
+counter = report.counter(RULE)
 #: Modules whose caches are to keep integers.
 _wanted_by: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -76,9 +76,9 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
             return plain_append(held, layer, name, new, dim)
         reason = _unserved(held, new, dim)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return plain_append(dequantized_kv(held), layer, name, new, dim)
-        tally.served()
+        counter.count_served()
         is_apart = lies_apart(new)
         added = rounded(new, is_apart)
         kept: Int8KVTensor | None

@@ -17,7 +17,7 @@ from ..ops.int8_attention import SCALE_BYTES, dequantized
 from ..report import report
 
 ops = torch.ops.liteboost
-tally = report.tally("cache.int8")
+counter = report.counter("cache.int8")
 aten = torch.ops.aten
 #: Operators that give a part of what they are given, through which it can be written, by where they have the
 #: dimension. What is written to another view (a transposed one) is written to a copy.
@@ -34,7 +34,7 @@ class Int8KVTensor(torch.Tensor):
     """``[..., head_dim]`` of a floating-point dtype, kept as integers of 8 bits.
 
     Attributes:
-        rows: Of `torch.ops.liteboost.int8_rows`; where there are ``scales``, the integers alone.
+        rows: Of `torch.ops.liteboost.quantize_kv`; where there are ``scales``, the integers alone.
         scales: ``[..., 1]``, fp32, on an NPU; else None.
     """
 
@@ -60,7 +60,7 @@ class Int8KVTensor(torch.Tensor):
     ) -> Any:
         if func in _VIEWS and (found := _views_of_rows(func, *args, **(kwargs or {}))) is not None:
             return found
-        tally.fell_back(f"values read by {func}")
+        counter.count_fallback(f"values read by {func}")
         read: list[tuple[Int8KVTensor, torch.Tensor]] = []
 
         def values(argument: Any) -> Any:
@@ -202,16 +202,16 @@ def values_of(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtyp
 def rounded(values: torch.Tensor, is_apart: bool) -> Int8KVTensor:
     """``values`` as rows of integers, with scales of their own or behind the integers."""
     if not is_apart:
-        return Int8KVTensor(ops.int8_rows(values), values.dtype)
+        return Int8KVTensor(ops.quantize_kv(values), values.dtype)
     if values.device.type != "npu":  # what was made there is elsewhere
-        return Int8KVTensor(ops.int8_rows(values), values.dtype).laid_out(True)
-    integers, scales = ops._npu_int8_rows(values)
+        return Int8KVTensor(ops.quantize_kv(values), values.dtype).laid_out(True)
+    integers, scales = ops._npu_quantize_kv(values)
     return Int8KVTensor(integers, values.dtype, scales)
 
 
 def lies_apart(x: torch.Tensor) -> bool:
     """Whether rows beside ``x`` have scales of their own: where kernels for an NPU read them."""
-    return x.device.type == "npu" and hasattr(ops, "_npu_int8_rows")
+    return x.device.type == "npu" and hasattr(ops, "_npu_quantize_kv")
 
 
 def attend(query: torch.Tensor, key: Int8KVTensor, value: Int8KVTensor, *options: Any) -> torch.Tensor:

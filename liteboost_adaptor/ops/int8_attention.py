@@ -15,7 +15,7 @@ from .registry import define
 SCALE_BYTES = 4
 
 
-def int8_rows(x: Tensor) -> Tensor:
+def quantize_kv(x: Tensor) -> Tensor:
     """Keep each row of ``x`` as integers of 8 bits and, behind them, what they are multiples of.
 
     Args:
@@ -40,9 +40,9 @@ def int8_rows(x: Tensor) -> Tensor:
     """
     if x.dim() < 1:
         raise ShapeError(
-            "liteboost::int8_rows: x must have shape [..., head_dim], got a scalar; add a dimension"
+            "liteboost::quantize_kv: x must have shape [..., head_dim], got a scalar; add a dimension"
         )
-    check_dtype("int8_rows", "x", x)
+    check_dtype("quantize_kv", "x", x)
     integers, scales = quantize_rows(x)
     if not x.shape[-1]:
         scales = torch.full_like(scales, 2.0**-100 / 127)
@@ -52,7 +52,7 @@ def int8_rows(x: Tensor) -> Tensor:
 
 
 def dequantized(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values that ``rows`` of `int8_rows` stand for, dequantized in fp32 (fp64 for fp64) and rounded.
+    """The values that ``rows`` of `quantize_kv` stand for, dequantized in fp32 (fp64 for fp64) and rounded.
 
     Args:
         rows: ``[..., head_dim + 4]``, int8.
@@ -75,7 +75,7 @@ def int8_attention(
     softcap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`attention` over keys and values that are rows of `int8_rows`, none of them dequantized in memory.
+    """`attention` over keys and values that are rows of `quantize_kv`, none of them dequantized in memory.
 
     Args:
         query: ``[batch, num_heads, q_len, head_dim]``, fp32/bf16/fp16 (here also fp64). Any strides; read
@@ -124,7 +124,7 @@ def int8_attention(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
-    op, advice = "int8_attention", "make it with int8_rows"
+    op, advice = "int8_attention", "make it with quantize_kv"
     if query.dim() != 4:
         raise ShapeError(
             f"liteboost::{op}: query must have shape [batch, num_heads, q_len, head_dim], got "
@@ -141,7 +141,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
         if rows.dtype != torch.int8:
             raise DTypeError(
                 f"liteboost::{op}: {name} must be int8, got {dtype_name(rows.dtype)}; make rows of integers "
-                "with int8_rows"
+                "with quantize_kv"
             )
     for name, rows in (("key", key), ("value", value)):
         check_same_device(op, name, rows, "query", query)
@@ -163,7 +163,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
     check_cached_heads(op, query, key, value)
 
 
-define("int8_rows(Tensor x) -> Tensor", int8_rows)
+define("quantize_kv(Tensor x) -> Tensor", quantize_kv)
 define(
     "int8_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scaling, "
     "bool is_causal=False, int sliding_window=0, float softcap=0.0, Tensor? sinks=None) -> Tensor",

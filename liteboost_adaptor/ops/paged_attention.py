@@ -87,20 +87,21 @@ def paged_attention(
         begin, end = spans_k[request]
         if first == last:
             continue
-        states = []
-        for cache in (key, value):
-            if table is None:
-                own = cache[0, begin:end]
-            else:
-                count = -(-(end - begin) // rows)
-                pages = table[request, :count].to(cache.device, torch.int64)
-                own = cache[pages].flatten(0, 1)[: end - begin]
-            states.append(own.transpose(0, 1).unsqueeze(0))
+        pages = None if table is None else table[request, : -(-(end - begin) // rows)]
+        keys, values = (_states(cache, begin, end, pages) for cache in (key, value))
         one = query[first:last].transpose(0, 1).unsqueeze(0)
-        keys, values = states
         mixed = attention(one, keys, values, None, scaling, is_causal, sliding_window, softcap, sinks)
         result[first:last] = mixed[0]
     return result
+
+
+def _states(cache: Tensor, begin: int, end: int, pages: Tensor | None) -> Tensor:
+    """A request's keys or values, ``[1, num_kv_heads, kv_len, head_dim]``: of its pages, if any."""
+    if pages is None:
+        own = cache[0, begin:end]
+    else:
+        own = cache[pages.to(cache.device, torch.int64)].flatten(0, 1)[: end - begin]
+    return own.transpose(0, 1).unsqueeze(0)
 
 
 def _spans(argument: str, sums: Tensor, most: int | None, what: str) -> list[tuple[int, int]]:

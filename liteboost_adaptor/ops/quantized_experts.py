@@ -11,19 +11,18 @@ from .checks import (
     check_dtype,
     check_same_device,
     check_same_dtype,
-    check_same_shape,
     dtype_name,
     shape_text,
 )
 from .experts import by_expert
-from .quantized_linear import LINE, PACK, TILE, columns_of_line, linear_tiles
+from .quantized_linear import TILE, check_packed, linear_packed
 from .registry import define
 
-_OP = "experts_tiles"
+_OP = "experts_packed"
 _ADVICE = "prepack the weights with QuantizedExperts.prepack"
 
 
-def experts_tiles(
+def experts_packed(
     x: Tensor,
     tiles: Tensor,
     scales: Tensor,
@@ -39,9 +38,9 @@ def experts_tiles(
     Args:
         x: ``[tokens, in_features]``, the same row for all slots of a token, or ``[tokens, slots,
             in_features]``; fp32/bf16/fp16 (here also fp64). Any strides.
-        tiles: The weights of all experts one below the other, as `quantized_linear.to_tiles` arranges them:
+        tiles: The weights of all experts one below the other, as `quantized_linear.prepack` arranges them:
             int8 ``[tiles, in_features rounded up to 32 / 4, 64]`` or uint8 ``[tiles, in_features / 8, 64]``.
-        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, as of `linear_tiles`.
+        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, as of `linear_packed`.
         zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
         bias: ``[experts, out_features]``, dtype of ``x``, or None.
         index: ``[tokens, slots]``, int64, from 0 to ``experts``. A slot with ``experts`` has no expert in
@@ -59,15 +58,15 @@ def experts_tiles(
         ExpertIndexError: ``index`` has a number below 0 or above ``experts``.
 
     Numerics:
-        As of `linear_tiles`, with the rows of an expert for the rows of ``x``.
+        As of `linear_packed`, with the rows of an expert for the rows of ``x``.
 
     Source:
         ``grouped_mm_experts_forward`` in transformers 5.23, ``integrations/moe.py``; the arrangement is our
         own.
     """
     _check_tokens(x, index)
-    _check_tiles(x, tiles, out_features)
-    _check_scales(x, tiles, scales, zero_points)
+    check_packed(_OP, x, (tiles, scales, zero_points), advice=_ADVICE, owner="these experts")
+    _check_outputs(tiles, out_features)
     a_expert = out_features // TILE
     experts = tiles.shape[0] // a_expert
     _check_bias(x, bias, experts, out_features)
@@ -77,7 +76,7 @@ def experts_tiles(
     out.zero_()
     for expert, place, rows in by_expert(_OP, x, index, experts):
         own = slice(expert * a_expert, (expert + 1) * a_expert)
-        out[place] = linear_tiles(
+        out[place] = linear_packed(
             rows,
             tiles[own],
             scales[own],
@@ -112,59 +111,16 @@ def _check_tokens(x: Tensor, index: Tensor) -> None:
             )
 
 
-def _check_tiles(x: Tensor, tiles: Tensor, out_features: int) -> None:
-    is_w8 = tiles.dtype == torch.int8
-    if not is_w8 and tiles.dtype != torch.uint8:
-        raise DTypeError(
-            f"liteboost::{_OP}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {_ADVICE}"
-        )
-    check_same_device(_OP, "tiles", tiles, "x", x)
-    columns = columns_of_line(tiles)
-    if tiles.dim() != 3 or tiles.shape[2] != LINE or not tiles.shape[1] or tiles.shape[1] % (PACK // columns):
-        form = "in_features rounded up to 32 / 4, 64]"
-        if not is_w8:
-            form = "in_features / 8, 64] with in_features a multiple of 32"
+def _check_outputs(tiles: Tensor, out_features: int) -> None:
+    if not tiles.shape[1]:
         raise ShapeError(
-            f"liteboost::{_OP}: tiles must have shape [tiles, {form}, got {shape_text(tiles.shape)}; "
-            f"{_ADVICE}"
+            f"liteboost::{_OP}: tiles must have columns, got {shape_text(tiles.shape)}; {_ADVICE}"
         )
     if out_features <= 0 or out_features % TILE or tiles.shape[0] % (out_features // TILE):
         raise ShapeError(
             f"liteboost::{_OP}: out_features must be those of an expert, a multiple of 16, in "
             f"{tiles.shape[0]} tiles of 16, got {out_features}; pass those of these experts"
         )
-    inputs = x.shape[-1]
-    if (-(-inputs // PACK) * PACK if is_w8 else inputs) != tiles.shape[1] * columns:
-        raise ShapeError(
-            f"liteboost::{_OP}: x must have in_features last, those of tiles {shape_text(tiles.shape)}, got "
-            f"{shape_text(x.shape)}; pass the tiles of these experts"
-        )
-
-
-def _check_scales(x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None) -> None:
-    check_dtype(_OP, "scales", scales)
-    check_same_device(_OP, "scales", scales, "x", x)
-    groups = scales.shape[1] if scales.dim() == 3 else 0
-    if (
-        not groups
-        or (scales.shape[0], scales.shape[2]) != (tiles.shape[0], TILE)
-        or (groups > 1 and x.shape[-1] % (groups * PACK))
-    ):
-        raise ShapeError(
-            f"liteboost::{_OP}: scales must have shape [tiles, groups, 16], one group or groups of {PACK} "
-            f"columns or a multiple of it, for tiles {shape_text(tiles.shape)}, got "
-            f"{shape_text(scales.shape)}; pass the scales of these experts"
-        )
-    if zero_points is None:
-        return
-    if tiles.dtype == torch.int8:
-        raise ShapeError(f"liteboost::{_OP}: zero_points are for tiles of 4 bits, got int8; leave them out")
-    if zero_points.dtype != torch.uint8:
-        raise DTypeError(
-            f"liteboost::{_OP}: zero_points must be uint8, got {dtype_name(zero_points.dtype)}; convert them"
-        )
-    check_same_device(_OP, "zero_points", zero_points, "x", x)
-    check_same_shape(_OP, "zero_points", zero_points, "scales", scales)
 
 
 def _check_bias(x: Tensor, bias: Tensor | None, experts: int, out_features: int) -> None:
@@ -180,7 +136,7 @@ def _check_bias(x: Tensor, bias: Tensor | None, experts: int, out_features: int)
 
 
 define(
-    "experts_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor index, "
+    "experts_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor index, "
     "SymInt out_features) -> Tensor",
-    experts_tiles,
+    experts_packed,
 )

@@ -1,9 +1,6 @@
-"""Linear layers whose weights are integers of 8 or 4 bits, how 4 bits are packed, and tiles of either.
+"""Linear layers with weights of 8 or 4 bits: how files have them, how a CPU reads them, and their product.
 
-All ops here:
-    Return ``[..., out_features]``, dtype of ``x``, contiguous. Raise `ShapeError` where shapes do not fit
-    together, `DTypeError` for a dtype that is not listed, `DeviceError` for tensors on different devices.
-
+Rounding of `linear_packed`:
     Integers times ``x`` are summed in fp32 (in a group, where there are groups), times the scale, summed
     over groups, plus the bias, all in fp32, and rounded once. For more than 32 rows the weight may be
     rounded to the dtype of ``x`` first: where torch's product has units of its own for it, such as AMX, and
@@ -65,12 +62,12 @@ def unpack_w4(packed: Tensor) -> Tensor:
     return parts.reshape(rows, 2 * half)
 
 
-def to_tiles(tensor: Tensor) -> Tensor:
-    """What a layer saves, with what belongs to 16 outputs side by side, as `linear_tiles` takes it.
+def prepack(tensor: Tensor) -> Tensor:
+    """The rows that files have, with what belongs to 16 outputs side by side, as `linear_packed` takes them.
 
     Args:
         tensor: A weight ``[out_features, in_features]`` int8 or ``[out_features, in_features / 2]`` uint8 as
-            `pack_w4` packs it; see `scales_to_tiles` for what comes with it.
+            `pack_w4` packs it; see `prepack_scales` for what comes with it.
 
     Returns:
         ``[tiles, in_features rounded up to 32 / 4, 64]`` int8, or ``[tiles, in_features / 8, 64]`` uint8: a
@@ -81,24 +78,24 @@ def to_tiles(tensor: Tensor) -> Tensor:
     return _side_by_side(_as_words(tensor)).view(tensor.dtype)
 
 
-def from_tiles(tiles: Tensor, outputs: int, inputs: int) -> Tensor:
-    """The weight that `to_tiles` arranged; ``inputs`` are its in_features, which 8 bits do not say."""
+def unpack(tiles: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The weight that `prepack` packed; ``inputs`` are its in_features, which 8 bits do not say."""
     rows = _rows_of(_as_words(tiles))[:outputs].contiguous().view(tiles.dtype)
     return rows[:, :inputs].contiguous() if tiles.dtype == torch.int8 else rows
 
 
 def columns_of_line(tiles: Tensor) -> int:
-    """How many columns of an output a line of `to_tiles` has."""
+    """How many columns of an output a line of `prepack` has."""
     return 4 if tiles.dtype == torch.int8 else 8
 
 
-def scales_to_tiles(scales: Tensor) -> Tensor:
+def prepack_scales(scales: Tensor) -> Tensor:
     """Scales or zero points ``[out_features, groups]``, or ``[out_features]``, as ``[tiles, groups, 16]``."""
     return _side_by_side(scales if scales.dim() == 2 else scales[:, None])
 
 
-def scales_from_tiles(tiles: Tensor, outputs: int) -> Tensor:
-    """The scales ``[out_features, groups]`` that `scales_to_tiles` arranged."""
+def unpack_scales(tiles: Tensor, outputs: int) -> Tensor:
+    """The scales ``[out_features, groups]`` that `prepack_scales` packed."""
     return _rows_of(tiles)[:outputs].contiguous()
 
 
@@ -106,10 +103,14 @@ def _as_words(tensor: Tensor) -> Tensor:
     """Four bytes as one integer; what starts elsewhere than at a multiple of four is copied."""
     if not tensor.numel():
         return tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] // 4), dtype=torch.int32)
-    starts = tensor.storage_offset(), *tensor.stride()[:-1]
-    if not tensor.is_contiguous() or any(start % 4 for start in starts):
+    if torch.compiler.is_compiling() or not _is_in_words(tensor):  # a graph has no storage offsets
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.view(torch.int32)
+
+
+def _is_in_words(tensor: Tensor) -> bool:
+    starts = tensor.storage_offset(), *tensor.stride()[:-1]
+    return tensor.is_contiguous() and not any(start % 4 for start in starts)
 
 
 def _rows_of(tiles: Tensor) -> Tensor:
@@ -142,7 +143,12 @@ def from_int4(words: Tensor) -> Tensor:
 
 
 def dequantize_w8(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The weight that `linear_w8` multiplies by, in ``dtype``; products in fp32, or fp64 for that dtype."""
+    """The weight of 8 bits in ``dtype``; products in fp32, or fp64 for that dtype.
+
+    Args:
+        weight: ``[out_features, in_features]``, int8.
+        scales: ``[out_features]``.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return (weight.to(wide) * scales.to(wide)[:, None]).to(dtype)
 
@@ -150,7 +156,13 @@ def dequantize_w8(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.flo
 def dequantize_w4(
     weight: Tensor, scales: Tensor, zero_points: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The weight that `linear_w4` multiplies by, in ``dtype``; products in fp32, or fp64 for that dtype."""
+    """The weight of 4 bits in ``dtype``; products in fp32, or fp64 for that dtype.
+
+    Args:
+        weight: ``[out_features, in_features / 2]``, uint8, as `pack_w4` packs it.
+        scales: ``[out_features, groups]``. A group is 32 columns or a multiple of it.
+        zero_points: Shape of ``scales``, uint8: the integers that stand for 0. None stands for 8.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     rows, width = weight.shape[0], 2 * weight.shape[1]
     groups = unpack_w4(weight).reshape(*scales.shape, width // scales.shape[1]).to(wide)
@@ -158,81 +170,7 @@ def dequantize_w4(
     return ((groups - zeros) * scales.to(wide)[..., None]).reshape(rows, width).to(dtype)
 
 
-def linear_w8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Apply a linear layer whose weight is integers of 8 bits with a scale for each output.
-
-    Args:
-        x: ``[..., in_features]``, fp32/bf16/fp16 (here also fp64). Any strides.
-        weight: ``[out_features, in_features]``, int8.
-        scales: ``[out_features]``, fp32/bf16/fp16, whatever ``x`` is.
-        bias: ``[out_features]``, dtype of ``x``, or None.
-
-    Returns:
-        ``[..., out_features]``, dtype of ``x``, contiguous.
-
-    Raises:
-        ShapeError, DTypeError, DeviceError: As the module says.
-
-    Numerics:
-        As the module says, of all ops here.
-
-    Source:
-        Dettmers et al. 2022, arXiv:2208.07339 (per-channel absmax).
-    """
-    op = "linear_w8"
-    _check_matrix(op, x, weight, torch.int8, "[out_features, in_features]")
-    _check_layer(op, x, weight, weight.shape[1], scales, bias)
-    check_vector(op, "scales", scales, weight.shape[0], "out_features")
-    return _product(x, dequantize_w8(weight, scales, _wide(x)), bias)
-
-
-def linear_w4(
-    x: Tensor, weight: Tensor, scales: Tensor, zero_points: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
-    """Apply a linear layer whose weight is integers of 4 bits with a scale for each group of columns.
-
-    Args:
-        x: ``[..., in_features]``, fp32/bf16/fp16 (here also fp64). Any strides.
-        weight: ``[out_features, in_features / 2]``, uint8, as `pack_w4` packs it.
-        scales: ``[out_features, groups]``, fp32/bf16/fp16, whatever ``x`` is. A group is 32 columns or
-            a multiple of it.
-        zero_points: Shape of ``scales``, uint8: the integers that stand for 0. None stands for 8.
-        bias: ``[out_features]``, dtype of ``x``, or None.
-
-    Returns:
-        ``[..., out_features]``, dtype of ``x``, contiguous.
-
-    Raises:
-        ShapeError, DTypeError, DeviceError: As the module says.
-
-    Numerics:
-        As the module says, of all ops here.
-
-    Source:
-        Frantar et al. 2022, arXiv:2210.17323 (groups); the packing is our own.
-    """
-    op = "linear_w4"
-    _check_matrix(op, x, weight, torch.uint8, "[out_features, in_features / 2]")
-    width = 2 * weight.shape[1]
-    if width % PACK:
-        raise ShapeError(
-            f"liteboost::{op}: weight must have shape [out_features, in_features / 2] with in_features a "
-            f"multiple of {PACK}, got {shape_text(weight.shape)}; keep this layer in another format"
-        )
-    _check_layer(op, x, weight, width, scales, bias)
-    groups = scales.shape[1] if scales.dim() == 2 and scales.shape[0] == weight.shape[0] else 0
-    if not groups or width % (groups * PACK):
-        raise ShapeError(
-            f"liteboost::{op}: scales must have shape [out_features, groups], groups of {PACK} columns or a "
-            f"multiple of it, for weight {shape_text(weight.shape)}, got {shape_text(scales.shape)}; pass "
-            "the scales of this layer"
-        )
-    if zero_points is not None:
-        _check_zero_points(op, zero_points, x, scales)
-    return _product(x, dequantize_w4(weight, scales, zero_points, _wide(x)), bias)
-
-
-def linear_tiles(
+def linear_packed(
     x: Tensor,
     tiles: Tensor,
     scales: Tensor,
@@ -240,13 +178,15 @@ def linear_tiles(
     bias: Tensor | None,
     out_features: int,
 ) -> Tensor:
-    """`linear_w8` or `linear_w4` with the weight in tiles, which a CPU reads at the speed of its memory.
+    """Apply a linear layer whose weight is integers of 8 or 4 bits, in tiles.
+
+    ``x @ ((integers - zero_points) * scales).T + bias``
 
     Args:
         x: ``[..., in_features]``, fp32/bf16/fp16 (here also fp64). Any strides.
         tiles: int8 ``[tiles, in_features rounded up to 32 / 4, 64]`` or uint8 ``[tiles, in_features / 8,
-            64]``, of `to_tiles`.
-        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, of `scales_to_tiles`: one group, or groups of 32
+            64]``, of `prepack`.
+        scales: ``[tiles, groups, 16]``, fp32/bf16/fp16, of `prepack_scales`: one group, or groups of 32
             columns or a multiple of it.
         zero_points: uint8 like ``scales``, for 4 bits; None stands for 8.
         bias: ``[out_features]``, dtype of ``x``, or None.
@@ -256,20 +196,21 @@ def linear_tiles(
         ``[..., out_features]``, dtype of ``x``, contiguous.
 
     Raises:
-        ShapeError, DTypeError, DeviceError: As the module says.
+        ShapeError: The shapes do not fit together.
+        DTypeError: A dtype is not in the list above.
+        DeviceError: The tensors are on different devices.
 
     Numerics:
-        As the module says, of all ops here.
+        As the module says.
 
     Source:
-        The arrangement is our own; the integers are those of `linear_w8` and `linear_w4`.
+        Dettmers et al. 2022, arXiv:2208.07339 (per-channel absmax) and Frantar et al. 2022, arXiv:2210.17323
+        (groups); packing and tiles are our own.
     """
-    op = "linear_tiles"
-    _check_tiles(op, x, tiles, scales, zero_points, out_features)
-    _check_tensors(op, x, "tiles", tiles, scales, bias, out_features)
+    _check(x, tiles, scales, zero_points, bias, out_features)
     inputs = x.shape[-1]
-    weight, factors = from_tiles(tiles, out_features, inputs), scales_from_tiles(scales, out_features)
-    zeros = None if zero_points is None else scales_from_tiles(zero_points, out_features)
+    weight, factors = unpack(tiles, out_features, inputs), unpack_scales(scales, out_features)
+    zeros = None if zero_points is None else unpack_scales(zero_points, out_features)
     if tiles.dtype == torch.uint8:
         return _product(x, dequantize_w4(weight, factors, zeros, _wide(x)), bias)
     spread = factors.repeat_interleave(inputs // factors.shape[1], dim=1)
@@ -285,117 +226,105 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x.to(weight.dtype), weight, wide).to(x.dtype).contiguous()
 
 
-def _check_type(op: str, argument: str, tensor: Tensor, dtype: torch.dtype, advice: str) -> None:
-    if tensor.dtype != dtype:
-        raise DTypeError(
-            f"liteboost::{op}: {argument} must be {dtype_name(dtype)}, got {dtype_name(tensor.dtype)}; "
-            f"{advice}"
-        )
-
-
-def _check_matrix(op: str, x: Tensor, weight: Tensor, dtype: torch.dtype, shape: str) -> None:
+def _check(
+    x: Tensor,
+    tiles: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    outputs: int,
+) -> None:
+    op = "linear_packed"
     if x.dim() < 1:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
         )
-    advice = "quantize it with liteboost_adaptor.quantization"
-    _check_type(op, "weight", weight, dtype, advice)
-    if weight.dim() != 2:
-        raise ShapeError(
-            f"liteboost::{op}: weight must have shape {shape}, got {shape_text(weight.shape)}; {advice}"
-        )
-
-
-def _check_layer(op: str, x: Tensor, weight: Tensor, width: int, scales: Tensor, bias: Tensor | None) -> None:
-    if x.shape[-1] != width:
-        raise ShapeError(
-            f"liteboost::{op}: x must have shape [..., in_features] with in_features = {width} as weight "
-            f"{shape_text(weight.shape)} has, got {shape_text(x.shape)}; pass the weight of this layer, "
-            "packed for this op"
-        )
-    _check_tensors(op, x, "weight", weight, scales, bias, weight.shape[0])
-
-
-def _check_zero_points(op: str, zero_points: Tensor, x: Tensor, scales: Tensor) -> None:
-    _check_type(op, "zero_points", zero_points, torch.uint8, "convert them")
-    check_same_device(op, "zero_points", zero_points, "x", x)
-    check_same_shape(op, "zero_points", zero_points, "scales", scales)
-
-
-def _check_tensors(
-    op: str, x: Tensor, name: str, weight: Tensor, scales: Tensor, bias: Tensor | None, outputs: int
-) -> None:
     check_dtype(op, "x", x)
-    check_dtype(op, "scales", scales)
-    check_same_device(op, name, weight, "x", x)
-    check_same_device(op, "scales", scales, "x", x)
-    if bias is None:
-        return
-    check_same_dtype(op, "bias", bias, "x", x)
-    check_same_device(op, "bias", bias, "x", x)
-    check_vector(op, "bias", bias, outputs, "out_features")
-
-
-def _check_tiles(
-    op: str, x: Tensor, tiles: Tensor, scales: Tensor, zero_points: Tensor | None, outputs: int
-) -> None:
-    advice = "prepack the weight with QuantizedLinear.prepack"
-    if x.dim() < 1:
-        raise ShapeError(
-            f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
-        )
-    if tiles.dtype not in (torch.int8, torch.uint8):
-        raise DTypeError(
-            f"liteboost::{op}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {advice}"
-        )
-    is_w8 = tiles.dtype == torch.int8
-    columns = columns_of_line(tiles)
-    if tiles.dim() != 3 or tiles.shape[2] != LINE or tiles.shape[1] % (PACK // columns):
-        form = (
-            "in_features rounded up to 32 / 4, 64]"
-            if is_w8
-            else "in_features / 8, 64] with in_features a multiple of 32"
-        )
-        raise ShapeError(
-            f"liteboost::{op}: tiles must have shape [tiles, {form}, got {shape_text(tiles.shape)}; {advice}"
-        )
+    check_packed(
+        op,
+        x,
+        (tiles, scales, zero_points),
+        advice="prepack the weight with QuantizedLinear.prepack",
+        owner="this layer",
+    )
     if outputs < 0 or -(-outputs // TILE) != tiles.shape[0]:
         raise ShapeError(
             f"liteboost::{op}: out_features must be those of {tiles.shape[0]} tiles of 16, got {outputs}; "
             "pass those of this layer"
         )
-    inputs = x.shape[-1]
-    if (-(-inputs // PACK) * PACK if is_w8 else inputs) != tiles.shape[1] * columns:
-        raise ShapeError(
-            f"liteboost::{op}: x must have shape [..., in_features] with the in_features of tiles "
-            f"{shape_text(tiles.shape)}, got {shape_text(x.shape)}; pass the tiles of this layer"
-        )
+    if bias is not None:
+        check_same_dtype(op, "bias", bias, "x", x)
+        check_same_device(op, "bias", bias, "x", x)
+        check_vector(op, "bias", bias, outputs, "out_features")
+
+
+def check_packed(
+    op: str, x: Tensor, packed: tuple[Tensor, Tensor, Tensor | None], *, advice: str, owner: str
+) -> None:
+    """Raise unless tiles, scales and zero points fit together, and ``x``.
+
+    Args:
+        op: For whom it is asked.
+        x: ``[..., in_features]``.
+        packed: Tiles, scales and zero points.
+        advice: What to do about the tiles.
+        owner: Whose they are.
+
+    Raises:
+        ShapeError, DTypeError, DeviceError: What was asked, what was found, what to do.
+    """
+    tiles, scales, zero_points = packed
+    _check_tiles(op, x, tiles, advice, owner)
+    check_dtype(op, "scales", scales)
+    check_same_device(op, "scales", scales, "x", x)
     groups = scales.shape[1] if scales.dim() == 3 else 0
     if (
         not groups
         or (scales.shape[0], scales.shape[2]) != (tiles.shape[0], TILE)
-        or (groups > 1 and inputs % (groups * PACK))
+        or (groups > 1 and x.shape[-1] % (groups * PACK))
     ):
         raise ShapeError(
             f"liteboost::{op}: scales must have shape [tiles, groups, 16], one group or groups of {PACK} "
             f"columns or a multiple of it, for tiles {shape_text(tiles.shape)}, got "
-            f"{shape_text(scales.shape)}; pass the scales of this layer"
+            f"{shape_text(scales.shape)}; pass the scales of {owner}"
         )
     if zero_points is None:
         return
-    if is_w8:
+    if tiles.dtype == torch.int8:
         raise ShapeError(f"liteboost::{op}: zero_points are for tiles of 4 bits, got int8; leave them out")
-    _check_zero_points(op, zero_points, x, scales)
+    if zero_points.dtype != torch.uint8:
+        raise DTypeError(
+            f"liteboost::{op}: zero_points must be uint8, got {dtype_name(zero_points.dtype)}; convert them"
+        )
+    check_same_device(op, "zero_points", zero_points, "x", x)
+    check_same_shape(op, "zero_points", zero_points, "scales", scales)
 
 
-define("linear_w8(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None) -> Tensor", linear_w8)
+def _check_tiles(op: str, x: Tensor, tiles: Tensor, advice: str, owner: str) -> None:
+    is_w8 = tiles.dtype == torch.int8
+    if not is_w8 and tiles.dtype != torch.uint8:
+        raise DTypeError(
+            f"liteboost::{op}: tiles must be int8 or uint8, got {dtype_name(tiles.dtype)}; {advice}"
+        )
+    check_same_device(op, "tiles", tiles, "x", x)
+    columns = columns_of_line(tiles)
+    if tiles.dim() != 3 or tiles.shape[2] != LINE or tiles.shape[1] % (PACK // columns):
+        form = "in_features rounded up to 32 / 4, 64]"
+        if not is_w8:
+            form = "in_features / 8, 64] with in_features a multiple of 32"
+        raise ShapeError(
+            f"liteboost::{op}: tiles must have shape [tiles, {form}, got {shape_text(tiles.shape)}; {advice}"
+        )
+    inputs = x.shape[-1]
+    if (-(-inputs // PACK) * PACK if is_w8 else inputs) != tiles.shape[1] * columns:
+        raise ShapeError(
+            f"liteboost::{op}: x must have in_features last, those of tiles {shape_text(tiles.shape)}, got "
+            f"{shape_text(x.shape)}; pass the tiles of {owner}"
+        )
+
+
 define(
-    "linear_w4(Tensor x, Tensor weight, Tensor scales, Tensor? zero_points=None, Tensor? bias=None) "
-    "-> Tensor",
-    linear_w4,
-)
-define(
-    "linear_tiles(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
+    "linear_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
     "SymInt out_features) -> Tensor",
-    linear_tiles,
+    linear_packed,
 )

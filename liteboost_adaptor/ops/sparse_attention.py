@@ -95,16 +95,21 @@ def block_sparse_attention(
             for states in (key, value)
         )
         logits = (rows @ keys.transpose(-1, -2) * scaling).unflatten(2, (-1, length))
-        hidden = ~seen[:, :, None, None]
-        if is_causal:
-            at = start + kv_len - q_len + torch.arange(length, device=query.device)
-            hidden = hidden | (positions[:, :, None, None] > at[:, None])
-        weights = _softmax(logits.masked_fill(hidden, -math.inf), None).flatten(2, 3)
-        # What no query sees may hold anything, and 0 times that need not be 0.
-        mixed = weights @ values.masked_fill(~seen.unsqueeze(-1), 0)
-        mixed = mixed.reshape(batch, num_heads, length, value_dim)
+        at = start + kv_len - q_len if is_causal else None
+        mixed = _mixed(logits, values, seen, positions, at).reshape(batch, num_heads, length, value_dim)
         outputs.append(mixed.transpose(1, 2).to(query.dtype))
     return torch.cat(outputs, dim=1).contiguous()
+
+
+def _mixed(logits: Tensor, values: Tensor, seen: Tensor, positions: Tensor, at: int | None) -> Tensor:
+    """Values by the softmax of the logits of the keys seen; ``at``: where the first query is, if causal."""
+    hidden = ~seen[:, :, None, None]
+    if at is not None:
+        queries = at + torch.arange(logits.shape[3], device=logits.device)
+        hidden = hidden | (positions[:, :, None, None] > queries[:, None])
+    weights = _softmax(logits.masked_fill(hidden, -math.inf), None).flatten(2, 3)
+    # What no query sees may hold anything, and 0 times that need not be 0.
+    return weights @ values.masked_fill(~seen.unsqueeze(-1), 0)
 
 
 def _gathered(states: Tensor, positions: Tensor, num_kv_heads: int) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ..kv_cache import buffers
-from . import disguise, known, watch
+from . import disguise, execution, known
 from .arguments import GROWING, cache_name
+from .execution import Execution
 from .functions import Functions
 from .holders import Kept, holders
 from .lower import Writer
@@ -22,7 +23,6 @@ from .result import Outline
 from .state import State
 from .tensors import Known
 from .tracked import Tracked, is_untouched
-from .watch import Ran
 
 
 class Attempt:
@@ -44,7 +44,7 @@ class Attempt:
         self,
         model: torch.nn.Module,
         given: dict[str, Any],
-        ran: Ran,
+        ran: Execution,
         numbers: Collection[str],
         is_copied: bool = False,
     ) -> None:
@@ -80,7 +80,7 @@ class Attempt:
         given = {name: argument(name, value) for name, value in self._given.items()}
         with (
             disguise.disguised(self._ran, Tracked),
-            watch.watched(self._ran.codes) as ran,
+            execution.observed(self._ran.codes) as ran,
             functions,
             recorder,
             buffers.recorded_by(recorder),
@@ -101,7 +101,7 @@ class Attempt:
         self.is_tainted |= recorder.is_tainted or ran.is_tainted
         return result
 
-    def _fault_in(self, ran: Ran) -> str:
+    def _fault_in(self, ran: Execution) -> str:
         more = {
             code: names
             for code, names in ran.codes.items()
@@ -109,9 +109,9 @@ class Attempt:
         }
         self._has_run_more = bool(more)
         self._ran.codes |= ran.codes
-        unread = Ran(more).unread()
+        unread = Execution(more).unread()
         self.is_tainted |= disguise.asks_for_types(unread)  # they were told what stands for a tensor
-        return watch.faults_in(unread)
+        return execution.faults_in(unread)
 
     def _fault_in_results(self) -> str:
         """What a caller would find otherwise where a run had made the results."""

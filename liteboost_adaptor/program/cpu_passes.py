@@ -37,7 +37,7 @@ def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Ste
             continue
         if call.function._schema.is_mutable:
             open_.clear()  # what is multiplied may be another behind it
-        elif call.function is ours.linear_tiles.default and _is_of_buffers(call, recording):
+        elif call.function is ours.linear_packed.default and _is_of_buffers(call, recording):
             group = open_.setdefault(call.args[0].number, [])
             group.append(call)
             groups[id(call)] = group
@@ -48,7 +48,7 @@ def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Ste
         elif group[0] is call:
             lists = [[each.args[at] for each in group] for at in range(1, 6)]
             results = [each.results[0] for each in group]
-            yield Call(ours._tiles_at_once.default, (call.args[0], *lists), {}, results, is_list=True)
+            yield Call(ours._linears_packed.default, (call.args[0], *lists), {}, results, is_list=True)
 
 
 def _is_of_buffers(call: Call, recording: Recording) -> bool:

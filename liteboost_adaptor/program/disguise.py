@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from . import known
+from .execution import Execution
 from .reading import names_of
-from .watch import Ran
 
 _ASKED = "__getattribute__"
 #: Held while a step is recorded: what is put in the place of types is seen, and taken back, for all threads.
@@ -26,7 +26,7 @@ _PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymB
 
 
 @contextmanager
-def disguised(ran: Ran, stands_for_a_tensor: type) -> Iterator[None]:
+def disguised(ran: Execution, stands_for_a_tensor: type) -> Iterator[None]:
     """In the block, symbols and objects of ``stands_for_a_tensor`` tell the model's code no other class.
 
     Whoever enters it holds `one_at_a_time`.

@@ -117,7 +117,7 @@ class Writer:
             self._start[key] = self._new()
             held, memory = self._slots[self.recording.held[key]], self._memory[key]
             self._line(
-                f"room {held} {memory} {call.dim} {self._end[key]} {call.count} -> {self._start[key]}",
+                f"kv_buffer {held} {memory} {call.dim} {self._end[key]} {call.count} -> {self._start[key]}",
                 [held, memory],
             )
 

@@ -83,7 +83,7 @@ def _rewritten(
         x = member.get(id(call), -1)
         if x not in rounded and len(groups.get(x, ())) > 1:
             rounded[x] = integers, scales = Slot(recording.new()), Slot(recording.new())
-            yield Call(ours._npu_int8_rows.default, (Slot(x),), {}, [integers.number, scales.number])
+            yield Call(ours._npu_quantize_kv.default, (Slot(x),), {}, [integers.number, scales.number])
         if x not in rounded:
             yield call
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import beside
+from . import merged_weights
 from .npu_integers import with_rows_of_integers
 from .passes import Step, is_slot, renamed, slots_read
 from .recording import Appended, Call, Recording
@@ -54,8 +54,8 @@ def _with_linears_at_once(
                 _parameters([call.args[1], call.args[3]], recording),
                 _parameters([call.args[2], call.args[4]], recording),
             )
-            if pairs[0] and beside.bring(pairs[0]) and pairs[1]:
-                beside.bring(pairs[1])
+            if pairs[0] and merged_weights.merge(pairs[0]) and pairs[1]:
+                merged_weights.merge(pairs[1])
     groups = {id(group): group for group in together.values() if len(group) > 1}
     lie = {which: _lie_at_once(group, recording, may_move) for which, group in groups.items()}
     for call in calls:
@@ -107,11 +107,11 @@ def _lie_at_once(group: list[Call], recording: Recording, may_move: bool) -> boo
         if any(bias is None for bias in biases):
             return False
         many.append(_parameters(biases, recording))
-    if not all(map(beside.may_lie, many)):
+    if not all(map(merged_weights.can_merge, many)):
         return False
     if may_move:
-        return all([beside.bring(each) for each in many])
-    return all(ours._npu_are_beside(each) for each in many)
+        return all([merged_weights.merge(each) for each in many])
+    return all(ours._npu_are_merged(each) for each in many)
 
 
 def _with_rope_in_place(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..kv_cache import buffers
-from ..report import Tally
+from ..report import CallCounter
 from .holders import Holder
 from .lower import Writer
 from .recording import Call, CannotLower, Expected, Length, Place, Slot, is_foreign
@@ -50,7 +50,7 @@ class Program:
         held_by: list[Holder],
         outline: Outline,
         state: State,
-        counts: Mapping[Tally, int],
+        counts: Mapping[CallCounter, int],
     ) -> None:
         self.state, self.runs, self.stops = state, 0, 0
         self._number = ops._program_load(writer.text(), writer.constants)
@@ -172,8 +172,8 @@ class Program:
             buffer.end += count
         for (holder, name), value in (*run.kept.items(), *run.numbers.items()):
             run.owns[holder][name] = value
-        for tally, calls in self._counts:
-            tally.calls += calls
+        for counter, calls in self._counts:
+            counter.calls += calls
         return self.outline.built(cache, run.results)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ..watch import watched_places
 from . import known
+from .execution import Execution
 from .objects import (
     MISSING,
     NAMESPACES,
@@ -28,7 +29,6 @@ from .objects import (
 )
 from .reached import PLAIN, Reached
 from .reading import names_of
-from .watch import Ran
 
 #: More than this is not compared between two tokens.
 MOST = 60_000
@@ -53,7 +53,7 @@ _OPERATORS = ("torch._ops", "torch._library", "torch.library")
 class _Walk:
     """Goes from object to object. ``strict``, beside each: whether code that had to be read may use it."""
 
-    def __init__(self, ran: Ran) -> None:
+    def __init__(self, ran: Execution) -> None:
         self.reached = Reached()
         self._codes = dict(ran.codes)
         unread = ran.unread()
@@ -452,7 +452,7 @@ class _Walk:
     )
 
 
-def reached_by(ran: Ran, roots: Iterable[tuple[Any, str]]) -> Reached:
+def reached_by(ran: Execution, roots: Iterable[tuple[Any, str]]) -> Reached:
     """What ``ran`` could have read, and what is reached from ``roots``, each with a name."""
     return _Walk(ran).go(roots)
 

@@ -26,6 +26,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..eligibility import is_plain_type
 from ..kv_cache import buffers
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
+from .execution import unobserved
 from .operators import drops_nothing, is_sized_by_values, is_sized_unseen
 from .recording import (
     MOVED,
@@ -42,7 +43,6 @@ from .recording import (
 )
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
 from .tracked import Tracked, real_of
-from .watch import unwatched
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 #: Operators that torch computes no symbolic sizes for, and what does.
@@ -153,7 +153,7 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         """What the layers keep has symbolic sizes from here on."""
-        with unwatched():
+        with unobserved():
             for at, own in enumerate(self._owns):
                 self._hold_layer(at, own)
                 self.before.append(dict(own))
@@ -195,7 +195,7 @@ class Recorder(TorchDispatchMode):
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `kv_cache.buffers` does for an append, and a note of it."""
-        with unwatched():
+        with unobserved():
             return self._noted_append(held, layer, name, new, dim)
 
     def _noted_append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
@@ -311,7 +311,7 @@ class Recorder(TorchDispatchMode):
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with unwatched():
+        with unobserved():
             if torch.is_inference_mode_enabled() and _is_composite(func):
                 # Under no_grad it is taken apart before: what reads values is seen in its parts.
                 with _mode_on(self):

@@ -17,12 +17,12 @@ from torch.nn.modules import module as nn_module
 
 from .. import native
 from . import known
+from .execution import Execution
 from .objects import MISSING, attributes_of, cell_content, slot_content
 from .reach import reached_by
 from .reached import PLAIN, Reached
 from .reading import names_of
 from .tensors import attribute
-from .watch import Ran
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
@@ -43,7 +43,7 @@ class State:
         has_read: Whether any of them had to be read.
     """
 
-    def __init__(self, model: torch.nn.Module, cache: Any, ran: Ran) -> None:
+    def __init__(self, model: torch.nn.Module, cache: Any, ran: Execution) -> None:
         hooks = [(getattr(nn_module, name), name) for name in _GLOBAL_HOOKS]
         classes = [type(cache), *map(type, cache.layers)]
         modules = [(module, f"model.{name}") for name, module in model.named_modules()]

@@ -14,8 +14,8 @@ import torch
 from ..errors import StrictError
 from ..kv_cache import buffers
 from ..kv_cache.layers import using
-from ..report import Tally
-from . import arguments, disguise, shadow, watch
+from ..report import CallCounter
+from . import arguments, disguise, execution, shadow
 from .arguments import cache_name
 from .program import Program
 from .recording import MOVED, SHORT, CannotLower
@@ -44,9 +44,9 @@ class Steps:
         model: A weak reference to it.
     """
 
-    def __init__(self, model: torch.nn.Module, tally: Tally, is_strict: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, counter: CallCounter, is_strict: bool = False) -> None:
         self.model = weakref.ref(model)
-        self._tally = tally
+        self._counter = counter
         self._is_strict = is_strict
         self._seen: dict[Any, int] = {}
         self._programs: dict[Any, list[Program]] = {}
@@ -55,9 +55,9 @@ class Steps:
         self._moved: set[Any] = set()
         self._numbers: set[str] = set()
         #: What Python ran in the step before the one that is recorded.
-        self._ran: dict[Any, watch.Ran] = {}
+        self._ran: dict[Any, execution.Execution] = {}
         #: The same of the step before that, where not all of it was foreseen.
-        self._former: dict[Any, watch.Ran] = {}
+        self._former: dict[Any, execution.Execution] = {}
         self._attempts: dict[Any, int] = {}
         #: How often a step could not be recorded for what may pass, since one was.
         self._postponed: collections.Counter[Any] = collections.Counter()
@@ -79,7 +79,7 @@ class Steps:
         key = arguments.kinds(kwargs)
         if key is None:
             if fault := arguments.fault(kwargs):
-                self._tally.fell_back(fault)
+                self._counter.count_fallback(fault)
             return call(**kwargs)
         cache = kwargs[cache_name(kwargs)]
         programs = self._programs.get(key, ())
@@ -87,7 +87,7 @@ class Steps:
         self._is_captured |= captured
         given = arguments.dense(kwargs)
         for program in programs:
-            if program.is_vain or (program.decides and not watch.is_possible()):
+            if program.is_vain or (program.decides and not execution.is_possible()):
                 continue  # a profiler would see the runs that stop, too
             symbols = program.symbols(cache, given)
             if symbols is None or (given is not kwargs and program.writes_to_arguments):
@@ -103,7 +103,7 @@ class Steps:
                 if checked is not None:
                     return self._checked(key, program, *checked)
             elif (result := self._replayed(program, cache, given, symbols)) is not _STOPPED:
-                self._tally.served()
+                self._counter.count_served()
                 return result
         if len(self._seen) > KINDS:
             self._seen.clear()
@@ -115,7 +115,7 @@ class Steps:
             self._seen[key] = 0  # looked for again some steps later
             self._postponed[key] += 1
             if self._postponed[key] > 1 and not captured:  # once, a cache may be new, or somebody looks
-                self._tally.fell_back(fault)
+                self._counter.count_fallback(fault)
             return call(**kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
@@ -137,7 +137,7 @@ class Steps:
                 if program.writes(cache, given):
                     raise
                 # The original raises by itself, and leaves what it leaves.
-                self._tally.fell_back(f"a replay raised {_words(raised)}")
+                self._counter.count_fallback(f"a replay raised {_words(raised)}")
                 program.stops += 1
                 return _STOPPED
             if run is None:
@@ -148,7 +148,7 @@ class Steps:
     def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
         """The original's ``result``; a program that gave another is never run again."""
         if not difference:
-            self._tally.served()
+            self._counter.count_served()
             program.runs += 1
             return result
         words = (
@@ -158,7 +158,7 @@ class Steps:
         with self._lock:
             self._programs.pop(key, None)
             self._refused[key] = REFUSALS
-        self._tally.fell_back(f"the replay differed from the original in {difference}")
+        self._counter.count_fallback(f"the replay differed from the original in {difference}")
         if self._is_strict:
             raise StrictError(f"LITEBOOST_STRICT=1 and {words}. Please report this model.")
         warnings.warn(f"liteboost_adaptor: {words}. Please report this model.", RuntimeWarning, stacklevel=2)
@@ -166,11 +166,11 @@ class Steps:
 
     def _watch(self, call: Callable[..., Any], kwargs: dict[str, Any], key: Any) -> Any:
         """See what Python runs in a step: the next one is recorded if all of that is understood."""
-        with watch.watched() as ran:
+        with execution.observed() as ran:
             result = call(**kwargs)
         if key in self._former:
             ran.codes |= self._former.pop(key).codes
-        fault = ran.fault or watch.faults_in(ran.unread())
+        fault = ran.fault or execution.faults_in(ran.unread())
         if fault:
             return self._refuse(key, fault, result)
         self._ran[key] = ran
@@ -195,7 +195,7 @@ class Steps:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:
             result = attempt.run(call)
-        except watch.Unforeseen:
+        except execution.Unforeseen:
             attempt.give_back()
             return self._again(key, call(**kwargs))
         except Exception as raised:  # noqa: BLE001 - the reason is noted, and the original runs
@@ -259,7 +259,7 @@ class Steps:
 
     def _refuse(self, key: Any, reason: str, result: Any) -> Any:
         """Count a step that cannot be recorded; it is tried twice."""
-        self._tally.fell_back(reason)
+        self._counter.count_fallback(reason)
         self._refused[key] = self._refused.get(key, 0) + 1
         self._seen[key] = 0
         self._ran.pop(key, None)
@@ -290,7 +290,7 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
         shadow.is_due(program.runs)
         and not program.is_made_once
         and given["input_ids"].is_cpu
-        and watch.is_possible()
+        and execution.is_possible()
     )
 
 
@@ -301,7 +301,7 @@ def _is_captured(ids: torch.Tensor) -> bool:
 
 def _why_not_now(model: torch.nn.Module, cache: Any) -> str:
     """Why no step of ``model`` can be recorded at the moment, or an empty string."""
-    if not watch.is_possible():
+    if not execution.is_possible():
         return "somebody watches what Python does"
     if hooked(model):
         return "a module has hooks, or a forward of its own"

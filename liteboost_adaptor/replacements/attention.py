@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ..config import Sparse
 from ..eligibility import autocast, unserved
 from ..kv_cache import int8_tensor
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
-from ..report import Tally
+from ..report import CallCounter
 from . import sequence, sparse_attention
 
 ops = torch.ops.liteboost
@@ -27,7 +27,7 @@ _UNSERVED_ARGUMENTS = (
 )
 
 
-def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torch.Tensor, Any]]:
+def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tuple[torch.Tensor, Any]]:
     """The registry's ``sdpa`` entry. Modules of models that are not bound get the original."""
 
     def attention(
@@ -67,13 +67,13 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
             if not reason:
-                tally.served()
+                counter.count_served()
                 causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
                 choice = sparse_attention.choice_of(module) if query.shape[2] > 1 else None
                 return _run(
                     query, key, value, attention_mask, bias, scaling, causal, None, None, choice
                 ), None
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             key, value = dequantized_kv(key), dequantized_kv(value)
         return original(
             module,
@@ -94,7 +94,7 @@ def sdpa(original: Callable[..., Any], tally: Tally) -> Callable[..., tuple[torc
 
 def eager(
     original: Callable[..., Any],
-    tally: Tally,
+    counter: CallCounter,
     *,
     softcap: str = "",
     bias: str = "",
@@ -149,25 +149,18 @@ def eager(
                 cap or 0.0,
                 liteboost_refusal,
             )
-        if liteboost_refusal:
-            reason = liteboost_refusal
-        elif args:
-            reason = "positional arguments beyond the mask"
-        elif query_sinks and sink_logits is None:
-            reason = "eager attention was asked for"
-        elif kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
-            reason = "attention weights wanted"
-        else:
-            dropout = kwargs.get("dropout", 0.0)
-            reason = _unserved(query, key, value, sink_logits, attention_mask, added, dropout, kwargs)
-            reason = reason or _sinks_unserved(query, sink_logits, query_sinks)
+        is_asked_for = bool(query_sinks) and sink_logits is None
+        reason = liteboost_refusal or _eager_unserved(module, args, kwargs, is_asked_for)
+        dropout = kwargs.get("dropout", 0.0)
+        reason = reason or _unserved(query, key, value, sink_logits, attention_mask, added, dropout, kwargs)
+        reason = reason or _sinks_unserved(query, sink_logits, query_sinks)
         if not reason and attention_mask is not None and attention_mask.dtype == torch.bool:
             reason = "a bool mask, which eager attention adds"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             key, value = dequantized_kv(key), dequantized_kv(value)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
-        tally.served()
+        counter.count_served()
         if query_sinks:
             sink_logits = sink_logits.squeeze(-1)
         cap = kwargs.get(softcap) if softcap else None
@@ -177,6 +170,19 @@ def eager(
 
     vars(attention)["takes_refusal"] = True
     return attention
+
+
+def _eager_unserved(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], is_asked_for: bool
+) -> str:
+    """Why the call, whatever its tensors, is not served; or an empty string."""
+    if args:
+        return "positional arguments beyond the mask"
+    if is_asked_for:
+        return "eager attention was asked for"
+    if kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
+        return "attention weights wanted"
+    return ""
 
 
 def _alike(key: torch.Tensor, value: torch.Tensor, reads_integers: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ..eligibility import AnyModule, autocast, observed, unserved
-from ..report import Tally
+from ..report import CallCounter
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.integrations.moe:ExpertsInterface"
 Experts = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def experts(original: Experts, tally: Tally) -> Experts:
+def experts(original: Experts, counter: CallCounter) -> Experts:
     """An entry of the registry. Modules of models that are not bound get the original.
 
     What stands between the two products is the module's own: ``_apply_gate`` (or ``act_fn``, without a gate)
@@ -32,15 +32,15 @@ def experts(original: Experts, tally: Tally) -> Experts:
         if mark is not None and REGISTRY in mark.registries:
             reason = _unserved(self, hidden_states, top_k_index, top_k_weights)
             if not reason:
-                tally.served()
+                counter.count_served()
                 return _run(self, hidden_states, top_k_index, top_k_weights)
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
         return original(self, hidden_states, top_k_index, top_k_weights)
 
     return forward
 
 
-def loop(original: Experts, tally: Tally) -> Experts:
+def loop(original: Experts, counter: CallCounter) -> Experts:
     """A ``forward`` that goes through the experts one by one, and has the registry's weights and gate."""
 
     def forward(
@@ -51,16 +51,16 @@ def loop(original: Experts, tally: Tally) -> Experts:
     ) -> torch.Tensor:
         reason = _unserved(self, hidden_states, top_k_index, top_k_weights)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states, top_k_index, top_k_weights)
-        tally.served()
+        counter.count_served()
         return _run(self, hidden_states, top_k_index, top_k_weights)
 
     return forward
 
 
 def loop_with_identity(
-    original: Experts, tally: Tally, *, routed: str, activation: str, act_types: list[str]
+    original: Experts, counter: CallCounter, *, routed: str, activation: str, act_types: list[str]
 ) -> Experts:
     """A loop in which experts without weights hand on what they are given (LongCat-Flash).
 
@@ -78,9 +78,9 @@ def loop_with_identity(
         reason = _unserved(self, hidden_states, top_k_index, top_k_weights)
         reason = reason or _exchanged(self.act_fn, act_types)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states, top_k_index, top_k_weights)
-        tally.served()
+        counter.count_served()
         count = getattr(self, routed)
         index = top_k_index.clamp(max=count)
         gate, up = ops.experts_linear(hidden_states, self.gate_up_proj[:count], None, index).chunk(2, dim=-1)
@@ -94,7 +94,7 @@ def loop_with_identity(
 
 
 def masked(
-    original: Callable[..., torch.Tensor], tally: Tally, *, activation: str, act_types: list[str]
+    original: Callable[..., torch.Tensor], counter: CallCounter, *, activation: str, act_types: list[str]
 ) -> Callable[..., torch.Tensor]:
     """Each expert has a copy of all tokens, in which those of other experts are zero (Llama-4).
 
@@ -111,9 +111,9 @@ def masked(
         if not reason and any(weight.dtype != hidden_states.dtype for weight in weights):
             reason = "weight of another dtype"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states)
-        tally.served()
+        counter.count_served()
         experts, width = weights[0].shape[:2]
         rows = hidden_states.view(experts, -1, width)
         own = torch.arange(experts, device=rows.device).unsqueeze(1)
@@ -125,7 +125,7 @@ def masked(
     return forward
 
 
-def sorted_rows(original: Callable[..., torch.Tensor], tally: Tally) -> Callable[..., torch.Tensor]:
+def sorted_rows(original: Callable[..., torch.Tensor], counter: CallCounter) -> Callable[..., torch.Tensor]:
     """One product for rows in the order of their experts, with the number of rows of each (JetMoE)."""
 
     def forward(self: AnyModule, inputs: torch.Tensor, expert_size: list[int]) -> torch.Tensor:
@@ -135,9 +135,9 @@ def sorted_rows(original: Callable[..., torch.Tensor], tally: Tally) -> Callable
         if not reason and (not isinstance(expert_size, list) or len(expert_size) != self.num_experts):
             reason = "sizes that are no list"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, inputs, expert_size)
-        tally.served()
+        counter.count_served()
         sizes = torch.tensor(expert_size, device=inputs.device)
         index = torch.repeat_interleave(torch.arange(self.num_experts, device=inputs.device), sizes)
         return ops.experts_linear(inputs, self.weight, None, index.unsqueeze(1)).squeeze(1)
@@ -146,7 +146,7 @@ def sorted_rows(original: Callable[..., torch.Tensor], tally: Tally) -> Callable
 
 
 def single(
-    original: Callable[..., torch.Tensor], tally: Tally, *, activation: str, act_types: list[str]
+    original: Callable[..., torch.Tensor], counter: CallCounter, *, activation: str, act_types: list[str]
 ) -> Callable[..., torch.Tensor]:
     """One expert whose weights are handed in: gate, up, and down transposed (DBRX).
 
@@ -168,9 +168,9 @@ def single(
         if not reason and x.ndim != 2:
             reason = "a shape that is not served"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x, expert_w1, expert_v1, expert_w2)
-        tally.served()
+        counter.count_served()
         states = ops.gated_activation(ops.linear(x, expert_w1), ops.linear(x, expert_v1), activation)
         first = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
         return ops.experts_linear(states, expert_w2.mT.unsqueeze(0), None, first).squeeze(1)

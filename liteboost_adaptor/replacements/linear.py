@@ -7,25 +7,25 @@ from collections.abc import Callable
 import torch
 
 from ..eligibility import autocast, observed, unserved
-from ..report import Tally
+from ..report import CallCounter
 
 ops = torch.ops.liteboost
 _FORWARD = torch.nn.Linear.forward
 
 
-def linear(original: torch.nn.Module, tally: Tally) -> Callable[..., torch.Tensor]:
+def linear(original: torch.nn.Module, counter: CallCounter) -> Callable[..., torch.Tensor]:
     """``self.child(x)`` for a child that is exactly ``nn.Linear``, and still is when called."""
 
     def call(child: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         reason = layer_unserved(child, x)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return child(x)
-        tally.served()
+        counter.count_served()
         parameters = child._parameters
         return ops.linear(x, parameters["weight"], parameters["bias"])
 
-    vars(call)["tally"] = tally  # for those who make several such calls in one
+    vars(call)["counter"] = counter  # for those who make several such calls in one
     return call
 
 

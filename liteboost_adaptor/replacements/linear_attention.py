@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..eligibility import autocast, unserved
-from ..report import Tally
+from ..report import CallCounter
 
 ops = torch.ops.liteboost
 
@@ -18,7 +18,7 @@ ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 PACKED = ("cu_seqlens", "seq_idx")
 
 
-def recurrent_gated_delta_rule(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
+def recurrent_gated_delta_rule(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """``torch_recurrent_gated_delta_rule``: the state given is left as it is, and a new one returned."""
 
     def rule(state: torch.Tensor | None, inputs: tuple[torch.Tensor, ...], **form: Any) -> Any:
@@ -30,28 +30,30 @@ def recurrent_gated_delta_rule(original: Callable[..., Any], tally: Tally) -> Ca
             state = state.clone(memory_format=torch.contiguous_format)
         return ops.recurrent_gated_delta_rule(*inputs, state, **form), state
 
-    return _delta_rule(original, tally, rule)
+    return _delta_rule(original, counter, rule)
 
 
-def chunk_gated_delta_rule(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
+def chunk_gated_delta_rule(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """``torch_chunk_gated_delta_rule``; its ``chunk_size`` is a matter of speed, and ours is the kernel's."""
 
     def rule(state: torch.Tensor | None, inputs: tuple[torch.Tensor, ...], **form: Any) -> Any:
         return ops.chunk_gated_delta_rule(*inputs, state, **form)
 
-    return _delta_rule(original, tally, rule)
+    return _delta_rule(original, counter, rule)
 
 
-def _delta_rule(original: Callable[..., Any], tally: Tally, rule: Callable[..., Any]) -> Callable[..., Any]:
+def _delta_rule(
+    original: Callable[..., Any], counter: CallCounter, rule: Callable[..., Any]
+) -> Callable[..., Any]:
     read = _reader(original)
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         call = read(args, kwargs)
         reason = _delta_unserved(call)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(*args, **kwargs)
-        tally.served()
+        counter.count_served()
         inputs = tuple(call[name] for name in ("query", "key", "value", "g", "beta"))
         out, state = rule(
             call["initial_state"],
@@ -93,7 +95,7 @@ def _delta_unserved(call: dict[str, Any]) -> str:
     return ""
 
 
-def causal_conv1d(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
+def causal_conv1d(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """``causal_conv1d_fn``: over a prompt, or over a state's columns and what follows them."""
     read = _reader(original)
 
@@ -101,16 +103,16 @@ def causal_conv1d(original: Callable[..., Any], tally: Tally) -> Callable[..., A
         call = read(args, kwargs)
         reason = _conv_unserved(call)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(*args, **kwargs)
-        tally.served()
+        counter.count_served()
         activation = ACTIVATIONS[call["activation"]]
         return ops.causal_conv1d(call["hidden_states"], call["weight"], call["bias"], activation)
 
     return apply
 
 
-def causal_conv1d_update(original: Callable[..., Any], tally: Tally) -> Callable[..., Any]:
+def causal_conv1d_update(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """``causal_conv1d_update``: the state, which is the cache's, is updated in place as in the original."""
     read = _reader(original)
 
@@ -118,9 +120,9 @@ def causal_conv1d_update(original: Callable[..., Any], tally: Tally) -> Callable
         call = read(args, kwargs)
         reason = _conv_unserved(call) or _conv_state_unserved(call)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(*args, **kwargs)
-        tally.served()
+        counter.count_served()
         x, state = call["hidden_states"], call["conv_state"]
         activation = ACTIVATIONS[call["activation"]]
         return ops.causal_conv1d_update(x, state, call["weight"], call["bias"], activation)

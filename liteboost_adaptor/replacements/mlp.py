@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..eligibility import class_as_written, observed, unserved
-from ..report import Tally
+from ..report import CallCounter
 from .layout import elementwise
 from .linear import layer_unserved
 
@@ -16,7 +16,7 @@ ops = torch.ops.liteboost
 
 
 def gated_activation(
-    original: torch.nn.Module, tally: Tally, *, activation: str, alpha: float = 1.0
+    original: torch.nn.Module, counter: CallCounter, *, activation: str, alpha: float = 1.0
 ) -> Callable[..., torch.Tensor]:
     """``act(gate) * up`` in one pass, for the activation module ``original``.
 
@@ -33,9 +33,9 @@ def gated_activation(
     def fused(act: torch.nn.Module, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         reason = exchanged(act) or _factors_unserved(gate, up) or observed(act)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return act(gate) * up
-        tally.served()
+        counter.count_served()
         if gate.is_contiguous():
             return ops.gated_activation(gate, up, activation, alpha)
         return elementwise(ops.gated_activation, gate, up, activation, alpha, fixed=0)
@@ -44,7 +44,7 @@ def gated_activation(
         gate_call: Callable[..., Any], up_call: Callable[..., Any]
     ) -> Callable[..., torch.Tensor] | None:
         """``act(gate(x)) * up(x)`` in one, for two linear layers; None for other calls."""
-        if not (hasattr(gate_call, "tally") and hasattr(up_call, "tally")):
+        if not (hasattr(gate_call, "counter") and hasattr(up_call, "counter")):
             return None
 
         def gated_linear(
@@ -53,9 +53,9 @@ def gated_activation(
             if exchanged(act) or observed(act) or _layers_unserved(gate, up, x):
                 # One by one; each counts why it is not served, if it is not.
                 return fused(act, gate_call(gate, x), up_call(up, x))
-            tally.served()
-            gate_call.tally.served()
-            up_call.tally.served()
+            counter.count_served()
+            gate_call.counter.count_served()
+            up_call.counter.count_served()
             first, second = gate._parameters, up._parameters
             weights = first["weight"], first["bias"], second["weight"], second["bias"]
             return ops.gated_linear(x, *weights, activation, alpha)
@@ -67,7 +67,7 @@ def gated_activation(
 
 
 def gated_function(
-    original: Callable[[torch.Tensor], torch.Tensor], tally: Tally, *, activation: str
+    original: Callable[[torch.Tensor], torch.Tensor], counter: CallCounter, *, activation: str
 ) -> Callable[..., torch.Tensor]:
     """``act(gate) * up`` in one pass, for the activation function ``original``, such as ``F.silu``."""
 
@@ -76,9 +76,9 @@ def gated_function(
     ) -> torch.Tensor:
         reason = "the activation was exchanged" if act is not original else _factors_unserved(gate, up)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return act(gate) * up
-        tally.served()
+        counter.count_served()
         if gate.is_contiguous():
             return ops.gated_activation(gate, up, activation)
         return elementwise(ops.gated_activation, gate, up, activation, fixed=0)
@@ -87,16 +87,16 @@ def gated_function(
 
 
 def activation(
-    original: Callable[..., Any], tally: Tally, *, activation: str, alpha: float = 1.0
+    original: Callable[..., Any], counter: CallCounter, *, activation: str, alpha: float = 1.0
 ) -> Callable[..., torch.Tensor]:
     """An activation module's ``forward(self, input)`` in one pass."""
 
     def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         reason = unserved(x)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         if x.is_contiguous():
             return ops.activation(x, activation, alpha)
         return elementwise(ops.activation, x, activation, alpha, fixed=0)
@@ -123,7 +123,7 @@ def _factors_unserved(gate: Any, up: Any) -> str:
 
 def clamped_gate(
     original: Callable[..., Any],
-    tally: Tally,
+    counter: CallCounter,
     *,
     alpha: str = "",
     limit: str = "",
@@ -141,9 +141,9 @@ def clamped_gate(
     def apply_gate(self: torch.nn.Module, gate_up: torch.Tensor) -> torch.Tensor:
         reason = unserved(gate_up)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, gate_up)
-        tally.served()
+        counter.count_served()
         gate, up = (gate_up[..., ::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, dim=-1)
         slope = getattr(self, alpha) if alpha else 1.0
         bound = getattr(self, limit) if limit else None

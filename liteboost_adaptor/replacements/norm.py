@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..eligibility import PROBE, AnyModule, class_as_written, observed, unserved
-from ..report import Tally
+from ..report import CallCounter
 from .layout import elementwise
 
 ops = torch.ops.liteboost
@@ -110,7 +110,9 @@ class RmsForm:
         return scale, getattr(module, self.eps), offset, self.late
 
 
-def rms_norm(original: Callable[..., Any], tally: Tally, **parameters: Any) -> Callable[..., torch.Tensor]:
+def rms_norm(
+    original: Callable[..., Any], counter: CallCounter, **parameters: Any
+) -> Callable[..., torch.Tensor]:
     """RMSNorm ``forward(self, hidden_states)``; the parameters are those of `RmsForm`."""
     form = RmsForm(**parameters)
 
@@ -118,9 +120,9 @@ def rms_norm(original: Callable[..., Any], tally: Tally, **parameters: Any) -> C
         scale = form.scale(self)
         reason = form.unserved(self, hidden_states, scale)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states)
-        tally.served()
+        counter.count_served()
         arguments = form.arguments(self, hidden_states, scale)
         if hidden_states.is_contiguous():
             return ops.rms_norm(hidden_states, *arguments)
@@ -131,7 +133,7 @@ def rms_norm(original: Callable[..., Any], tally: Tally, **parameters: Any) -> C
 
 
 def add_rms_norm(
-    original: torch.nn.Module, tally: Tally, *, child_rule: str, **parameters: Any
+    original: torch.nn.Module, counter: CallCounter, *, child_rule: str, **parameters: Any
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """``s = a + b; n = norm(s)`` as ``n, s``; the parameters are those of the rule that bound the norm."""
     # The class of a bound norm is a subclass of ours; what users may patch is the class it is based on.
@@ -151,10 +153,10 @@ def add_rms_norm(
             scale = form.scale(norm)
             reason = form.unserved(norm, a, scale, b) or observed(norm)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             total = a + b
             return norm(total), total
-        tally.served()
+        counter.count_served()
         arguments = form.arguments(norm, a, scale)
         if a.is_contiguous():
             return ops.add_rms_norm(b, a, *arguments)
@@ -170,7 +172,7 @@ def _norm_sum(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> tuple[torch.
 
 def layer_norm(
     original: Callable[..., Any],
-    tally: Tally,
+    counter: CallCounter,
     *,
     eps: str | float = "eps",
     weight: str = "weight",
@@ -202,9 +204,9 @@ def layer_norm(
         if not reason and offset and torch.is_autocast_enabled():
             reason = "autocast"  # Nemotron casts its arguments where CUDA's is on, whatever their device
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states)
-        tally.served()
+        counter.count_served()
         if offset and scale is not None:
             scale = scale + offset
         arguments = scale, shift, getattr(self, eps) if isinstance(eps, str) else eps
@@ -225,7 +227,7 @@ def normalized_shape_unserved(module: torch.nn.Module, x: torch.Tensor) -> str:
 
 def gated_rms_norm(
     original: Callable[..., Any],
-    tally: Tally,
+    counter: CallCounter,
     *,
     eps: str,
     activation: str = "",
@@ -250,9 +252,9 @@ def gated_rms_norm(
         if not reason and act not in ("silu", "sigmoid"):
             reason = f"activation {act}"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states, gate)
-        tally.served()
+        counter.count_served()
         size = getattr(self, group_size) if group_size else 0
         gate, weight = widened(hidden_states, gate), widened(hidden_states, self.weight)
         arguments = gate, weight, getattr(self, eps), act, gate_first, late, size

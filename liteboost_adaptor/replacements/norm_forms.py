@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..eligibility import PROBE, AnyModule, unserved
-from ..report import Tally
+from ..report import CallCounter
 from .layout import elementwise
 from .norm import gate_unserved, normalized_shape_unserved, weight_unserved, widened
 
@@ -17,7 +17,7 @@ ops = torch.ops.liteboost
 _LAYER_NORM_FORWARD = torch.nn.LayerNorm.forward
 
 
-def torch_rms_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., torch.Tensor]:
+def torch_rms_norm(original: Callable[..., Any], counter: CallCounter) -> Callable[..., torch.Tensor]:
     """``torch.nn.RMSNorm`` over the last dimension; weight and epsilon may be None."""
     rounds_once = _torch_rounds_once()
 
@@ -28,9 +28,9 @@ def torch_rms_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., 
         if not reason and x.dtype != torch.float32 and not rounds_once:
             reason = "another rounding order in this torch"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
         return ops.rms_norm(x, self.weight, eps, 0.0, True)
 
@@ -49,7 +49,13 @@ def _torch_rounds_once() -> bool:
 
 
 def grouped_rms_norm(
-    original: Callable[..., Any], tally: Tally, *, eps: str, group_size: str, offset: float, late: bool
+    original: Callable[..., Any],
+    counter: CallCounter,
+    *,
+    eps: str,
+    group_size: str,
+    offset: float,
+    late: bool,
 ) -> Callable[..., torch.Tensor]:
     """RMSNorm over groups of neighbouring channels, each with weights of its own.
 
@@ -66,9 +72,9 @@ def grouped_rms_norm(
             reason = "rows of another size"
         reason = reason or weight_unserved(x, weight)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         if size is None:
             return elementwise(ops.rms_norm, x, weight, getattr(self, eps), offset, late, fixed=1)
         groups = (weight.shape[0] // size, size)
@@ -79,16 +85,16 @@ def grouped_rms_norm(
 
 
 def inverse_rms(
-    original: Callable[..., Any], tally: Tally, *, eps: str, scales: bool
+    original: Callable[..., Any], counter: CallCounter, *, eps: str, scales: bool
 ) -> Callable[..., torch.Tensor]:
     """One over the root mean square of each row, rounded; with ``scales`` the row times that."""
 
     def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
         reason = unserved(x)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         factor = ops.inverse_rms(x, getattr(self, eps))
         return x * factor if scales else factor
 
@@ -96,7 +102,7 @@ def inverse_rms(
 
 
 def scaled_input_rms_norm(
-    original: Callable[..., Any], tally: Tally, *, eps: str, offset: float
+    original: Callable[..., Any], counter: CallCounter, *, eps: str, offset: float
 ) -> Callable[..., torch.Tensor]:
     """The row times its weight, rounded, and then an RMSNorm without a weight (Muse Spark).
 
@@ -110,16 +116,16 @@ def scaled_input_rms_norm(
         if not reason and self.weight.dtype != x.dtype:
             reason = f"weight dtype {str(self.weight.dtype).removeprefix('torch.')}"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         return elementwise(ops.rms_norm, x * (self.weight + offset), None, getattr(self, eps), fixed=1)
 
     return forward
 
 
 def biased_rms_norm(
-    original: Callable[..., Any], tally: Tally, *, eps: str, fp32_if: str
+    original: Callable[..., Any], counter: CallCounter, *, eps: str, fp32_if: str
 ) -> Callable[..., torch.Tensor]:
     """RMSNorm with an optional weight and an optional bias, each applied in the input's dtype (xLSTM).
 
@@ -133,9 +139,9 @@ def biased_rms_norm(
         if not reason and x.dtype != torch.float32 and not getattr(self, fp32_if):
             reason = "statistics in the input's dtype"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         normed = elementwise(ops.rms_norm, x, self.weight, getattr(self, eps), fixed=1)
         return normed if self.bias is None else normed + self.bias
 
@@ -143,7 +149,7 @@ def biased_rms_norm(
 
 
 def switched_gated_rms_norm(
-    original: Callable[..., Any], tally: Tally, *, eps: str, groups: str, norm_first_if: str
+    original: Callable[..., Any], counter: CallCounter, *, eps: str, groups: str, norm_first_if: str
 ) -> Callable[..., torch.Tensor]:
     """RMSNorm in groups with a silu gate before or after it, rounded once (Falcon-H1).
 
@@ -163,9 +169,9 @@ def switched_gated_rms_norm(
         if not reason and hidden_states.ndim not in (2, 3):
             reason = "a rank that is not served"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states, gate)
-        tally.served()
+        counter.count_served()
         size = 0 if norm_first else hidden_states.shape[-1] // count
         gate, weight = widened(hidden_states, gate), widened(hidden_states, self.weight)
         arguments = gate, weight, getattr(self, eps), "silu", not norm_first, True, size
@@ -175,7 +181,7 @@ def switched_gated_rms_norm(
 
 
 def layer_norm_then_affine(
-    original: Callable[..., Any], tally: Tally, *, eps: float
+    original: Callable[..., Any], counter: CallCounter, *, eps: float
 ) -> Callable[..., torch.Tensor]:
     """LayerNorm over the last dimension, rounded, and then a weight and bias of any shape (Chameleon)."""
 
@@ -184,16 +190,16 @@ def layer_norm_then_affine(
             self, hidden_states
         )
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, hidden_states)
-        tally.served()
+        counter.count_served()
         return ops.layer_norm(hidden_states, None, None, eps) * self.weight + self.bias
 
     return forward
 
 
 def multi_head_layer_norm(
-    original: Callable[..., Any], tally: Tally, *, eps: str, fp32_if: str
+    original: Callable[..., Any], counter: CallCounter, *, eps: str, fp32_if: str
 ) -> Callable[..., torch.Tensor]:
     """LayerNorm of each head, rounded; heads side by side; then an optional weight and bias (xLSTM).
 
@@ -208,9 +214,9 @@ def multi_head_layer_norm(
         if not reason and x.dtype != torch.float32 and not getattr(self, fp32_if):
             reason = "statistics in the input's dtype"
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, x)
-        tally.served()
+        counter.count_served()
         normed = ops.layer_norm(x, None, None, getattr(self, eps)).flatten(2)
         if self.weight is not None:
             normed = normed * self.weight
@@ -219,7 +225,7 @@ def multi_head_layer_norm(
     return forward
 
 
-def channel_layer_norm(original: Callable[..., Any], tally: Tally) -> Callable[..., torch.Tensor]:
+def channel_layer_norm(original: Callable[..., Any], counter: CallCounter) -> Callable[..., torch.Tensor]:
     """``torch.nn.LayerNorm`` over the channels of images, which stand first or last (ConvNeXt, SAM)."""
 
     def forward(self: AnyModule, features: torch.Tensor) -> torch.Tensor:
@@ -233,9 +239,9 @@ def channel_layer_norm(original: Callable[..., Any], tally: Tally) -> Callable[.
         reason = reason or normalized_shape_unserved(self, rows)
         reason = reason or weight_unserved(rows, self.weight) or weight_unserved(rows, self.bias)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(self, features)
-        tally.served()
+        counter.count_served()
         normed = ops.layer_norm(rows, self.weight, self.bias, self.eps)
         return normed.permute(0, 3, 1, 2) if is_first else normed
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..eligibility import PROBE, unserved
-from ..report import Tally
+from ..report import CallCounter
 from .layout import memory_order
 
 ops = torch.ops.liteboost
@@ -22,7 +22,7 @@ _NOT_TAKEN = "arguments that the function does not take"
 
 def rotary(
     original: Callable[..., Any],
-    tally: Tally,
+    counter: CallCounter,
     *,
     arguments: Sequence[str] = (),
     unsqueeze_dim: int = 1,
@@ -59,7 +59,7 @@ def rotary(
     def apply(*args: Any, **kwargs: Any) -> Any:
         call = read(args, kwargs)
         if call is None:
-            tally.fell_back(_NOT_TAKEN)
+            counter.count_fallback(_NOT_TAKEN)
             return original(*args, **kwargs)
         reason = _call_unserved(call, table, wants_k)
         if not reason:
@@ -69,9 +69,9 @@ def rotary(
             width, heads = cos.shape[-1] * channels_an_entry, _heads(q, cos, dim)
             reason = _tensors_unserved(q, k, cos, sin, heads, width, is_partial, keeps_dtype)
         if reason:
-            tally.fell_back(reason)
+            counter.count_fallback(reason)
             return original(*args, **kwargs)
-        tally.served()
+        counter.count_served()
         if table == "first_half":
             cos, sin = cos.narrow(-1, 0, width // 2), sin.narrow(-1, 0, width // 2)
         if reverse:

@@ -14,7 +14,7 @@ RULE = "attention.sparse"
 #: Attribute of a bound class: what the settings of its model ask for.
 CHOICE = "__liteboost_sparse__"
 
-tally = report.tally(RULE)
+counter = report.counter(RULE)
 
 
 def choice_of(module: torch.nn.Module) -> Sparse | None:
@@ -43,9 +43,9 @@ def attend(
     """
     reason = hides_by or _unserved(choice, query)
     if reason:
-        tally.fell_back(reason)
+        counter.count_fallback(reason)
         return None
-    tally.served()
+    counter.count_served()
     select_idx, select_num_idx = select_blocks(
         query, key, choice.sparsity, choice.block, choice.sinks, choice.window, shared=True
     )

@@ -18,15 +18,6 @@ def operators() -> dict[str, list[str]]:
     return found
 
 
-def limited() -> list[str]:
-    """The operators that have LIMITS."""
-    library = _library()
-    found: list[str] = []
-    while (name := library.simcann_limited(len(found))) is not None:
-        found.append(name.decode())
-    return found
-
-
 def cache_hits() -> int:
     """Executors taken from the executor cache so far (``SIMCANN_EXEC_CACHE=1``)."""
     return _library().simcann_cache_hits()
@@ -35,7 +26,6 @@ def cache_hits() -> int:
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL("libopapi.so")
     library.simcann_operator.argtypes, library.simcann_operator.restype = [ctypes.c_size_t], ctypes.c_char_p
-    library.simcann_limited.argtypes, library.simcann_limited.restype = [ctypes.c_size_t], ctypes.c_char_p
     library.simcann_signature.argtypes, library.simcann_signature.restype = [ctypes.c_char_p], ctypes.c_char_p
     library.simcann_cache_hits.restype = ctypes.c_size_t
     return library

@@ -25,17 +25,17 @@ void fill_rows(Array<int8_t>& rows, int count, int cols, std::mt19937& random) {
   const int stride = cols + 3;
   Array<T> x((count - 1) * stride + cols);
   x.fill(random);
-  LB_ISA::int8_rows_kernels.quantize(dtype_of<T>(), {x.data(), stride, cols, rows.data()}, 0, count);
+  LB_ISA::quantize_kv_kernels.quantize(dtype_of<T>(), {x.data(), stride, cols, rows.data()}, 0, count);
   for (int row = 0; row < count; ++row) {
     const int8_t* integers = rows.data() + row * (cols + 4);
     const double scale = scale_of(integers, cols);
     for (int c = 0; c < cols; ++c) {
       const double want = x[row * stride + c];
-      check(std::fabs(integers[c] * scale - want) <= 0.50001 * scale, "int8_rows", row, c,
+      check(std::fabs(integers[c] * scale - want) <= 0.50001 * scale, "quantize_kv", row, c,
             integers[c] * scale, want);
     }
   }
-  check(rows.intact() && x.intact(), "int8_rows margin", count, cols, 0, 0);
+  check(rows.intact() && x.intact(), "quantize_kv margin", count, cols, 0, 0);
 }
 
 template <typename T>
@@ -69,7 +69,7 @@ void test_shape(const Shape& s, bool direct, int splits) {
   args.scaling = 0.25f;
   args.is_causal = true;
   args.dtype = dtype_of<T>();
-  args.int8_rows = true;
+  args.quantize_kv = true;
   args.task_queries = s.q_len;
   args.task_heads = s.heads / s.kv_heads;
   args.kv_splits = splits;

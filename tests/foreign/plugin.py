@@ -107,7 +107,7 @@ def served() -> dict[str, int]:
         return {}
     from liteboost_adaptor.report import report
 
-    return {rule: tally.calls for rule, tally in report.tallies.items() if tally.calls}
+    return {rule: counter.calls for rule, counter in report.counters.items() if counter.calls}
 
 
 def conclude(reports: list[pytest.TestReport]) -> tuple[str, str]:

@@ -28,8 +28,6 @@ without the package too, and else a mistake of ours.
 `--help` lists them) and writes this document.
 """
 
-DIFFERING = "failed with us", "unstable"
-
 
 @dataclass
 class Entry:

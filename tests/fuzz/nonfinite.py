@@ -25,7 +25,7 @@ from hypothesis.strategies import DrawFn
 from torch import Tensor
 
 from liteboost_adaptor.ops.delta_rule import recurrent_gated_delta_rule
-from liteboost_adaptor.ops.int8_attention import SCALE_BYTES, dequantized, int8_rows
+from liteboost_adaptor.ops.int8_attention import SCALE_BYTES, dequantized, quantize_kv
 from liteboost_adaptor.ops.linear import linear
 
 VALUES = (math.nan, math.inf, -math.inf)
@@ -101,7 +101,7 @@ def _spoiled(draw: DrawFn, name: str, case: Case, way: list[tuple[str, float]]) 
     for key, value in way:
         place = draw(PLACES)
         if key in INT8_ROWS.get(name, ()):
-            # What int8_rows makes of each value.
+            # What quantize_kv makes of each value.
             chosen = _where(draw, arguments[key][..., 0], place)
             arguments[key][..., -SCALE_BYTES:][chosen] = torch.tensor([math.nan]).view(torch.int8)
         else:
@@ -203,7 +203,7 @@ def _of_seen_values(spoiled: Spoiled) -> Tensor:
     def mixed(chosen: Tensor) -> Tensor:
         """How much of the chosen values there is in each output."""
         ones = chosen.to(numbers.dtype)
-        return exact(spoiled.name, {**spoiled.arguments, "value": int8_rows(ones) if has_rows else ones})[0]
+        return exact(spoiled.name, {**spoiled.arguments, "value": quantize_kv(ones) if has_rows else ones})[0]
 
     spots = ~numbers.isfinite()
     hidden = spots.all(-1, keepdim=True) if has_rows else spots

@@ -70,7 +70,7 @@ _LINES = (
     "item 6 1 -> 7",
     "like 0 float32 cpu 2 3 2 2 1",
     "size 0 0 1",
-    "room 0 0 1 1 1 -> 4",
+    "kv_buffer 0 0 1 1 1 -> 4",
     "expect 0 1",
     "alias 0 0 2 3 2 2 1 -> 4",
     "append 0 y 1 y 2 0 0 -> 4",
@@ -99,18 +99,18 @@ def _text(draw: DrawFn, note: Callable[[str], object]) -> None:
         return
 
 
-def _tiles_at_once(draw: DrawFn, note: Callable[[str], object]) -> None:
+def _linears_packed(draw: DrawFn, note: Callable[[str], object]) -> None:
     """Some layers of one x in a call: the bits that each has alone."""
-    case = draw(table.load()["linear_tiles"])
+    case = draw(table.load()["linear_packed"])
     given, count = case.arguments, draw(st.integers(1, 3))
     isa, threads = draw(st.sampled_from(ops._isas())), draw(THREADS)
-    note(f"_tiles_at_once of {count} x ({table.describe(given)}) with {isa}, {threads} threads")
+    note(f"_linears_packed of {count} x ({table.describe(given)}) with {isa}, {threads} threads")
     names = ("tiles", "scales", "zero_points", "bias", "out_features")
     ops._limit_isa(isa)
     torch.set_num_threads(threads)
     try:
-        found = ops._tiles_at_once(given["x"], *([given[name]] * count for name in names))
-        alone = ops.linear_tiles(**given)
+        found = ops._linears_packed(given["x"], *([given[name]] * count for name in names))
+        alone = ops.linear_packed(**given)
     finally:
         ops._limit_isa("")
         torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def _tiles_at_once(draw: DrawFn, note: Callable[[str], object]) -> None:
 _KINDS: dict[str, Callable[[DrawFn, Callable[[str], object]], None]] = {
     "_program_run": _sequence,
     "_program_load": _text,
-    "_tiles_at_once": _tiles_at_once,
+    "_linears_packed": _linears_packed,
 }
 NAMES = tuple(_KINDS)
 

@@ -34,7 +34,7 @@ VERSIONS: dict[str, set[str]] = {
 }
 
 #: Tests of tests/models/test_families.py that do not hold there. Gemma 2 is run by sdpa without a softcap,
-#: and we hand that back. Before the experts interface GPT-OSS has no method for its gate.
+#: and we fall back there. Before the experts interface GPT-OSS has no method for its gate.
 _SOFTCAP = (
     "test_fp32_greedy_tokens_and_their_logits_are_the_originals and gemma2",
     "test_every_call_goes_through_our_ops and gemma2",

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> pytest.Module | None:
+    """Skip the modules of this folder, with the reason, where there is no NPU."""
+    if module_path.parent.name == "simulator" or not _missing():  # those start the simulator themselves
+        return None
+    return Skipped.from_parent(parent, path=module_path)
+
+
+class Skipped(pytest.Module):
+    """A module that is not imported."""
+
+    def collect(self) -> list[Any]:
+        pytest.skip(_missing())
+
+
+@functools.cache
+def _missing() -> str:
+    """What these tests would need; empty where there is an NPU."""
+    try:
+        import torch_npu  # noqa: F401
+    except ImportError:
+        return "needs torch_npu and CANN"
+    return "" if torch.npu.is_available() else "needs an NPU"
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +41,22 @@ def _synchronized() -> Iterator[None]:
     yield
     if hasattr(torch, "npu") and torch.npu.is_initialized():
         torch.npu.synchronize()
+
+
+@pytest.fixture
+def undone() -> Iterator[None]:
+    """Nothing of ours is on when the test begins, and nothing is left on."""
+    import liteboost_adaptor
+
+    liteboost_adaptor.undo()
+    yield
+    liteboost_adaptor.undo()
+
+
+@pytest.fixture(params=[0, 1, 2], ids="level {}".format)
+def level(request: pytest.FixtureRequest, no_grad: None, undone: None) -> int:
+    """Run the test at each level, without grad mode, in which nothing is served."""
+    import liteboost_adaptor
+
+    liteboost_adaptor.apply(level=request.param)
+    return request.param

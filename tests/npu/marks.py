@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from cann_sim.trace import mark
-from transformers import LogitsProcessor
+from cann_sim.trace import Trace, mark, recording
+from transformers import LogitsProcessor, LogitsProcessorList
 
 
 class Marks(LogitsProcessor):
@@ -17,3 +17,19 @@ class Marks(LogitsProcessor):
         self.token += 1
         mark(f"token {self.token}")
         return scores
+
+
+def decoded(model: torch.nn.Module, prompt: int, new: int, before: int = 1) -> Trace:
+    """What happens for the last but one of ``new`` tokens after a prompt of so many.
+
+    Args:
+        before: How often the same is generated before, so that what is made once has been made.
+    """
+    ids = torch.randint(3, 1000, (1, prompt), generator=torch.Generator().manual_seed(0)).npu()
+    arguments = {"do_sample": False, "max_new_tokens": new, "eos_token_id": None, "pad_token_id": 0}
+    arguments["attention_mask"] = torch.ones_like(ids)
+    for _ in range(before):
+        model.generate(ids, **arguments)
+    with recording() as trace:
+        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
+    return trace.part(f"token {new - 1}")

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 import transformers
 from cann_sim.trace import recording
-from npu.marks import Marks
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from npu.marks import decoded
+from support import llamas
+from transformers import LlamaForCausalLM
 
 from liteboost_adaptor.program import step
 
@@ -55,29 +56,13 @@ def generated(folder: str, place: str, inputs: dict[str, Any], settings: dict[st
 
 
 def llama(layers: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=512,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        vocab_size=1024,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
+    sizes = llamas.WIDE | {"num_key_value_heads": 4}
+    return llamas.llama(torch.bfloat16, num_hidden_layers=layers, **sizes)
 
 
 def a_token(model: Any) -> tuple[int, int]:
     """Launches and exchanges for one token in the middle of ``generate``."""
-    ids = torch.randint(3, 1000, (1, 60), generator=torch.Generator().manual_seed(0)).npu()
-    arguments = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
-    arguments["attention_mask"] = torch.ones_like(ids)
-    model.generate(ids, **arguments)  # what is made once is made here
-    with recording() as trace:
-        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
-    part = trace.part(f"token {NEW - 1}")
+    part = decoded(model, 60, NEW)
     return len(part.launches), len(part.of("collective"))
 
 

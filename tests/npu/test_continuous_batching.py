@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from support import llamas
+from transformers import GenerationConfig, LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators",
     reason="this transformers has another paged cache",
@@ -27,25 +23,12 @@ NEW_TOKENS, LAYERS = 4, 2
 LENGTHS = (1, 3, 15, 16, 17, 2, 40, 33, 7, 90, 5, 21, 9, 64, 11, 28, 4, 6, 8, 12)
 
 
-@pytest.fixture(autouse=True)
-def at_level_two() -> Iterator[None]:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("undone")
 
 
 def llama(dtype: torch.dtype) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(
-        vocab_size=64, num_hidden_layers=LAYERS, head_dim=64, pad_token_id=0, eos_token_id=2, **sizes
-    )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(6)
-    return model.to(dtype).npu()
+    settings = {"hidden_size": 128, "num_hidden_layers": LAYERS, "vocab_size": 64, "head_dim": 64}
+    return llamas.llama(dtype, factor=6, pad_token_id=0, **settings)
 
 
 @pytest.mark.parametrize("page_size", [16, 256])
@@ -64,7 +47,7 @@ def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
         ]
     liteboost_adaptor.apply(model, level=2)
     native_npu.load()
-    before = report.tally("paged.sdpa").calls
+    before = report.counter("paged.sdpa").calls
     torch.ops.liteboost._npu_forget_counts()
     outputs = model.generate_batch(
         requests,
@@ -75,7 +58,7 @@ def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
         warmup=False,
     )
     assert [output.generated_tokens for output in outputs.values()] == expected
-    served = report.tally("paged.sdpa").calls - before
-    assert served >= NEW_TOKENS * LAYERS and not report.tally("paged.sdpa").fallbacks
+    served = report.counter("paged.sdpa").calls - before
+    assert served >= NEW_TOKENS * LAYERS and not report.counter("paged.sdpa").fallbacks
     found = [(reason, count) for op, reason, count in native_npu.calls() if op == "paged_attention"]
     assert found == [("fp32" if dtype == torch.float32 else "", served)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,17 +13,10 @@ from support import processes
 
 import liteboost_adaptor
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 
 @pytest.fixture(autouse=True)
-def at_level_zero() -> Iterator[None]:
-    liteboost_adaptor.undo()
+def at_level_zero(undone: None) -> None:
     liteboost_adaptor.apply(level=0)
-    yield
-    liteboost_adaptor.undo()
 
 
 def x() -> torch.Tensor:

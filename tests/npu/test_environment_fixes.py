@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,17 +14,10 @@ from support import families, processes, tiny_models
 
 import liteboost_adaptor
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 
 @pytest.fixture(autouse=True)
-def at_level_zero(no_grad: None) -> Iterator[None]:
-    liteboost_adaptor.undo()
+def at_level_zero(no_grad: None, undone: None) -> None:
     liteboost_adaptor.apply(level=0)
-    yield
-    liteboost_adaptor.undo()
 
 
 def states() -> dict[str, str]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from support import families, npu_families
-
-import liteboost_adaptor
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 #: Of the first tier; the rest is in the second.
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3", "gpt_neox", "mixtral", "olmo2", "starcoder2")
@@ -56,11 +49,7 @@ def _marked(family: str) -> Any:
     return pytest.param(family, marks=[] if family in SAMPLE else [pytest.mark.full])
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 @pytest.mark.parametrize("family", [_marked(f) for f in families.buildable() if f not in NOT_WHOLE])

@@ -10,10 +10,6 @@ from support import families, tiny_models
 
 import liteboost_adaptor
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 STEPS = 8  # of which the last run as recorded at level 2
 TOLERANCE = 1e-4
 #: A token chosen by less may be another one: logits differ by up to the tolerance on either side.
@@ -36,11 +32,7 @@ def marked(family: str) -> Any:
     return pytest.param(family, marks=marks)
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def run(model: torch.nn.Module, device: str) -> list[torch.Tensor]:

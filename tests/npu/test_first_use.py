@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from liteboost_adaptor import config, native_npu
 from liteboost_adaptor.ops import norm
 from liteboost_adaptor.selftest import compare, facts, first_use
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
@@ -113,21 +111,20 @@ class CountingDispatch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def surroundings() -> dict[str, object]:
-    return {
-        "inference mode": torch.inference_mode(),
-        "no grad": torch.no_grad(),
-        "autocast of the NPU": torch.autocast("npu", dtype=torch.float16),
-        "autocast of the CPU": torch.autocast("cpu", dtype=torch.bfloat16),
-        "default device": torch.device("npu"),
-        "default device meta": torch.device("meta"),
-        "function mode": Counting(),
-        "dispatch mode": CountingDispatch(),
-        "side stream": torch.npu.stream(torch.npu.Stream()),
-    }
+SURROUNDINGS: dict[str, Callable[[], Any]] = {
+    "inference mode": torch.inference_mode,
+    "no grad": torch.no_grad,
+    "autocast of the NPU": lambda: torch.autocast("npu", dtype=torch.float16),
+    "autocast of the CPU": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default device": lambda: torch.device("npu"),
+    "default device meta": lambda: torch.device("meta"),
+    "function mode": Counting,
+    "dispatch mode": CountingDispatch,
+    "side stream": lambda: torch.npu.stream(torch.npu.Stream()),
+}
 
 
-@pytest.mark.parametrize("name", list(surroundings()))
+@pytest.mark.parametrize("name", SURROUNDINGS)
 @torch.no_grad()
 def test_surroundings_of_the_call_do_not_reach_the_comparison(cache: Path, name: str) -> None:
     x = torch.randn(2, 5, 64, dtype=torch.bfloat16).npu()
@@ -135,7 +132,7 @@ def test_surroundings_of_the_call_do_not_reach_the_comparison(cache: Path, name:
     states = torch.get_rng_state(), torch.npu.get_rng_state()
     torch.npu.synchronize()
     Counting.seen = CountingDispatch.seen = 0
-    with surroundings()[name]:
+    with SURROUNDINGS[name]():
         torch.ops.liteboost.rms_norm(x, weight, 1e-6)
         # Within the op torch itself takes some modes away; asked directly, all of them are there.
         assert first_use.verdict("layer_norm", "bf16") == ""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from support import llamas
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     EosTokenCriteria,
-    LlamaConfig,
     LlamaForCausalLM,
     MaxLengthCriteria,
     MaxTimeCriteria,
@@ -21,30 +20,15 @@ from transformers import (
 import liteboost_adaptor
 from liteboost_adaptor.environment import npu_rotary
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 
 @pytest.fixture(autouse=True)
-def at_level_one(no_grad: None) -> Iterator[None]:
-    liteboost_adaptor.undo()
+def at_level_one(no_grad: None, undone: None) -> None:
     liteboost_adaptor.apply(level=1)
-    yield
-    liteboost_adaptor.undo()
 
 
 def llama(layers: int = 1, **changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(
-        vocab_size=128, num_hidden_layers=layers, pad_token_id=0, eos_token_id=2, **sizes | changes
-    )
-    model = LlamaForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.mul_(6)
-    return model
+    settings = {"num_hidden_layers": layers, "pad_token_id": 0, "eos_token_id": 2}
+    return llamas.llama(device="cpu", factor=6, **settings | changes)
 
 
 def prompts(rows: int, padding: int = 0) -> dict[str, torch.Tensor]:

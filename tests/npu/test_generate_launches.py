@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from cann_sim.trace import recording
+from support import llamas
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 #: Half of what transformers launches outside of the layers for a token in bf16 without an end token.
 HALF = 18
@@ -31,32 +26,19 @@ class PerToken:
     waits: float
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Iterator[None]:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def totals(layers: int, tokens: int, padding: int, dtype: torch.dtype, ends: Any) -> tuple[int, int, int]:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=512,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=512,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval().npu()
+    sizes = llamas.WIDE | {"intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": layers}
+    model = llamas.llama(dtype, pad_token_id=0, **sizes)
     ids = torch.randint(3, 512, (2 if padding else 1, 8), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
     inputs = {"input_ids": ids.npu(), "attention_mask": mask.npu()}
     arguments = {"do_sample": False, "eos_token_id": ends}
     model.generate(**inputs, max_new_tokens=2, **arguments)
-    with trace.recording() as recorded:
+    with recording() as recorded:
         out = model.generate(**inputs, max_new_tokens=tokens, **arguments)
     assert out.shape[1] == 8 + tokens
     return len(recorded.launches), len(recorded.copies("d2h")), len(recorded.synchronisations)

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from cann_sim.trace import recording
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from support import llamas
+from transformers import StaticCache
 
-import liteboost_adaptor
 from liteboost_adaptor import native_npu
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 PROMPT, STEPS, LENGTH = 7, 7, 32
-
-
-@pytest.fixture(params=[0, 1, 2], ids="level {}".format)
-def level(request: pytest.FixtureRequest, no_grad: None) -> Iterator[int]:
-    liteboost_adaptor.undo()
-    liteboost_adaptor.apply(level=request.param)
-    yield request.param
-    liteboost_adaptor.undo()
 
 
 class Decoder:
     """A model with a static cache after its prompt, and a step whose tensors stay where they are."""
 
     def __init__(self) -> None:
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=128,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            vocab_size=128,
-        )
-        self.model = LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
-        for parameter in self.model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(8)  # so that the tokens differ
+        sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+        sizes |= {"intermediate_size": 128, "num_hidden_layers": 2}
+        self.model = llamas.llama(torch.bfloat16, factor=8, **sizes)
         self.prompt = torch.randint(0, 128, (1, PROMPT), generator=torch.Generator().manual_seed(0)).npu()
-        self.cache = StaticCache(config=config, max_cache_len=LENGTH)
+        self.cache = StaticCache(config=self.model.config, max_cache_len=LENGTH)
         self.token = torch.zeros(1, 1, dtype=torch.long, device="npu")
         self.position = torch.zeros(1, dtype=torch.long, device="npu")
 

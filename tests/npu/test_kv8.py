@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cann_sim.trace import recording
-from npu.marks import Marks
+from npu.marks import decoded
 from npu.test_launches import llama
 from support import families, numbers, tiny_models
-from transformers import LogitsProcessorList
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
@@ -20,20 +18,11 @@ from liteboost_adaptor.kv_cache import int8_layers
 from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
-
 SAMPLE = ("llama", "qwen3", "gemma3_text", "gemma2")
 ATTENTION = "FusedInferAttentionScore"
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def kept(cache: Any, beside: str = "") -> list[torch.Tensor]:
@@ -43,7 +32,7 @@ def kept(cache: Any, beside: str = "") -> list[torch.Tensor]:
 
 def reasons() -> set[str]:
     """Why rows or attention were not the operator's."""
-    return {why for op, why, _ in native_npu.calls() if op in ("int8_rows", "int8_attention") and why}
+    return {why for op, why, _ in native_npu.calls() if op in ("quantize_kv", "int8_attention") and why}
 
 
 @pytest.mark.parametrize("family", SAMPLE)
@@ -56,9 +45,9 @@ def test_families_are_near_rounded_states(family: str) -> None:
         _, own = families.decode(model, inputs, 9, forced=tokens)
     liteboost_adaptor.apply(model.npu(), quant="kv8")
     there = {n: x.npu() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
-    before = report.tally(int8_layers.RULE).calls
+    before = report.counter(int8_layers.RULE).calls
     _, found = families.decode(model, there, 9, forced=tokens.npu())
-    assert report.tally(int8_layers.RULE).calls > before
+    assert report.counter(int8_layers.RULE).calls > before
     theirs = numbers.relative(own, exact)
     assert numbers.relative(found.cpu(), exact) <= max(1.5 * theirs, 2.0**-8)
 
@@ -70,7 +59,7 @@ def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
     options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None}
     liteboost_adaptor.apply(model, quant="kv8")
     torch.ops.liteboost._npu_forget_counts()
-    steps = report.tally("step.program")
+    steps = report.counter("step.program")
     before = steps.calls
     first = model.generate(ids, **options)
     second = model.generate(ids, **options)
@@ -102,30 +91,20 @@ def test_beams_move_integers_and_scales() -> None:
     options |= {"attention_mask": torch.ones_like(ids), "eos_token_id": None}
     liteboost_adaptor.apply(model, quant="kv8")
     torch.ops.liteboost._npu_forget_counts()
-    read = dict(int8_layers.tally.fallbacks)
+    read = dict(int8_layers.counter.fallbacks)
     model.generate(ids, **options)
-    assert reasons() == set() and dict(int8_layers.tally.fallbacks) == read
-
-
-def decoded(model: torch.nn.Module, prompt: int) -> Any:
-    ids = torch.randint(3, 1000, (1, prompt), generator=torch.Generator().manual_seed(0)).npu()
-    arguments = {"do_sample": False, "max_new_tokens": 5, "eos_token_id": None, "pad_token_id": 0}
-    arguments["attention_mask"] = torch.ones_like(ids)
-    for _ in range(12):  # so often that steps are recorded
-        model.generate(ids, **arguments)
-    with recording() as trace:
-        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
-    return trace.part("token 4")
+    assert reasons() == set() and dict(int8_layers.counter.fallbacks) == read
 
 
 def test_a_token_reads_about_half_of_the_bytes_of_the_cache() -> None:
     prompt = 252
     plain, ours = llama(2), llama(2)
     liteboost_adaptor.apply(plain, level=2)
-    before = decoded(plain, prompt)
+    # Before, as often as it takes until steps are recorded.
+    before = decoded(plain, prompt, 5, before=12)
     liteboost_adaptor.undo()
     liteboost_adaptor.apply(ours, quant="kv8")
-    after = decoded(ours, prompt)
+    after = decoded(ours, prompt, 5, before=12)
 
     def read(trace: Any) -> list[int]:
         names = "key", "value", "key_scale", "value_scale"

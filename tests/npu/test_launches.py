@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from cann_sim.trace import Trace, recording
-from npu.marks import Marks
+from cann_sim.trace import Trace
+from npu.marks import decoded
+from support import llamas
 from support.must_move import must_move
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList
+from transformers import LlamaForCausalLM
 
 import liteboost_adaptor
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 #: transformers on torch_npu (sdpa, bf16): launches a layer, and outside the layers, a token.
 ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE = 40, 36
@@ -23,48 +20,15 @@ PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
 
 
 def llama(layers: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=512,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        vocab_size=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
+    return llamas.llama(torch.bfloat16, num_hidden_layers=layers, **llamas.WIDE)
 
 
-def decoded(model: torch.nn.Module, **settings: Any) -> Trace:
-    """What happens for one token in the middle of ``generate``."""
-    ids = torch.randint(3, 1000, (1, PROMPT), generator=torch.Generator().manual_seed(0)).npu()
-    arguments = {
-        "do_sample": False,
-        "max_new_tokens": NEW,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    } | settings
-    arguments["attention_mask"] = torch.ones_like(ids)
-    model.generate(ids, **arguments)  # what is made once is made here
-    with recording() as trace:
-        model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
-    return trace.part(f"token {NEW - 1}")
-
-
-@pytest.fixture(params=[0, 1, 2], ids="level {}".format)
-def level(request: pytest.FixtureRequest, no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    liteboost_adaptor.apply(level=request.param)
-    yield request.param
-    liteboost_adaptor.undo()
+def a_token(model: torch.nn.Module) -> Trace:
+    return decoded(model, PROMPT, NEW)
 
 
 def test_launches_of_a_layer_and_outside_the_layers(level: int, record_property: Any) -> None:
-    fewer, more = decoded(llama(2)), decoded(llama(3))
+    fewer, more = a_token(llama(2)), a_token(llama(3))
     a_layer = len(more.launches) - len(fewer.launches)
     outside = len(fewer.launches) - 2 * a_layer
     record_property("launches a layer, outside", (a_layer, outside))
@@ -79,7 +43,7 @@ def test_launches_of_a_layer_and_outside_the_layers(level: int, record_property:
 def test_the_host_waits_for_the_device_at_most_once_a_token(level: int) -> None:
     if not level:
         pytest.skip("level 0 leaves generate as it is")
-    fewer, more = decoded(llama(2)), decoded(llama(3))
+    fewer, more = a_token(llama(2)), a_token(llama(3))
     for one, layers in ((fewer, 2), (more, 3)):
         assert len(one.copies("d2h")) <= 1, layers
         assert len(one.copies("d2h")) == len(fewer.copies("d2h")), "a layer copies to the host"
@@ -88,7 +52,7 @@ def test_the_host_waits_for_the_device_at_most_once_a_token(level: int) -> None:
 
 def test_bytes_are_counted_against_what_must_move(level: int, record_property: Any) -> None:
     model = llama(3)
-    moved = decoded(model).bytes
+    moved = a_token(model).bytes
     least = must_move(model.config, PROMPT + NEW - 1).total
     record_property("bytes over what must move", moved / least)
     # Activations come on top, and at level 1 the cache is copied for each token.
@@ -101,6 +65,6 @@ def test_the_cache_is_neither_copied_nor_joined_at_level_2(no_grad: None) -> Non
     model = llama(2)
     liteboost_adaptor.apply(model, level=2)
     one_cache = PROMPT * model.config.num_key_value_heads * model.config.head_dim * 2
-    for launch in decoded(model).launches:
+    for launch in a_token(model).launches:
         assert launch.written < one_cache / 4, launch
         assert "Attention" in launch.op or "Mm" in launch.op or launch.read < one_cache / 4, launch

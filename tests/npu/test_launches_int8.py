@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from cann_sim.trace import Trace, recording
-from npu.marks import Marks
+from cann_sim.trace import Trace
+from npu.marks import decoded
 from npu.test_launches import llama
-from transformers import LogitsProcessorList
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
@@ -17,20 +16,12 @@ from liteboost_adaptor.program import npu_integers
 from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 from liteboost_adaptor.report import report
 
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 #: Query, key, value, output; gate, up, down.
 LINEAR = 7
 ROUNDS, IN_A_NORM = "aclnnDynamicQuant", "aclnnAddRmsNormDynamicQuant"
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Any:
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 def made(layers: int) -> torch.nn.Module:
@@ -39,27 +30,21 @@ def made(layers: int) -> torch.nn.Module:
     return model.npu()
 
 
-def decoded(model: torch.nn.Module) -> tuple[torch.Tensor, Trace]:
-    """Tokens, and what is launched for one of them when steps have been recorded where they are."""
-    ids = torch.randint(3, 1000, (1, 20), generator=torch.Generator().manual_seed(0)).npu()
-    arguments = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
-    arguments["attention_mask"] = torch.ones_like(ids)
-    model.generate(ids, **arguments)
-    with recording() as trace:
-        tokens = model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
-    return tokens.cpu(), trace.part("token 39")
+def a_token(model: torch.nn.Module) -> Trace:
+    """Of a step that has been recorded, where steps are."""
+    return decoded(model, prompt=20, new=40)
 
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_two_roundings_a_layer_are_left(layers: int) -> None:
     liteboost_adaptor.apply(level=1)
-    _, before = decoded(made(layers))
+    before = a_token(made(layers))
     liteboost_adaptor.undo()
     assert before.ops.count(ROUNDS) == LINEAR * layers and IN_A_NORM not in before.ops
     liteboost_adaptor.apply(level=2)
-    steps = report.tally("step.program")
+    steps = report.counter("step.program")
     served = steps.calls
-    _, after = decoded(made(layers))
+    after = a_token(made(layers))
     assert steps.calls > served, dict(steps.fallbacks)
     # Before the output and the down projection; the first norm adds nothing, and is read by three.
     assert after.ops.count(ROUNDS) == 2 * layers + 1

@@ -8,62 +8,40 @@ from __future__ import annotations
 import copy
 import io
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cann_sim.trace import recording
+from npu.launching import simulated
 from safetensors.torch import save
+from support import llamas
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.replacements import npu_format
 from liteboost_adaptor.replacements.npu_format import FRACTAL_NZ, InternalFormats, cast, format_of
 
-torch_npu = pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
 LAYERS = 2 * 7 + 1
 
 
 @pytest.fixture(autouse=True)
 def clean(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, no_grad: None
-) -> Iterator[None]:
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, no_grad: None, undone: None
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     # Filling new memory in FRACTAL_NZ is an operator of the graph engine.
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
-    liteboost_adaptor.undo()
-    yield
-    liteboost_adaptor.undo()
 
 
 def llama(dtype: torch.dtype = torch.float16, **changes: Any) -> LlamaForCausalLM:
     """Of sizes that FRACTAL_NZ pads: 200 channels, 500 tokens."""
-    config = LlamaConfig(
-        **{
-            "hidden_size": 200,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "intermediate_size": 192,
-            "num_hidden_layers": 2,
-            "vocab_size": 500,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": None,
-            **changes,
-        }
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    sizes = {"hidden_size": 200, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    sizes |= {"intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 500, "eos_token_id": None}
+    return llamas.llama(dtype, "cpu", **sizes | changes).requires_grad_(False)
 
 
 def applied(model: nn.Module, nz: str = "1") -> nn.Module:
@@ -337,16 +315,8 @@ def test_the_status_tells() -> None:
     ids=str,
 )
 def test_elsewhere(options: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cann_sim", "run", *options, "-m", "pytest", "-q", "-x", __file__],
-        env={**os.environ, "NZ_ELSEWHERE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    assert " passed" in done.stdout
+    lines = simulated(*options, "-m", "pytest", "-q", "-x", __file__, NZ_ELSEWHERE="1")
+    assert " passed" in "\n".join(lines)
 
 
 def test_without_the_operator(tmp_path: Path) -> None:
@@ -360,14 +330,5 @@ def test_without_the_operator(tmp_path: Path) -> None:
         "liteboost_adaptor.apply(m, nz='1')\n"
         "print(liteboost_adaptor.status().native['npu']['nz'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "cann_sim", "run", "--release", "8.1.RC1", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == str(
-        {"weights": 0, "padding": 0, "left": {"FRACTAL_NZ: not in this CANN": 8}}
-    )
+    lines = simulated("--release", "8.1.RC1", program)
+    assert lines[-1] == str({"weights": 0, "padding": 0, "left": {"FRACTAL_NZ: not in this CANN": 8}})

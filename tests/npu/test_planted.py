@@ -14,13 +14,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
 from liteboost_adaptor import config, native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 PREAMBLE = """
 #include <dlfcn.h>

@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from cann_sim.environment import environment as simulated
 from npu.launching import run_ranks
 from support import tiny_models
 
 import liteboost_adaptor
-
-simulated = pytest.importorskip("cann_sim.environment", reason="needs the simulator").environment
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 FAMILIES = ("llama", "qwen2", "phi3", "mixtral")
 PLACES = ("auto", "npu", "cuda", "to npu", "to cuda")

@@ -6,14 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from npu.launching import run_ranks
 from support import families
-
-pytest.importorskip("cann_sim.environment", reason="needs the simulator")
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 PROGRAM = "ranks_families.py"
 #: In the first tier: fused qkv, biases, experts, latent attention, sinks, norms over all heads, and two that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +11,12 @@ import torch
 from cann_sim.trace import recording
 from program.conftest import Pair, reasons, served
 from program.test_guards import CHANGES
-from transformers import LlamaConfig, LlamaForCausalLM
+from support import llamas
+from transformers import LlamaForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.program import step as steps
 from liteboost_adaptor.report import report
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
 
 SEEN = (
     *("a hook", "a hook on a leaf", "a forward of its own", "another child", "an adapter"),
@@ -28,10 +25,7 @@ SEEN = (
 )
 
 
-@pytest.fixture(autouse=True)
-def undone(no_grad: None) -> Iterator[None]:
-    yield
-    liteboost_adaptor.undo()
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 
 @pytest.fixture
@@ -47,21 +41,9 @@ def recorded() -> Pair:
 
 
 def llama(layers: int = 2, **sizes: Any) -> LlamaForCausalLM:
-    settings = {
-        "hidden_size": 128,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 64,
-    } | sizes
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        intermediate_size=128, num_hidden_layers=layers, vocab_size=128, pad_token_id=0, **settings
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval().npu()
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.mul_(8)  # so that the tokens differ
-    return model
+    settings = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    settings |= {"intermediate_size": 128, "num_hidden_layers": layers, "pad_token_id": 0}
+    return llamas.llama(torch.bfloat16, factor=8, **settings | sizes)
 
 
 def prompt(rows: int, length: int, padding: int = 0) -> dict[str, torch.Tensor]:
@@ -178,11 +160,11 @@ def test_a_table_of_angles_that_grows_or_is_no_longer_right_is_made_again() -> N
     before = served()
     expected = at_level(1, lambda: decoded(0))
     liteboost_adaptor.apply(level=2)
-    before, looked_up = served(), report.tally("npu.generate_rotary").calls
+    before, looked_up = served(), report.counter("npu.generate_rotary").calls
     found = decoded(25)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert not torch.equal(found[0][:, 246:258], found[1][:, 246:])
-    assert report.tally("npu.generate_rotary").calls - looked_up > 40
+    assert report.counter("npu.generate_rotary").calls - looked_up > 40
 
 
 def test_a_step_that_waits_for_a_value_of_the_device_is_not_recorded() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from support.compare import DTYPES, assert_refused, assert_same_on_any_threads
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
@@ -15,7 +15,6 @@ from liteboost_adaptor.ops import causal_conv
 conv = torch.ops.liteboost.causal_conv1d
 update = torch.ops.liteboost.causal_conv1d_update
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN = float("nan")
 
 # batch, channels, tokens, taps
@@ -133,14 +132,7 @@ def test_nothing_to_do(size: tuple[int, ...]) -> None:
 
 def test_the_number_of_threads_changes_no_bit(isa: str, native_only: None) -> None:
     x, weight, bias, _ = make((2, 300, 200, 4), torch.bfloat16)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(conv(x, weight, bias, "silu"))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert_same_on_any_threads(lambda: conv(x, weight, bias, "silu"))
 
 
 def test_autograd_notices_the_update() -> None:
@@ -209,19 +201,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("kind", ["op", "reference"])
-def test_errors_name_op_and_argument(case: str, kind: str) -> None:
-    args, error_type, text = BAD[case]
-    calls: dict[str, Callable[..., Any]] = {"causal_conv1d_update": update}
+def test_errors_name_op_and_argument(case: str) -> None:
+    (x, state, *rest), error, text = BAD[case]
+    updates = (update, causal_conv.causal_conv1d_update)
+    assert_refused(updates, (x, state, *rest), error, f"liteboost::causal_conv1d_update: {text}")
     if not case.startswith("state"):
-        calls["causal_conv1d"] = lambda x, _, *rest: conv(x, *rest)
-    if kind == "reference":
-        calls = {"causal_conv1d_update": causal_conv.causal_conv1d_update}
-        if not case.startswith("state"):
-            calls["causal_conv1d"] = lambda x, _, *rest: causal_conv.causal_conv1d(x, *rest)
-    for name, call in calls.items():
-        with pytest.raises(error_type, match=rf"liteboost::{name}: {text}"):
-            call(*args)
+        convs = (conv, causal_conv.causal_conv1d)
+        assert_refused(convs, (x, *rest), error, f"liteboost::causal_conv1d: {text}")
 
 
 @pytest.mark.parametrize("at", range(4))

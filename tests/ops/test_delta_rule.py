@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.compare import DTYPES, assert_refused, assert_same_on_any_threads
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
@@ -15,7 +17,6 @@ from liteboost_adaptor.ops import delta_rule
 recurrent = torch.ops.liteboost.recurrent_gated_delta_rule
 chunk = torch.ops.liteboost.chunk_gated_delta_rule
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAN = float("nan")
 
 # batch, tokens, k_heads, v_heads, k_dim, v_dim
@@ -237,14 +238,7 @@ def test_nothing_to_do(size: tuple[int, ...]) -> None:
 
 def test_the_number_of_threads_changes_no_bit(isa: str, native_only: None) -> None:
     arguments, state = make((2, 40, 2, 4, 64, 64), torch.bfloat16)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(chunk(*arguments, state, scaling=0.3, normalize=True))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(map(torch.equal, results[0], results[1])) and all(map(torch.equal, results[0], results[2]))
+    assert_same_on_any_threads(lambda: chunk(*arguments, state, scaling=0.3, normalize=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -315,28 +309,27 @@ BAD = {
         r"(initial_)?state must be on the device of value",
     ),
 }
-CALLS: dict[str, Callable[..., Any]] = {
-    "recurrent_gated_delta_rule": recurrent,
-    "chunk_gated_delta_rule": chunk,
-    "recurrent_gated_delta_rule (reference)": delta_rule.recurrent_gated_delta_rule,
-    "chunk_gated_delta_rule (reference)": delta_rule.chunk_gated_delta_rule,
+#: Op and reference.
+CALLS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "recurrent_gated_delta_rule": (recurrent, delta_rule.recurrent_gated_delta_rule),
+    "chunk_gated_delta_rule": (chunk, delta_rule.chunk_gated_delta_rule),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("call", CALLS)
-def test_errors_name_op_and_argument(case: str, call: str) -> None:
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_name_op_and_argument(case: str, name: str) -> None:
     args, kind, text = BAD[case]
-    with pytest.raises(kind, match=rf"liteboost::{call.split()[0]}: {text}"):
-        CALLS[call](*args, scaling=1.0)
+    calls = tuple(functools.partial(call, scaling=1.0) for call in CALLS[name])
+    assert_refused(calls, args, kind, f"liteboost::{name}: {text}")
 
 
 @pytest.mark.parametrize("at", range(6))
-@pytest.mark.parametrize("name", ["recurrent_gated_delta_rule", "chunk_gated_delta_rule"])
+@pytest.mark.parametrize("name", CALLS)
 def test_no_backward_is_an_error_in_grad_mode_only(name: str, at: int) -> None:
     arguments = [x.clone() for x in (Q, K, V, G, B, S)]
     arguments[at].requires_grad_()
     with pytest.raises(RuntimeError, match=rf"liteboost::{name}: has no backward, but .* requires grad"):
-        CALLS[name](*arguments, scaling=1.0)
+        CALLS[name][0](*arguments, scaling=1.0)
     with torch.no_grad():
-        CALLS[name](*arguments, scaling=1.0)
+        CALLS[name][0](*arguments, scaling=1.0)

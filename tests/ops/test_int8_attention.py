@@ -1,4 +1,4 @@
-"""`int8_rows` and `int8_attention` against float64 of the very integers, at every instruction set."""
+"""`quantize_kv` and `int8_attention` against float64 of the very integers, at every instruction set."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from liteboost_adaptor.ops.int8_attention import dequantized
 __all__ = ["one_thread"]  # applies by being here
 
 attention = torch.ops.liteboost.int8_attention
-int8_rows = torch.ops.liteboost.int8_rows
+quantize_kv = torch.ops.liteboost.quantize_kv
 reference = ops()["int8_attention"].reference
-rows_reference = ops()["int8_rows"].reference
+rows_reference = ops()["quantize_kv"].reference
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -49,7 +49,7 @@ def check(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: ob
 
 def states(*size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = make(*size, dtype)
-    return query, int8_rows(key), int8_rows(value)
+    return query, quantize_kv(key), quantize_kv(value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,7 +58,7 @@ def test_rows_are_the_nearest_integers_and_the_same_bits_everywhere(
     isa: str, dtype: torch.dtype, dim: int
 ) -> None:
     x = (torch.randn(3, 2, 40, dim) * torch.logspace(-3, 3, 40)[:, None]).to(dtype)
-    rows = int8_rows(x)
+    rows = quantize_kv(x)
     assert rows.shape == (3, 2, 40, dim + 4) and rows.dtype == torch.int8 and rows.is_contiguous()
     assert torch.equal(rows, rows_reference(x))
     if dim:
@@ -71,23 +71,23 @@ def test_rows_are_the_nearest_integers_and_the_same_bits_everywhere(
 def test_rows_of_nothing_and_of_no_numbers(isa: str, dtype: torch.dtype) -> None:
     x = torch.randn(5, 40).to(dtype)
     x[0], x[1, 3], x[2, 39], x[3, 17] = 0, NAN, torch.inf, -torch.inf
-    rows = int8_rows(x)
+    rows = quantize_kv(x)
     assert torch.equal(rows, rows_reference(x))
     values = dequantized(rows, torch.float32)
     assert not values[0].any() and values[1:4].isnan().all() and values[4].isfinite().all()
-    assert int8_rows(x[:0]).shape == (0, 44) and int8_rows(x[0]).shape == (44,)
+    assert quantize_kv(x[:0]).shape == (0, 44) and quantize_kv(x[0]).shape == (44,)
 
 
 def test_rows_of_any_layout(isa: str) -> None:
     x = torch.randn(2, 9, 3, 20)
     expected = rows_reference(x.transpose(1, 2).contiguous())
     for view in (x.transpose(1, 2), x.permute(3, 0, 1, 2).contiguous().permute(1, 3, 2, 0)):
-        assert torch.equal(int8_rows(view), expected)
+        assert torch.equal(quantize_kv(view), expected)
     room = torch.full((2, 9, 3, 27), NAN)
     room[..., 3:23] = x
-    assert torch.equal(int8_rows(room[..., 3:23].transpose(1, 2)), expected)
+    assert torch.equal(quantize_kv(room[..., 3:23].transpose(1, 2)), expected)
     assert torch.equal(
-        int8_rows(x[:1, :1, :1].expand(2, 9, 3, 20)), rows_reference(x[:1, :1, :1]).expand(2, 9, 3, 24)
+        quantize_kv(x[:1, :1, :1].expand(2, 9, 3, 20)), rows_reference(x[:1, :1, :1]).expand(2, 9, 3, 24)
     )
 
 
@@ -141,7 +141,7 @@ def test_grouped_heads(isa: str, dtype: torch.dtype, heads: tuple[int, int]) -> 
 def test_scales_of_all_sizes_side_by_side(isa: str, dtype: torch.dtype, q_len: int) -> None:
     query, key, value = make(2, 4, 2, q_len, 300, 64, 64, dtype)
     sizes = torch.logspace(-3, 0, 300)[torch.randperm(300)][:, None]
-    given = query, int8_rows((key * sizes).to(dtype)), int8_rows((value * sizes.flip(0)).to(dtype))
+    given = query, quantize_kv((key * sizes).to(dtype)), quantize_kv((value * sizes.flip(0)).to(dtype))
     check(*given, None, 0.125)
     check(*given, torch.rand(2, 1, q_len, 300) > 0.5, 0.125, softcap=4.0)
 
@@ -185,7 +185,7 @@ def test_light_keys_beside_a_heavy_one(isa: str, dtype: torch.dtype) -> None:
     value += 3
     key[:, :, 5], value[:, :, 5] = 40 * query[:, :1, 0] / query[:, :1, 0].norm(), 0
     query[:, 1] = query[:, 0]
-    given = query, int8_rows(key), int8_rows(value)
+    given = query, quantize_kv(key), quantize_kv(value)
     scaling = 10 / (40 * query[0, 0].norm().item())
     result = check(*given, None, scaling).double()
     exact = eager(query.double(), *(dequantized(rows, torch.float64) for rows in given[1:]), None, scaling)
@@ -207,11 +207,11 @@ def test_scales_below_zero(isa: str, dtype: torch.dtype, q_len: int) -> None:
 @pytest.mark.parametrize("dim", [128, 512, 576, 1000])
 def test_the_largest_sums(isa: str, dtype: torch.dtype, dim: int) -> None:
     query, key, value = make(1, 2, 1, 2, 9, dim, 16, dtype)
-    rows = int8_rows(torch.ones_like(key) * torch.tensor([1.0, -1.0]).repeat(5)[:9, None].to(dtype))
+    rows = quantize_kv(torch.ones_like(key) * torch.tensor([1.0, -1.0]).repeat(5)[:9, None].to(dtype))
     rows[..., 4, :-4] = -128
     query = torch.ones_like(query)
-    check(query, rows, int8_rows(value), None, 1 / dim)
-    check(-query, rows, int8_rows(value), None, 1 / dim)
+    check(query, rows, quantize_kv(value), None, 1 / dim)
+    check(-query, rows, quantize_kv(value), None, 1 / dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -256,7 +256,7 @@ def test_reference_and_kernel_agree() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_opcheck(dtype: torch.dtype) -> None:
     query, key, value = states(2, 4, 2, 3, 9, 8, 6, dtype=dtype)
-    torch.library.opcheck(torch.ops.liteboost.int8_rows.default, (torch.randn(2, 3, 5).to(dtype),))
+    torch.library.opcheck(torch.ops.liteboost.quantize_kv.default, (torch.randn(2, 3, 5).to(dtype),))
     options = {"is_causal": True, "sliding_window": 3, "softcap": 2.0, "sinks": torch.randn(4)}
     torch.library.opcheck(torch.ops.liteboost.int8_attention.default, (query, key, value, None, 0.3), options)
 
@@ -264,11 +264,11 @@ def test_opcheck(dtype: torch.dtype) -> None:
 def test_it_traces_with_symbolic_lengths() -> None:
     @torch.compile(fullgraph=True, backend="eager", dynamic=True)
     def step(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(query, int8_rows(key), int8_rows(value), None, 0.2) * 1
+        return attention(query, quantize_kv(key), quantize_kv(value), None, 0.2) * 1
 
     for kv_len in (9, 31):
         query, key, value = make(1, 4, 2, 2, kv_len, 8, 8, torch.float32)
-        expected = attention(query, int8_rows(key), int8_rows(value), None, 0.2)
+        expected = attention(query, quantize_kv(key), quantize_kv(value), None, 0.2)
         torch.testing.assert_close(step(query, key, value), expected)
 
 
@@ -314,7 +314,7 @@ def test_shapes_that_do_not_fit(
 def test_other_arguments_that_do_not_fit(function: object) -> None:
     given = torch.zeros(Q), torch.zeros(K, dtype=I8), torch.zeros(V, dtype=I8)
     for wrong in (torch.float32, torch.uint8):
-        with pytest.raises(TypeError, match=r"key must be int8.*int8_rows"):
+        with pytest.raises(TypeError, match=r"key must be int8.*quantize_kv"):
             function(given[0], given[1].to(wrong), given[2], None, 1.0)
     with pytest.raises(TypeError, match="query must be float32"):
         function(given[0].long(), *given[1:], None, 1.0)
@@ -329,7 +329,7 @@ def test_other_arguments_that_do_not_fit(function: object) -> None:
 
 
 def test_rows_that_cannot_be_made() -> None:
-    for function in (int8_rows, rows_reference):
+    for function in (quantize_kv, rows_reference):
         with pytest.raises(ValueError, match="x must have shape"):
             function(torch.tensor(1.0))
         with pytest.raises(TypeError, match="x must be float32"):
@@ -339,7 +339,7 @@ def test_rows_that_cannot_be_made() -> None:
 def test_gradients_are_refused(native_only: None) -> None:
     query, key, value = states(1, 2, 1, 2, 3, 4, 4, dtype=torch.float32)
     with torch.enable_grad():
-        with pytest.raises(RuntimeError, match=r"int8_rows.*no backward"):
-            int8_rows(torch.randn(3, 4, requires_grad=True))
+        with pytest.raises(RuntimeError, match=r"quantize_kv.*no backward"):
+            quantize_kv(torch.randn(3, 4, requires_grad=True))
         with pytest.raises(RuntimeError, match=r"int8_attention.*no backward"):
             attention(query.requires_grad_(), key, value, None, 1.0)

@@ -11,18 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.compare import DTYPES, FLOOR, SIZES, assert_refused, assert_same_on_any_threads
 
 from liteboost_adaptor.ops.linear import linear as reference
 
 linear = torch.ops.liteboost.linear
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SIZES = [0, 1, 7, 63, 64, 65, 1000, 4096 + 13]
 NAN = float("nan")
-
-# Beyond 1.5 times the original's error, one rounding unit of fp32 is allowed for another order of the sum; of
-# the 16-bit formats, whose one rounding hides that, a small part of theirs.
-FLOOR = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-12, torch.float16: 2.0**-15}
 
 
 def make(rows: int, n: int, k: int, dtype: torch.dtype, bias: bool = True):
@@ -196,15 +191,7 @@ def test_the_number_of_threads_changes_no_bit(
     isa: str, native_only: None, dtype: torch.dtype, rows: int
 ) -> None:
     args = make(rows, 1037, 515, dtype)
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            results.append(linear(*args))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert_same_on_any_threads(lambda: linear(*args))
 
 
 def threads_of(run: Callable[[], object], times: int = 8) -> int:
@@ -298,11 +285,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("call", [linear, reference], ids=["op", "reference"])
-def test_errors_name_op_and_argument(case: str, call) -> None:
+def test_errors_name_op_and_argument(case: str) -> None:
     args, kind, text = BAD[case]
-    with pytest.raises(kind, match=r"liteboost::linear: " + text):
-        call(*args)
+    assert_refused((linear, reference), args, kind, f"liteboost::linear: {text}")
 
 
 def test_float64_is_the_references_alone(native_only: None) -> None:

@@ -1,4 +1,4 @@
-"""`experts_tiles` against float64, at every instruction set, routing and number of rows."""
+"""`experts_packed` against float64, at every instruction set, routing and number of rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 
 from liteboost_adaptor.ops.experts import ExpertIndexError
 from liteboost_adaptor.ops.experts import experts_linear as exact_linear
-from liteboost_adaptor.ops.quantized_experts import experts_tiles as reference
+from liteboost_adaptor.ops.quantized_experts import experts_packed as reference
 from liteboost_adaptor.ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
     pack_w4,
-    scales_to_tiles,
-    to_tiles,
+    prepack,
+    prepack_scales,
 )
 
-op = torch.ops.liteboost.experts_tiles
+op = torch.ops.liteboost.experts_packed
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMS = {"8 bits": (0, False), "groups of 32": (32, False), "groups of 64, zero points": (64, True)}
@@ -41,8 +41,8 @@ class Layer:
                 zero_points = torch.randint(0, 17, scales.shape, dtype=torch.uint8)
             plain = dequantize_w4(weight, scales, zero_points, torch.float64)
             spread = 16 * scales.double().repeat_interleave(group, dim=1)  # before zero points are taken off
-        self.tiles, self.scales = to_tiles(weight), scales_to_tiles(scales)
-        self.zero_points = None if zero_points is None else scales_to_tiles(zero_points)
+        self.tiles, self.scales = prepack(weight), prepack_scales(scales)
+        self.zero_points = None if zero_points is None else prepack_scales(zero_points)
         self.plain = plain.view(experts, outputs, inputs)
         self.spread = (plain.abs() + spread).view(experts, outputs, inputs)
 

@@ -1,4 +1,4 @@
-"""`linear_w8`, `linear_w4`, `linear_tiles` against float64, at every instruction set, layout, row count."""
+"""`linear_packed` of 8 and 4 bits against float64, at every instruction set, layout, row count."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from liteboost_adaptor.ops import ops
 from liteboost_adaptor.ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
-    from_tiles,
     pack_w4,
-    scales_from_tiles,
-    scales_to_tiles,
-    to_tiles,
+    prepack,
+    prepack_scales,
+    unpack,
+    unpack_scales,
     unpack_w4,
 )
 
@@ -40,22 +40,19 @@ def w4(
     return layer
 
 
-def run(x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
-    name = "linear_w8" if layer["weight"].dtype == torch.int8 else "linear_w4"
-    return getattr(torch.ops.liteboost, name)(x, **layer, bias=bias)
-
-
-def arranged(layer: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
-    """``layer`` as `linear_tiles` takes it: tiles, scales, zero points."""
+def packed(layer: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
+    """``layer`` as `linear_packed` takes it: tiles, scales, zero points."""
     zeros = layer.get("zero_points")
-    tiles = to_tiles(layer["weight"]), scales_to_tiles(layer["scales"])
-    return [*tiles, None if zeros is None else scales_to_tiles(zeros)]
+    tiles = prepack(layer["weight"]), prepack_scales(layer["scales"])
+    return [*tiles, None if zeros is None else prepack_scales(zeros)]
 
 
-def run_tiles(
-    x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    return torch.ops.liteboost.linear_tiles(x, *arranged(layer), bias, len(layer["weight"]))
+def run(x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.ops.liteboost.linear_packed(x, *packed(layer), bias, len(layer["weight"]))
+
+
+def reference(x: torch.Tensor, layer: dict[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+    return ops()["linear_packed"].reference(x, *packed(layer), bias, len(layer["weight"]))
 
 
 def check(
@@ -63,8 +60,6 @@ def check(
 ) -> torch.Tensor:
     """Each element of ``given``, or of the op's result, within the roundings that the op's order has."""
     result = run(x, layer, bias) if given is None else given
-    if given is None:
-        assert torch.equal(run_tiles(x, layer, bias), result)
     dequantize = dequantize_w8 if layer["weight"].dtype == torch.int8 else dequantize_w4
     weight = dequantize(**layer, dtype=torch.float64)
     exact = F.linear(x.double(), weight, None if bias is None else bias.double())
@@ -101,7 +96,7 @@ def test_packing_is_the_one_that_is_documented() -> None:
 def test_tiles_are_those_that_are_documented_and_come_back(n: int) -> None:
     integers = torch.randint(0, 16, (n, 96), dtype=torch.uint8)
     packed, bytes_ = pack_w4(integers), torch.randint(-128, 128, (n, 43), dtype=torch.int8)
-    nibbles, columns = to_tiles(packed), to_tiles(bytes_)
+    nibbles, columns = prepack(packed), prepack(bytes_)
     assert nibbles.shape == (-(-n // 16), 12, 64) and columns.shape == (-(-n // 16), 16, 64)
     row, column = n - 1, 42
     words = columns.view(-1, 16, 16, 4)
@@ -112,10 +107,10 @@ def test_tiles_are_those_that_are_documented_and_come_back(n: int) -> None:
     for j in range(4):
         assert four[j // 2] >> 4 * (j % 2) & 15 == integers[row, 64 + 8 * j + 2]
         assert four[2 + j // 2] >> 4 * (j % 2) & 15 == integers[row, 64 + 8 * j + 3]
-    assert torch.equal(from_tiles(nibbles, n, 96), packed) and torch.equal(from_tiles(columns, n, 43), bytes_)
+    assert torch.equal(unpack(nibbles, n, 96), packed) and torch.equal(unpack(columns, n, 43), bytes_)
     scales = torch.randn(n, 3)
-    assert scales_to_tiles(scales).shape == (-(-n // 16), 3, 16)
-    assert torch.equal(scales_from_tiles(scales_to_tiles(scales), n), scales)
+    assert prepack_scales(scales).shape == (-(-n // 16), 3, 16)
+    assert torch.equal(unpack_scales(prepack_scales(scales), n), scales)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -123,8 +118,8 @@ def test_tiles_are_those_that_are_documented_and_come_back(n: int) -> None:
 def test_tiles_of_8_bits_with_groups(isa: str, dtype: torch.dtype, rows: int) -> None:
     layer, scales = w8(21, 192), torch.rand(21, 3) * 0.01 + 0.001
     x, bias = inputs(rows, 21, 192, dtype)
-    result = torch.ops.liteboost.linear_tiles(
-        x, to_tiles(layer["weight"]), scales_to_tiles(scales), None, bias, 21
+    result = torch.ops.liteboost.linear_packed(
+        x, prepack(layer["weight"]), prepack_scales(scales), None, bias, 21
     )
     weight = layer["weight"].double() * scales.double().repeat_interleave(64, dim=1)
     exact = F.linear(x.double(), weight, bias.double())
@@ -209,9 +204,9 @@ def test_views(isa: str, rows: int) -> None:
         assert torch.equal(run(host[1:-1, 3:67], layer, bias), expected)
         assert torch.equal(run(x.t().contiguous().t(), layer, bias), expected)
         assert torch.equal(run(x, layer, bias.repeat_interleave(2)[::2]), expected)
-        views = {name: torch.cat([value, value], dim=-1) for name, value in layer.items()}
-        views = {name: value[..., : layer[name].shape[-1]] for name, value in views.items()}
-        assert torch.equal(run(x, views, bias), expected)
+        tensors = packed(layer)
+        views = [None if t is None else torch.cat([t, t], dim=-1)[..., : t.shape[-1]] for t in tensors]
+        assert torch.equal(torch.ops.liteboost.linear_packed(x, *views, bias, 40), expected)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
@@ -232,9 +227,9 @@ def test_blocks_of_rows_and_of_columns_change_no_bit(native_only: None) -> None:
             check(x, layer, bias)
             try:
                 torch.set_num_threads(1)
-                expected = run_tiles(x, layer, bias)
+                expected = run(x, layer, bias)
                 torch.set_num_threads(3)
-                assert torch.equal(run_tiles(x, layer, bias), expected)
+                assert torch.equal(run(x, layer, bias), expected)
             finally:
                 torch.set_num_threads(threads)
 
@@ -250,7 +245,6 @@ def test_the_number_of_threads_changes_no_bit(native_only: None, dtype: torch.dt
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
                 results.append(run(x, layer, bias))
-                assert torch.equal(run_tiles(x, layer, bias), results[-1])
         finally:
             torch.set_num_threads(threads)
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
@@ -258,8 +252,8 @@ def test_the_number_of_threads_changes_no_bit(native_only: None, dtype: torch.dt
 
 def at_once(x: torch.Tensor, layers: list[dict[str, torch.Tensor]], biases: list) -> list[torch.Tensor]:
     """What programs run for several layers with one input."""
-    lists = [list(each) for each in zip(*map(arranged, layers), strict=True)]
-    return torch.ops.liteboost._tiles_at_once(x, *lists, biases, [len(each["weight"]) for each in layers])
+    lists = [list(each) for each in zip(*map(packed, layers), strict=True)]
+    return torch.ops.liteboost._linears_packed(x, *lists, biases, [len(each["weight"]) for each in layers])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -276,17 +270,17 @@ def test_several_at_once_give_the_bits_of_each(
             torch.randn(len(each["weight"])).to(dtype) if i % 2 else None for i, each in enumerate(layers)
         ]
         for layer, bias, result in zip(layers, biases, at_once(x, layers, biases), strict=True):
-            assert torch.equal(result, run_tiles(x, layer, bias))
+            assert torch.equal(result, run(x, layer, bias))
     strided = [torch.randn(74).to(dtype)[::2], None, None]
     x = torch.randn(rows, 192).to(dtype)[:, ::2]
     for layer, bias, result in zip(alike8, strided, at_once(x, alike8, strided), strict=True):
-        assert torch.equal(result, run_tiles(x, layer, bias))
+        assert torch.equal(result, run(x, layer, bias))
 
 
 def test_several_at_once_are_shared_out_over_any_number_of_threads(native_only: None) -> None:
     threads, x = torch.get_num_threads(), torch.randn(1, 512).bfloat16()
     layers = [w4(n, 512, 32, False) for n in (2048, 1024, 1024, 16)]
-    expected = [run_tiles(x, layer) for layer in layers]
+    expected = [run(x, layer) for layer in layers]
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
@@ -300,11 +294,11 @@ def test_several_at_once_refuse_lists_that_do_not_fit(native_only: None) -> None
     with pytest.raises(ValueError, match=r"one element for each layer.* got 1 tiles.* 2 biases"):
         at_once(x, [layer], [None, None])
     with pytest.raises(ValueError, match="at least one"):
-        torch.ops.liteboost._tiles_at_once(x, [], [], [], [], [])
+        torch.ops.liteboost._linears_packed(x, [], [], [], [], [])
     with pytest.raises(ValueError, match=r"out_features must .*got 40"):
-        tiles, scales, zeros = arranged(layer)
-        torch.ops.liteboost._tiles_at_once(x, [tiles], [scales], [zeros], [None], [40])
-    with pytest.raises(ValueError, match="linear_tiles"):
+        tiles, scales, zeros = packed(layer)
+        torch.ops.liteboost._linears_packed(x, [tiles], [scales], [zeros], [None], [40])
+    with pytest.raises(ValueError, match="linear_packed"):
         at_once(x[:, :32], [layer], [None])
 
 
@@ -339,14 +333,12 @@ def test_what_is_not_finite_is_that_of_the_weight_multiplied_out(
         for layer in (w8(37, 64), w4(37, 64, 32, True)):
             x, bias = inputs(rows, 37, 64, dtype)
             x[0, 40] = kind
-            name = "linear_w8" if layer["weight"].dtype == torch.int8 else "linear_w4"
             scales = layer["scales"].clone()
             scales.view(-1)[9] = kind
             for given in (layer, {**layer, "scales": scales}):
-                expected = ops()[name].reference(x, **given, bias=bias)
-                for found in (run(x, given, bias), run_tiles(x, given, bias)):
-                    for is_so in (torch.isnan, torch.isposinf, torch.isneginf):
-                        assert torch.equal(is_so(found), is_so(expected))
+                expected, found = reference(x, given, bias), run(x, given, bias)
+                for is_so in (torch.isnan, torch.isposinf, torch.isneginf):
+                    assert torch.equal(is_so(found), is_so(expected))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -354,112 +346,70 @@ def test_what_is_not_finite_is_that_of_the_weight_multiplied_out(
 def test_opcheck(dtype: torch.dtype, rows: int) -> None:
     x, bias = inputs(rows, 24, 64, dtype)
     for given in (None, bias):
-        torch.library.opcheck(torch.ops.liteboost.linear_w8.default, (x, *w8(24, 64).values(), given))
-        for zeros in (None, torch.full((24, 2), 7, dtype=torch.uint8)):
-            args = (x.reshape(-1, 1, 64), *w4(24, 64, 32, False).values(), zeros, given)
-            torch.library.opcheck(torch.ops.liteboost.linear_w4.default, args)
-        for layer in (w8(24, 64), w4(24, 64, 32, True)):
-            args = (x, *arranged(layer), given, 24)
-            torch.library.opcheck(torch.ops.liteboost.linear_tiles.default, args)
+        for layer in (w8(24, 64), w4(24, 64, 32, False), w4(24, 64, 32, True)):
+            args = (x.reshape(-1, 1, 64), *packed(layer), given, 24)
+            torch.library.opcheck(torch.ops.liteboost.linear_packed.default, args)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_references(dtype: torch.dtype) -> None:
     x, bias = inputs(5, 9, 96, dtype)
-    for name, layer in (("linear_w8", w8(9, 96)), ("linear_w4", w4(9, 96, 32, True))):
-        check(x, layer, bias, ops()[name].reference(x, **layer, bias=bias))
-        check(x, layer, bias, ops()["linear_tiles"].reference(x, *arranged(layer), bias, 9))
+    for layer in (w8(9, 96), w4(9, 96, 32, True)):
+        check(x, layer, bias, reference(x, layer, bias))
 
 
 def test_compiles_whole() -> None:
-    x = torch.randn(2, 64)
+    x, op = torch.randn(2, 64), torch.ops.liteboost.linear_packed
     for layer in (w8(24, 64), w4(24, 64, 32, True)):
+        tensors = packed(layer)
         compiled = torch.compile(
-            lambda x, layer=layer: run(x, layer) + 1, fullgraph=True, backend="aot_eager"
+            lambda x, tensors=tensors: op(x, *tensors, None, 24) + 1, fullgraph=True, backend="aot_eager"
         )
-        assert torch.equal(compiled(x), run(x, layer) + 1)
+        assert torch.equal(compiled(x), op(x, *tensors, None, 24) + 1)
 
 
-X, W8, S8 = torch.zeros(2, 64), torch.zeros(4, 64, dtype=torch.int8), torch.ones(4)
-W4, S4, Z4 = torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.uint8)
-T8, TS = torch.zeros(1, 16, 64, dtype=torch.int8), torch.ones(1, 1, 16)
-T4 = torch.zeros(1, 8, 64, dtype=torch.uint8)
+X, T8, S1 = torch.zeros(2, 64), torch.zeros(1, 16, 64, dtype=torch.int8), torch.ones(1, 1, 16)
+T4, S2 = torch.zeros(1, 8, 64, dtype=torch.uint8), torch.ones(1, 2, 16)
+Z1, Z2 = (torch.zeros(1, groups, 16, dtype=torch.uint8) for groups in (1, 2))
+#: Arguments, the error's kind, and what it says behind the op.
 BAD = {
-    "tiles dtype": (
-        "linear_tiles",
-        (X, T8.int(), TS, None, None, 4),
-        TypeError,
-        r"tiles must be int8 or uint8",
-    ),
-    "tiles w8": (
-        "linear_tiles",
-        (X, T8[..., :8], TS, None, None, 4),
-        ValueError,
-        r"tiles must have shape .*up to 32 / 4, 64\]",
-    ),
-    "tiles w4": (
-        "linear_tiles",
-        (X, T4[:, :6], TS, None, None, 4),
-        ValueError,
-        r"tiles must have .*of 32, got",
-    ),
-    "tiles outputs": ("linear_tiles", (X, T8, TS, None, None, 17), ValueError, r"out_features must .*got 17"),
-    "tiles x": (
-        "linear_tiles",
-        (X[:, 8:], T4, TS, None, None, 4),
-        ValueError,
-        r"x must have .*got \[2, 56\]",
-    ),
-    "tiles scales": ("linear_tiles", (X, T4, TS[0], None, None, 4), ValueError, r"scales must have shape"),
-    "tiles groups": (
-        "linear_tiles",
+    "dtype": ((X, T8.int(), S1, None, None, 4), TypeError, r"tiles must be int8 or uint8"),
+    "w8": ((X, T8[..., :8], S1, None, None, 4), ValueError, r"tiles must have shape .*up to 32 / 4, 64\]"),
+    "w4": ((X, T4[:, :6], S1, None, None, 4), ValueError, r"tiles must have .*of 32, got"),
+    "dims": ((X, T8[0], S1, None, None, 4), ValueError, r"tiles must have shape .*got \[16, 64\]"),
+    "outputs": ((X, T8, S1, None, None, 17), ValueError, r"out_features must .*got 17"),
+    "scalar": ((torch.tensor(1.0), T8, S1, None, None, 4), ValueError, r"x must have .*got a scalar"),
+    "x of w8": ((X[:, 32:], T8, S1, None, None, 4), ValueError, r"x must have .*got \[2, 32\]"),
+    "x of w4": ((X[:, 8:], T4, S1, None, None, 4), ValueError, r"x must have .*got \[2, 56\]"),
+    "x dtype": ((X.int(), T8, S1, None, None, 4), TypeError, r"x must be float32, bfloat16 or float16, got"),
+    "scales": ((X, T4, S1[0], None, None, 4), ValueError, r"scales must have shape .*got \[1, 16\]"),
+    "groups": (
         (X, T8, torch.ones(1, 4, 16), None, None, 4),
         ValueError,
         r"scales must have shape .*got \[1, 4, 16\]",
     ),
-    "tiles zeros": (
-        "linear_tiles",
-        (X, T8, TS, torch.zeros(1, 1, 16, dtype=torch.uint8), None, 4),
-        ValueError,
-        r"zero_points are for tiles of 4 bits",
+    "scales dtype": (
+        (X, T8, S1.int(), None, None, 4),
+        TypeError,
+        r"scales must be float32, bfloat16 or float16",
     ),
-    "tiles bias": (
-        "linear_tiles",
-        (X, T8, TS, None, torch.zeros(5), 4),
+    "scales device": (
+        (X, T8, S1.to("meta"), None, None, 4),
         ValueError,
-        r"bias must have shape .*= \[4\], got \[5\]",
+        r"scales must be on the device of x",
     ),
-    "scalar": ("linear_w8", (torch.tensor(1.0), W8, S8), ValueError, r"x must have .*got a scalar"),
-    "x size": ("linear_w8", (X[:, 1:], W8, S8), ValueError, r"x must have .*in_features = 64.*got \[2, 63\]"),
-    "x dtype": ("linear_w8", (X.int(), W8, S8), TypeError, r"x must be float32, bfloat16 or float16, got"),
-    "w8 as floats": ("linear_w8", (X, W8.float(), S8), TypeError, r"weight must be int8, got"),
-    "w8 dims": ("linear_w8", (X, W8[0], S8), ValueError, r"weight must have shape .*got \[64\]"),
-    "w8 scales": ("linear_w8", (X, W8, S4), ValueError, r"scales must have shape .*= \[4\], got \[4, 2\]"),
-    "scales dtype": ("linear_w8", (X, W8, S8.int()), TypeError, r"scales must be float32, bfloat16 or"),
-    "scales device": ("linear_w8", (X, W8, S8.to("meta")), ValueError, r"scales must be on the device of x"),
+    "zeros of w8": ((X, T8, S1, Z1, None, 4), ValueError, r"zero_points are for tiles of 4 bits"),
+    "zeros dtype": ((X, T4, S2, Z2.int(), None, 4), TypeError, r"zero_points must be uint8, got"),
+    "zeros shape": ((X, T4, S2, Z1, None, 4), ValueError, r"zero_points must have the shape of scales"),
     "bias": (
-        "linear_w8",
-        (X, W8, S8, torch.zeros(5)),
+        (X, T8, S1, None, torch.zeros(5), 4),
         ValueError,
         r"bias must have shape .*= \[4\], got \[5\]",
     ),
-    "bias dtype": ("linear_w8", (X, W8, S8, S8.half()), TypeError, r"bias must have the dtype of x"),
-    "w4 as int8": ("linear_w4", (X, W8, S4), TypeError, r"weight must be uint8, got"),
-    "w4 columns": ("linear_w4", (X[:, 8:], W4[:, 4:], S4), ValueError, r".*a multiple of 32, got \[4, 28\]"),
-    "w4 x": ("linear_w4", (X[:, 32:], W4, S4), ValueError, r".*in_features = 64.*got \[2, 32\]"),
-    "w4 groups": (
-        "linear_w4",
-        (X, W4, torch.ones(4, 3)),
-        ValueError,
-        r"scales must have shape .*got \[4, 3\]",
-    ),
-    "w4 scales": ("linear_w4", (X, W4, S8), ValueError, r"scales must have shape .*got \[4\]"),
-    "zeros dtype": ("linear_w4", (X, W4, S4, Z4.int()), TypeError, r"zero_points must be uint8, got"),
-    "zeros shape": (
-        "linear_w4",
-        (X, W4, S4, Z4[:, :1]),
-        ValueError,
-        r"zero_points must have the shape of scales",
+    "bias dtype": (
+        (X, T8, S1, None, torch.zeros(4).half(), 4),
+        TypeError,
+        r"bias must have the dtype of x",
     ),
 }
 
@@ -467,9 +417,9 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("way", ["op", "reference"])
 def test_errors_name_op_and_argument(case: str, way: str) -> None:
-    name, args, kind, text = BAD[case]
-    call = getattr(torch.ops.liteboost, name) if way == "op" else ops()[name].reference
-    with pytest.raises(kind, match=rf"liteboost::{name}: " + text):
+    args, kind, text = BAD[case]
+    call = torch.ops.liteboost.linear_packed if way == "op" else ops()["linear_packed"].reference
+    with pytest.raises(kind, match=r"liteboost::linear_packed: " + text):
         call(*args)
 
 
@@ -479,7 +429,5 @@ def test_no_backward_is_an_error_in_grad_mode_only(rows: int) -> None:
     for layer in (w8(4, 64), w4(4, 64, 32, False)):
         with pytest.raises(RuntimeError, match=r"has no backward, but (an argument|x) requires grad"):
             run(x, layer)
-        with pytest.raises(RuntimeError, match=r"has no backward, but (an argument|x) requires grad"):
-            run_tiles(x, layer)
         with torch.no_grad():
             assert not run(x, layer).requires_grad

@@ -69,27 +69,21 @@ def _gptq(folder: Path) -> None:
 
 
 def test_what_cannot_be_divided_is_whole_on_every_rank(tmp_path: Path) -> None:
-    """Layers that take 96 columns: no rank has half of a group of 32."""
+    """Layers that take 96 columns: no rank has half of a group of 32; and an MLP of 32 channels, one run of
+    4 bits: values could be sharded, integers not."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 96}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
-    model.save_pretrained(tmp_path / "plain")
-    offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
-    first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
-    assert first == second and not first[str(tmp_path / "new")]["sharded"]
-
-
-def test_fewer_runs_than_ranks_are_whole_on_every_rank(tmp_path: Path) -> None:
-    """An MLP of 32 channels, one run of 4 bits: values could be sharded, integers not."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 96}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
-    model.save_pretrained(tmp_path / "plain")
-    offline.quantize_folder(tmp_path / "plain", tmp_path / "new", LiteBoostConfig("w4a16"))
-    first, second = ranks.run(2, "parallel.jobs_quantized:load", [str(tmp_path / "new")], 4)
-    assert first == second and not first[str(tmp_path / "new")]["sharded"]
+    folders = []
+    for hidden_size, intermediate_size in ((96, 128), (64, 32)):
+        sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "vocab_size": 96}
+        heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+        plain, quantized = tmp_path / f"{hidden_size} plain", tmp_path / f"{hidden_size} quantized"
+        model.save_pretrained(plain)
+        offline.quantize_folder(plain, quantized, LiteBoostConfig("w4a16"))
+        folders.append(str(quantized))
+    first, second = ranks.run(2, "parallel.jobs_quantized:load", folders, 4)
+    assert first == second and not any(first[folder]["sharded"] for folder in folders)
 
 
 def test_scales_that_are_wrong_on_one_rank_end_all(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 import liteboost_adaptor
 from liteboost_adaptor.kv_cache import bind, buffers
 from liteboost_adaptor.kv_cache import layers as cache_layers
-from liteboost_adaptor.report import Tally
+from liteboost_adaptor.report import CallCounter
 
 WINDOW = 8
 
@@ -32,7 +32,7 @@ def _restored():
 def served(*layers: Any) -> DynamicCache:
     cache = DynamicCache()
     cache.layers = list(layers)
-    bind.appending(None, Tally())(cache)
+    bind.appending(None, CallCounter())(cache)
     return cache
 
 

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from liteboost_adaptor.kv_cache import bind
-from liteboost_adaptor.report import Tally
+from liteboost_adaptor.report import CallCounter
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _restored():
 def served(layer: Any) -> None:
     cache = DynamicCache()
     cache.layers = [layer]
-    bind.appending(None, Tally())(cache)
+    bind.appending(None, CallCounter())(cache)
 
 
 def states(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,37 +28,6 @@ def parts_of(model: torch.nn.Module, family: str) -> list[torch.nn.Module]:
     return [part for part in model.modules() if type(part).__name__ == LOOPS[family][1]]
 
 
-@torch.no_grad()
-def phases(model: torch.nn.Module) -> torch.Tensor:
-    """Logits of a prefill and of two decode steps after it."""
-    inputs = tiny_models.example_inputs(model, batch=2, length=9)
-    out = model(**inputs, use_cache=True)
-    found = [out.logits]
-    for step in range(2):
-        mask = torch.ones(2, 10 + step, dtype=torch.long)
-        token = torch.full((2, 1), 7 + step)
-        out = model(input_ids=token, attention_mask=mask, past_key_values=out.past_key_values, use_cache=True)
-        found.append(out.logits)
-    return torch.cat(found, dim=1)
-
-
-@pytest.mark.parametrize("family", LOOPS)
-def test_prefill_and_decode(family: str) -> None:
-    """fp32 logits within rounding; ours runs as often as the original in an unpatched model, and it never."""
-    rule = LOOPS[family][0]
-    model = tiny_models.build(family)
-    codes = {calls.code_of(type(parts_of(model, family)[0]).forward): "experts"}
-    expected, before = calls.count(codes, lambda: phases(model))
-    liteboost_adaptor.apply(model)
-    with calls.served() as served:
-        found, after = calls.count(codes, lambda: phases(model))
-    assert numbers.relative(found, expected) <= 2e-5
-    # A loop that calls a child for each expert that is used makes the same calls with ours.
-    assert served.rules[rule] == before["experts"] > 0
-    assert after == {}
-    assert not [why for (name, why) in served.fallbacks if name == rule]
-
-
 def recorded(model: torch.nn.Module, family: str) -> list[tuple[torch.nn.Module, tuple[Any, ...]]]:
     """The parts with the arguments of their calls in a prefill and a step of one token."""
     found: list[tuple[torch.nn.Module, tuple[Any, ...]]] = []
@@ -142,10 +111,10 @@ def test_another_activation_is_refused(family: str) -> None:
     model = tiny_models.build(family)
     for part in parts_of(model, family):
         setattr(part, act, ACT2FN["gelu"])
-    expected = phases(model)
+    expected = numbers.prefill_and_steps(model)
     liteboost_adaptor.apply(model)
     with calls.served() as served:
-        assert numbers.relative(phases(model), expected) <= 2e-5
+        assert numbers.relative(numbers.prefill_and_steps(model), expected) <= 2e-5
     assert rule not in served.rules
     assert any(name in where for row in state.rows("experts")["refused"] for where in row.where)
 

@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 import liteboost_adaptor
 from liteboost_adaptor.kv_cache import bind, buffers, int8_layers
 from liteboost_adaptor.kv_cache.int8_tensor import Int8KVTensor
-from liteboost_adaptor.ops.int8_attention import dequantized, int8_rows
-from liteboost_adaptor.report import Tally
+from liteboost_adaptor.ops.int8_attention import dequantized, quantize_kv
+from liteboost_adaptor.report import CallCounter
 
 WINDOW, DIM = 8, 12
 caller = torch.nn.Identity()
@@ -34,12 +34,12 @@ def _restored():
 def served(*layers: Any) -> DynamicCache:
     cache = DynamicCache()
     cache.layers = list(layers)
-    bind.appending(None, Tally())(cache, caller)
+    bind.appending(None, CallCounter())(cache, caller)
     return cache
 
 
 def rounded(states: torch.Tensor) -> torch.Tensor:
-    return dequantized(int8_rows(states), states.dtype)
+    return dequantized(quantize_kv(states), states.dtype)
 
 
 def states(count: int, seed: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +221,7 @@ def test_anybody_reads_the_values(read: str, dtype: torch.dtype) -> None:
 
 
 def test_one_row_at_an_odd_address_is_read() -> None:
-    rows = int8_rows(torch.randn(1, 1, 9, 5))
+    rows = quantize_kv(torch.randn(1, 1, 9, 5))
     for row in range(9):
         one = Int8KVTensor(rows, torch.float32)[:, :, row : row + 1]
         assert torch.equal(one + 0, dequantized(rows, torch.float32)[:, :, row : row + 1])
@@ -231,12 +231,12 @@ def test_reading_values_is_counted() -> None:
     layer = DynamicLayer()
     served(layer)
     layer.update(*states(9, 0))
-    before = sum(int8_layers.tally.fallbacks.values())
+    before = sum(int8_layers.counter.fallbacks.values())
     kept(layer)[:, :, 1:].clone()  # whole rows
-    assert sum(int8_layers.tally.fallbacks.values()) == before
+    assert sum(int8_layers.counter.fallbacks.values()) == before
     kept(layer).sum()
-    assert sum(int8_layers.tally.fallbacks.values()) == before + 1
-    assert "values read by aten.sum.default" in int8_layers.tally.fallbacks
+    assert sum(int8_layers.counter.fallbacks.values()) == before + 1
+    assert "values read by aten.sum.default" in int8_layers.counter.fallbacks
 
 
 def test_what_is_written_to_values_is_kept() -> None:
@@ -378,7 +378,7 @@ def test_in_grad_mode_the_original_runs() -> None:
         keys, _ = layer.update(second[0].requires_grad_(), second[1])
     assert type(keys) is torch.Tensor and keys.requires_grad
     expected = torch.cat([rounded(first[0]), second[0].detach()], dim=2)
-    assert torch.equal(keys, expected) and int8_layers.tally.fallbacks["grad mode"]
+    assert torch.equal(keys, expected) and int8_layers.counter.fallbacks["grad mode"]
     keys, _ = layer.update(*third)
     assert same(keys, torch.cat([rounded(expected), rounded(third[0])], dim=2))
 
@@ -387,7 +387,7 @@ def test_a_cache_that_another_model_has_begun_becomes_one_of_integers() -> None:
     layer, new = DynamicLayer(), states(20, 0)
     cache = DynamicCache()
     cache.layers = [layer]
-    receiver = bind.appending(None, Tally())
+    receiver = bind.appending(None, CallCounter())
     receiver(cache, None)
     layer.update(*new)
     assert torch.equal(layer.keys, new[0])
@@ -410,7 +410,7 @@ def test_layers_that_cannot_say_why() -> None:
     assert type(own) is Own and own.update(*new)[0] is new[0]
     served(own)
     static = StaticCache(config=_config(), max_cache_len=8)
-    bind.appending(None, Tally())(static, caller)
+    bind.appending(None, CallCounter())(static, caller)
     assert all(type(layer).__name__.startswith("Static") for layer in static.layers)
     rows = [row for row in liteboost_adaptor.status().rules if row.id == int8_layers.RULE]
     refused = {target: row.reason for row in rows for target in row.where if row.state == "refused"}

@@ -43,18 +43,18 @@ class Model(nn.Module):
 '''
 
 REPLACEMENTS = """
-def damping(original, tally, *, floor):
+def damping(original, counter, *, floor):
     def forward(self, x):
         if x.shape[-1] != 32:
-            tally.fell_back("another size")
+            counter.count_fallback("another size")
             return original(self, x)
-        tally.served()
+        counter.count_served()
         return self.weight * x / (x.abs().amax(-1, keepdim=True) + getattr(self, floor))
 
     return forward
 
 
-def throwing(original, tally, **parameters):
+def throwing(original, counter, **parameters):
     raise OSError("the factory is out of order")
 """
 

@@ -30,8 +30,8 @@ def llama() -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def fresh_tally(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparse_attention.tally.calls = 0
-    sparse_attention.tally.fallbacks.clear()
+    sparse_attention.counter.calls = 0
+    sparse_attention.counter.fallbacks.clear()
 
 
 def prompt(tokens: int = TOKENS, batch: int = 1) -> dict[str, torch.Tensor]:
@@ -50,7 +50,7 @@ def listed() -> list[Row]:
 def test_off_unless_asked_for(llama: nn.Module) -> None:
     liteboost_adaptor.apply(llama)
     before = logits(llama)
-    assert not listed() and not report.tallies[RULE].calls and not report.tallies[RULE].fallbacks
+    assert not listed() and not report.counters[RULE].calls and not report.counters[RULE].fallbacks
     liteboost_adaptor.apply(llama, sparse=0)
     assert torch.equal(logits(llama), before) and not listed()
 
@@ -78,7 +78,7 @@ def test_with_nothing_left_out_it_is_dense(llama: nn.Module, dtype: torch.dtype)
     exact = logits(copy.deepcopy(llama).double())
     liteboost_adaptor.apply(model, sparse=ALL)
     found = logits(model)
-    assert sparse_attention.tally.calls == llama.config.num_hidden_layers
+    assert sparse_attention.counter.calls == llama.config.num_hidden_layers
     if dtype == torch.float32:
         assert (found - expected).norm() <= 2e-5 * expected.norm()
     else:
@@ -90,7 +90,7 @@ def test_generation_decodes_densely(llama: nn.Module) -> None:
     liteboost_adaptor.apply(llama, sparse=ALL)
     form = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     sparse = llama.generate(prompt()["input_ids"], **form)
-    assert (sparse_attention.tally.calls, dict(sparse_attention.tally.fallbacks)) == (layers, {})
+    assert (sparse_attention.counter.calls, dict(sparse_attention.counter.fallbacks)) == (layers, {})
     liteboost_adaptor.undo(llama)
     assert torch.equal(llama.generate(prompt()["input_ids"], **form), sparse)
 
@@ -107,9 +107,12 @@ def test_what_it_does_not_serve_is_dense_and_counted(llama: nn.Module) -> None:
         liteboost_adaptor.apply(llama)
         dense = llama(**form).logits
         liteboost_adaptor.apply(llama, sparse=ASKED)
-        sparse_attention.tally.fallbacks.clear()
+        sparse_attention.counter.fallbacks.clear()
         assert torch.equal(llama(**form).logits, dense)
-        assert (sparse_attention.tally.calls, dict(sparse_attention.tally.fallbacks)) == (0, {reason: layers})
+        assert (sparse_attention.counter.calls, dict(sparse_attention.counter.fallbacks)) == (
+            0,
+            {reason: layers},
+        )
     (row,) = listed()
     assert row.fallbacks == {"a mask": layers}
 
@@ -117,7 +120,7 @@ def test_what_it_does_not_serve_is_dense_and_counted(llama: nn.Module) -> None:
 def test_attention_that_is_not_causal_is_dense(llama: nn.Module) -> None:
     liteboost_adaptor.apply(llama, sparse=ASKED)
     logits(llama, is_causal=False)
-    assert dict(sparse_attention.tally.fallbacks) == {
+    assert dict(sparse_attention.counter.fallbacks) == {
         "attention that is not causal": llama.config.num_hidden_layers
     }
 
@@ -130,7 +133,7 @@ def test_in_grad_mode_the_original_runs(llama: nn.Module) -> None:
         found = logits(model)
         found.sum().backward()
     torch.testing.assert_close(found.detach(), expected)
-    assert not sparse_attention.tally.calls and model.lm_head.weight.grad is not None
+    assert not sparse_attention.counter.calls and model.lm_head.weight.grad is not None
 
 
 def test_a_window_is_a_mask() -> None:
@@ -138,7 +141,7 @@ def test_a_window_is_a_mask() -> None:
     model.config.sliding_window = 64
     liteboost_adaptor.apply(model, sparse=ASKED)
     logits(model)
-    assert not sparse_attention.tally.calls and set(sparse_attention.tally.fallbacks) == {"a mask"}
+    assert not sparse_attention.counter.calls and set(sparse_attention.counter.fallbacks) == {"a mask"}
 
 
 def test_one_model_alone(llama: nn.Module) -> None:
@@ -146,9 +149,9 @@ def test_one_model_alone(llama: nn.Module) -> None:
     liteboost_adaptor.apply(llama, sparse=ASKED)
     liteboost_adaptor.apply(other)
     logits(other)
-    assert not sparse_attention.tally.calls and not sparse_attention.tally.fallbacks
+    assert not sparse_attention.counter.calls and not sparse_attention.counter.fallbacks
     logits(llama)
-    assert sparse_attention.tally.calls == llama.config.num_hidden_layers
+    assert sparse_attention.counter.calls == llama.config.num_hidden_layers
 
 
 def test_undo(llama: nn.Module) -> None:
@@ -160,9 +163,9 @@ def test_undo(llama: nn.Module) -> None:
     assert [type(part) for part in llama.modules()] == before and not listed()
     assert torch.equal(logits(llama), expected)
     liteboost_adaptor.apply(llama)  # the classes of another binding know nothing of it
-    calls = sparse_attention.tally.calls
+    calls = sparse_attention.counter.calls
     logits(llama)
-    assert sparse_attention.tally.calls == calls and not listed()
+    assert sparse_attention.counter.calls == calls and not listed()
     state.pristine()
 
 
@@ -178,7 +181,7 @@ def test_turned_off(llama: nn.Module, options: dict[str, object], reason: str) -
     logits(llama)
     (row,) = listed()
     assert (row.state, row.reason, row.calls) == ("disabled", reason, 0)
-    assert not sparse_attention.tally.calls
+    assert not sparse_attention.counter.calls
 
 
 def test_wrong_values_are_errors(llama: nn.Module) -> None:

@@ -67,12 +67,12 @@ class Pair:
 
 def served() -> int:
     """Steps that ran as programs so far."""
-    return report.tally("step.program").calls
+    return report.counter("step.program").calls
 
 
 def reasons() -> dict[str, int]:
     """Why steps were not recorded."""
-    return dict(report.tally("step.program").fallbacks)
+    return dict(report.counter("step.program").fallbacks)
 
 
 @pytest.fixture

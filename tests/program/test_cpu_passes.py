@@ -10,7 +10,7 @@ import torch
 from support import tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor.ops.quantized_linear import scales_to_tiles, to_tiles
+from liteboost_adaptor.ops.quantized_linear import prepack, prepack_scales
 from liteboost_adaptor.program import lower
 from liteboost_adaptor.program.cpu_passes import plain_view, share_out
 from liteboost_adaptor.program.recording import Call, Length, Recording, Slot
@@ -19,12 +19,12 @@ aten, ours = torch.ops.aten, torch.ops.liteboost
 
 
 def layer(recording: Recording, x: int, outputs: int = 24, **changed: Any) -> Call:
-    """``linear_tiles`` of what is in slot ``x``."""
-    tiles = to_tiles(torch.randint(-9, 9, (outputs, 16), dtype=torch.int8))
+    """``linear_packed`` of what is in slot ``x``."""
+    tiles = prepack(torch.randint(-9, 9, (outputs, 16), dtype=torch.int8))
     slots = [recording.new(), recording.new()]
-    recording.constants |= dict(zip(slots, (tiles, scales_to_tiles(torch.rand(outputs))), strict=True))
+    recording.constants |= dict(zip(slots, (tiles, prepack_scales(torch.rand(outputs))), strict=True))
     args = [Slot(x), *map(Slot, slots), None, changed.get("bias"), outputs]
-    return Call(ours.linear_tiles.default, tuple(args), {}, [recording.new()])
+    return Call(ours.linear_packed.default, tuple(args), {}, [recording.new()])
 
 
 def names(recording: Recording) -> list[str]:
@@ -43,7 +43,7 @@ def test_layers_with_one_input_are_made_at_once_where_the_first_was() -> None:
     norm = Call(ours.rms_norm.default, (Slot(first.results[0]), None, 1e-6), {}, [recording.new()])
     recording.calls = [first, norm, alone, second, third]
     share_out(recording)
-    assert names(recording) == ["_tiles_at_once", "rms_norm", "linear_tiles"]
+    assert names(recording) == ["_linears_packed", "rms_norm", "linear_packed"]
     merged = recording.calls[0]
     assert merged.is_list and merged.results == [each.results[0] for each in (first, second, third)]
     assert merged.args[0] == Slot(x) and merged.args[-1] == [24, 40, 16]
@@ -56,11 +56,11 @@ def test_what_is_not_known_earlier_stays_where_it_is() -> None:
     bias = Call(aten.relu.default, (Slot(x),), {}, [made])
     recording.calls = [layer(recording, x), bias, layer(recording, x, bias=Slot(made))]
     share_out(recording)
-    assert names(recording) == ["linear_tiles", "relu", "linear_tiles"]
+    assert names(recording) == ["linear_packed", "relu", "linear_packed"]
     written = Call(aten.relu_.default, (Slot(x),), {}, [made])
     recording.calls = [layer(recording, x), written, layer(recording, x)]
     share_out(recording)
-    assert names(recording) == ["linear_tiles", "relu_", "linear_tiles"]
+    assert names(recording) == ["linear_packed", "relu_", "linear_packed"]
 
 
 def test_a_view_is_told_from_a_copy() -> None:
@@ -102,7 +102,7 @@ def test_the_program_of_a_model_gives_the_bits_of_its_layers(
     settings = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     found = model.generate(ids, **settings, output_logits=True, return_dict_in_generate=True)
     layers = model.config.num_hidden_layers
-    assert texts and texts[-1].count("::_tiles_at_once") == 2 * layers
+    assert texts and texts[-1].count("::_linears_packed") == 2 * layers
     assert "aten::view" not in texts[-1] and "aten::transpose" not in texts[-1]
     with liteboost_adaptor.patched(model, disable="step.program"):
         plain = model.generate(ids, **settings, output_logits=True, return_dict_in_generate=True)

@@ -13,12 +13,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from liteboost_adaptor.program import disguise
 from liteboost_adaptor.program.disguise import disguised
+from liteboost_adaptor.program.execution import Execution
 from liteboost_adaptor.program.operators import is_sized_by_values
 from liteboost_adaptor.program.passes import improve
 from liteboost_adaptor.program.recording import Call, Recording, Slot
 from liteboost_adaptor.program.tensors import Written, memory, written_by
 from liteboost_adaptor.program.tracked import Tracked
-from liteboost_adaptor.program.watch import Ran
 
 from .conftest import Pair, served
 
@@ -107,7 +107,7 @@ def test_what_stands_for_a_size_or_a_tensor_is_seen_as_that() -> None:
     space = vars(module) | {"numbers": numbers, "torch": torch}
     function = types.FunctionType(asked.__code__, space)
     space["asked"] = function
-    ran = Ran({asked.__code__: space})
+    ran = Execution({asked.__code__: space})
     before = dict(vars(torch.SymInt))
     with disguised(ran, Tracked):
         assert function(size, stands) == [True] * 7 + [False]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.utils import output_capturing
 
-from liteboost_adaptor.program import watch
+from liteboost_adaptor.program import execution
 
 from .conftest import Pair, reasons, served
 
@@ -275,7 +275,7 @@ def test_a_handler_of_signals_runs_though_nobody_has_read_it() -> None:
 
     former = signal.signal(signal.SIGUSR1, handler)
     try:
-        with pytest.raises(watch.Unforeseen), watch.watched({interrupted.__code__}):
+        with pytest.raises(execution.Unforeseen), execution.observed({interrupted.__code__}):
             interrupted()
     finally:
         signal.signal(signal.SIGUSR1, former)

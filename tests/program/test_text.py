@@ -92,7 +92,7 @@ def test_dtypes_are_the_numbers_torch_gives_them(dtype: torch.dtype) -> None:
 
 
 ROOM = """slots 3 1 6
-room 0 1 1 3 1 -> 4
+kv_buffer 0 1 1 3 1 -> 4
 append 1 y 4 i 2 2 1 -> 5
 return 5"""
 

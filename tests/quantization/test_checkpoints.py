@@ -237,9 +237,9 @@ def test_experts_that_are_one_tensor_are_dequantized_and_the_status_says_so(tmp_
 def test_a_step_with_columns_in_another_order_is_recorded(tmp_path: Path) -> None:
     write(tmp_path, "gptq desc_act")
     model = load(tmp_path, torch.bfloat16)
-    tally = report.tally("step.program")
-    before, fallbacks = tally.calls, tally.fallbacks.copy()
+    counter = report.counter("step.program")
+    before, fallbacks = counter.calls, counter.fallbacks.copy()
     found = model.generate(IDS, max_new_tokens=48, do_sample=False)
-    assert tally.calls > before and tally.fallbacks == fallbacks
+    assert counter.calls > before and counter.fallbacks == fallbacks
     with liteboost_adaptor.patched(model, disable="step.program"):
         assert torch.equal(model.generate(IDS, max_new_tokens=48, do_sample=False), found)

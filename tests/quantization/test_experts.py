@@ -24,10 +24,6 @@ FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
 SCHEMES = [QuantScheme("w8a16"), QuantScheme("w4a16"), QuantScheme("w4a16", 64, symmetric=False)]
 
 
-def config_of(scheme: QuantScheme) -> LiteBoostConfig:
-    return LiteBoostConfig(scheme.name, scheme.group_size, scheme.symmetric)
-
-
 def load(folder: Path, **arguments) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
@@ -142,7 +138,7 @@ def test_a_step_reads_integers_and_is_recorded_as_a_program(monkeypatch: pytest.
     model = quantize_model(tiny_models.build("mixtral").bfloat16(), LiteBoostConfig("w4a16"))
     liteboost_adaptor.apply(model, level=2)
     monkeypatch.setattr(QuantizedExperts, "dequantized_parameter", lambda self: pytest.fail("dequantized"))
-    experts, step = report.tally("experts.grouped_mm"), report.tally("step.program")
+    experts, step = report.counter("experts.grouped_mm"), report.counter("step.program")
     before = experts.calls, step.calls, experts.fallbacks.copy(), step.fallbacks.copy()
     model.generate(IDS, max_new_tokens=40, do_sample=False)
     assert experts.calls > before[0] and step.calls > before[1]

@@ -46,7 +46,7 @@ def kept(cache: Any) -> list[torch.Tensor]:
 
 
 def calls() -> int:
-    return report.tally(RULE).calls
+    return report.counter(RULE).calls
 
 
 def rows(state: str = "applied") -> list[Row]:
@@ -147,12 +147,12 @@ def test_a_generation_is_recorded_and_keeps_half_of_the_bytes(no_grad: None) -> 
     options = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}
     plain = model.generate(ids, **options).past_key_values
     liteboost_adaptor.apply(model, quant="kv8")
-    steps, before = report.tally("step.program"), calls()
-    served, fallbacks = steps.calls, report.tally(RULE).fallbacks.total()
+    steps, before = report.counter("step.program"), calls()
+    served, fallbacks = steps.calls, report.counter(RULE).fallbacks.total()
     cache = model.generate(ids, **options).past_key_values
     assert steps.calls - served >= 20
     assert calls() - before == 30 * 2 * model.config.num_hidden_layers
-    assert report.tally(RULE).fallbacks.total() == fallbacks
+    assert report.counter(RULE).fallbacks.total() == fallbacks
     dim = model.config.hidden_size // model.config.num_attention_heads
     expected = sum(tensor.nbytes for tensor in kept(plain)) * (dim + 4) / (2 * dim)
     assert sum(tensor.nbytes for tensor in kept(cache)) == expected

@@ -128,10 +128,10 @@ def test_layers_are_arranged_for_this_cpu_and_lie_together(monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8"])
 def test_a_step_of_a_quantized_model_is_recorded_as_a_program(name: str) -> None:
     model = quantized(name, torch.bfloat16)
-    tally = report.tally("step.program")
-    before, fallbacks = tally.calls, tally.fallbacks.copy()
+    counter = report.counter("step.program")
+    before, fallbacks = counter.calls, counter.fallbacks.copy()
     found = model.generate(IDS, max_new_tokens=24, do_sample=False)
-    assert tally.calls - before >= 12 and tally.fallbacks == fallbacks
+    assert counter.calls - before >= 12 and counter.fallbacks == fallbacks
     with liteboost_adaptor.patched(model, disable="step.program"):
         assert torch.equal(model.generate(IDS, max_new_tokens=24, do_sample=False), found)
 

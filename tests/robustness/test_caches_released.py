@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 
 from liteboost_adaptor.kv_cache import bind, int8_layers
 from liteboost_adaptor.kv_cache import layers as cache_layers
-from liteboost_adaptor.report import Tally
+from liteboost_adaptor.report import CallCounter
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def layer_served(has_integers: bool) -> Any:
     cache.layers = [DynamicLayer()]
     if has_integers:
         int8_layers.want(module)
-    bind.appending(None, Tally())(cache, module)
+    bind.appending(None, CallCounter())(cache, module)
     assert cache_layers.served(cache.layers[0]).has_integers == has_integers
     return cache.layers[0]
 

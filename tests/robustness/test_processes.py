@@ -91,107 +91,148 @@ def run(script: str, tmp_path: Path, **environment: str) -> Any:
 # The parent's OpenMP threads are not in a forked child: one that waits for them hangs for ever. The usual way
 # out, torch's own as well, is one thread in the child; our ops must then start none either.
 FORK = """
-parent_threads = int(sys.argv[1])
-torch.set_num_threads(parent_threads)
-reference, model = expected(), liteboost_adaptor.apply(model := build()) and model
-big = torch.randn(512, 1024)
-torch.ops.liteboost.rms_norm(big, None, 1e-6)  # on all threads, so that there are some to be lost
-own = same(generate(model), reference)
-
-
-def child(pipe):
-    torch.set_num_threads(1)
-    before = calls()
-    ours = torch.ops.liteboost.rms_norm(big, None, 1e-6).isfinite().all().item()
-    pipe.send([same(generate(model), reference), calls() > before, ours])
-
-
-results = []
-for number in range(3):
+def forked(work):
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=child, args=(there,))
+    process = multiprocessing.get_context("fork").Process(target=work, args=(there,))
     process.start()
-    results.append(here.recv() if here.poll(120) else "hangs")
+    return here, process
+
+
+def received(here):
+    return here.recv() if here.poll(120) else "hangs"
+
+
+def served_model():
+    model = build()
+    liteboost_adaptor.apply(model)
+    return model
+
+
+def fork(parent_threads):
+    torch.set_num_threads(parent_threads)
+    reference, model = expected(), served_model()
+    big = torch.randn(512, 1024)
+    torch.ops.liteboost.rms_norm(big, None, 1e-6)  # on all threads, so that there are some to be lost
+    own = same(generate(model), reference)
+
+    def child(pipe):
+        torch.set_num_threads(1)
+        before = calls()
+        ours = torch.ops.liteboost.rms_norm(big, None, 1e-6).isfinite().all().item()
+        pipe.send([same(generate(model), reference), calls() > before, ours])
+
+    results = []
+    for number in range(3):
+        here, process = forked(child)
+        results.append(received(here))
+        process.join(10)
+        process.kill()
+    return [own, results, same(generate(model), reference)]
+"""
+
+FORKS_OF_ONE_THREAD = """
+def fork_and_change():
+    reference, model = expected(), served_model()
+
+    def child(pipe):
+        liteboost_adaptor.undo(model)
+        before = calls()
+        found = same(generate(model), reference)
+        pipe.send([found, calls() - before])
+        liteboost_adaptor.apply(model)
+        pipe.send([same(generate(model), reference), calls() > before])
+
+    here, process = forked(child)
+    results = [received(here) for _ in range(2)]
     process.join(10)
-    process.kill()
-print(json.dumps([own, results, same(generate(model), reference)]))
+    before = calls()
+    return [results, same(generate(model), reference), calls() > before]
+
+
+def data_loader():
+    import shared_work
+
+    reference, model = expected(), served_model()
+    loader = torch.utils.data.DataLoader(
+        shared_work.Dataset(model), num_workers=2, batch_size=None, multiprocessing_context="fork"
+    )
+    found = [
+        [
+            torch.equal(item["tokens"], reference.tokens),
+            shared_work.numbers.relative(item["logits"], reference.logits),
+        ]
+        for item in loader
+    ]
+    return [found, same(generate(model), reference)]
+
+
+def fork_while_binding():
+    import threading
+
+    reference, model = expected(), served_model()
+    stop = threading.Event()
+
+    def change():
+        while not stop.is_set():
+            liteboost_adaptor.apply(model)
+            liteboost_adaptor.undo(model)
+
+    def child(pipe):
+        mine = build()
+        liteboost_adaptor.apply(mine)
+        pipe.send(same(generate(mine), reference))
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    results = []
+    for number in range(6):
+        here, process = forked(child)
+        results.append(received(here))
+        process.kill()
+    stop.set()
+    thread.join()
+    return results
+
+
+print(json.dumps([fork(1), fork_and_change(), data_loader(), fork_while_binding()]))
 """
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_forked_children_generate_with_the_parents_model(threads: int, tmp_path: Path) -> None:
-    script = FORK.replace("sys.argv[1]", repr(threads))
-    own, children, afterwards = run(script, tmp_path, OMP_NUM_THREADS=str(threads))
+@pytest.fixture(scope="module")
+def of_one_thread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What parents of one thread and their forked children did, one parent after the other in a process."""
+    found = run(FORK + FORKS_OF_ONE_THREAD, tmp_path_factory.mktemp("forks"))
+    return dict(zip(("fork", "change", "loader", "while binding"), found, strict=True))
+
+
+def check_forks(found: list[Any]) -> None:
+    own, children, afterwards = found
     assert own and afterwards
     assert children == [[True, True, True]] * 3
 
 
-FORK_AND_CHANGE = """
-torch.set_num_threads(1)
-reference, model = expected(), build()
-liteboost_adaptor.apply(model)
+def test_forked_children_generate_with_the_parents_model(of_one_thread: dict[str, Any]) -> None:
+    check_forks(of_one_thread["fork"])
 
 
-def child(pipe):
-    liteboost_adaptor.undo(model)
-    before = calls()
-    found = same(generate(model), reference)
-    pipe.send([found, calls() - before])
-    liteboost_adaptor.apply(model)
-    pipe.send([same(generate(model), reference), calls() > before])
+def test_forked_children_of_a_parent_with_two_threads(tmp_path: Path) -> None:
+    check_forks(run(FORK + "print(json.dumps(fork(2)))", tmp_path, OMP_NUM_THREADS="2"))
 
 
-here, there = multiprocessing.Pipe()
-process = multiprocessing.get_context("fork").Process(target=child, args=(there,))
-process.start()
-results = [here.recv() if here.poll(120) else "hangs" for _ in range(2)]
-process.join(10)
-before = calls()
-print(json.dumps([results, same(generate(model), reference), calls() > before]))
-"""
+def test_a_child_undoes_and_applies_without_the_parent_noticing(of_one_thread: dict[str, Any]) -> None:
+    assert of_one_thread["change"] == [[[True, 0], [True, True]], True, True]
 
 
-def test_a_child_undoes_and_applies_without_the_parent_noticing(tmp_path: Path) -> None:
-    assert run(FORK_AND_CHANGE, tmp_path) == [[[True, 0], [True, True]], True, True]
+def test_workers_of_a_data_loader(of_one_thread: dict[str, Any]) -> None:
+    found, afterwards = of_one_thread["loader"]
+    assert len(found) == 4 and afterwards
+    for same_tokens, error in found:
+        assert same_tokens and error <= TOLERANCE
 
 
-FORK_WHILE_BINDING = """
-import threading
-torch.set_num_threads(1)
-reference, model = expected(), build()
-stop = threading.Event()
-
-
-def change():
-    while not stop.is_set():
-        liteboost_adaptor.apply(model)
-        liteboost_adaptor.undo(model)
-
-
-def child(pipe):
-    mine = build()
-    liteboost_adaptor.apply(mine)
-    pipe.send(same(generate(mine), reference))
-
-
-thread = threading.Thread(target=change)
-thread.start()
-results = []
-for number in range(6):
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=child, args=(there,))
-    process.start()
-    results.append(here.recv() if here.poll(60) else "hangs")
-    process.kill()
-stop.set()
-thread.join()
-print(json.dumps(results))
-"""
-
-
-def test_forks_while_another_thread_binds(tmp_path: Path) -> None:
+def test_forks_while_another_thread_binds(of_one_thread: dict[str, Any]) -> None:
     """A lock held by another thread at the moment of the fork would stay locked in the child."""
-    assert run(FORK_WHILE_BINDING, tmp_path) == [True] * 6
+    assert of_one_thread["while binding"] == [True] * 6
 
 
 SPAWN = """
@@ -218,30 +259,3 @@ def test_spawned_processes_unpickle_a_bound_model(tmp_path: Path) -> None:
     assert ours == ["LlamaForCausalLM", True, True]
     assert plain == ["transformers.models.llama.modeling_llama", True, False]
     assert afterwards
-
-
-LOADER = """
-if __name__ == "__main__":
-    import shared_work
-    torch.set_num_threads(1)
-    reference, model = expected(), build()
-    liteboost_adaptor.apply(model)
-    loader = torch.utils.data.DataLoader(
-        shared_work.Dataset(model), num_workers=2, batch_size=None, multiprocessing_context="fork"
-    )
-    found = [
-        [
-            torch.equal(item["tokens"], reference.tokens),
-            shared_work.numbers.relative(item["logits"], reference.logits),
-        ]
-        for item in loader
-    ]
-    print(json.dumps([found, same(generate(model), reference)]))
-"""
-
-
-def test_workers_of_a_data_loader(tmp_path: Path) -> None:
-    found, afterwards = run(LOADER, tmp_path)
-    assert len(found) == 4 and afterwards
-    for same_tokens, error in found:
-        assert same_tokens and error <= TOLERANCE

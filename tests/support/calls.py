@@ -66,15 +66,15 @@ def count(codes: dict[types.CodeType, str], action: Callable[[], Any]) -> tuple[
     return result, seen
 
 
-def tallies() -> Counter[str]:
+def counters() -> Counter[str]:
     """Rule id -> calls served so far in this process."""
-    return Counter({rule: tally.calls for rule, tally in report.tallies.items() if tally.calls})
+    return Counter({rule: counter.calls for rule, counter in report.counters.items() if counter.calls})
 
 
 def fallbacks() -> Counter[tuple[str, str]]:
-    """(rule id, reason) -> calls handed back to the original so far in this process."""
+    """(rule id, reason) -> calls that fell back to the original so far in this process."""
     return Counter(
-        {(rule, why): n for rule, tally in report.tallies.items() for why, n in tally.fallbacks.items()}
+        {(rule, why): n for rule, counter in report.counters.items() for why, n in counter.fallbacks.items()}
     )
 
 
@@ -97,8 +97,8 @@ class Served:
 
 @contextmanager
 def served() -> Iterator[Served]:
-    """Count what our replacements serve, and hand back, inside the block."""
-    found, calls, handed_back = Served(), tallies(), fallbacks()
+    """Count what our replacements serve, and what falls back, inside the block."""
+    found, calls, handed_back = Served(), counters(), fallbacks()
     yield found
-    found.rules = tallies() - calls
+    found.rules = counters() - calls
     found.fallbacks = fallbacks() - handed_back

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -38,6 +43,36 @@ def assert_close(
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous(), b.contiguous())
+
+
+def assert_same_on_any_threads(run: Callable[[], Any], counts: tuple[int, ...] = (1, 2, 3)) -> None:
+    """``run``, which gives a tensor or several, gives the same bits on every number of threads."""
+    before, results = torch.get_num_threads(), []
+    try:
+        for count in counts:
+            torch.set_num_threads(count)
+            result = run()
+            results.append([result] if isinstance(result, Tensor) else result)
+    finally:
+        torch.set_num_threads(before)
+    for count, result in zip(counts, results, strict=True):
+        assert all(map(same_bits, result, results[0])), f"{count} threads"
+
+
+def assert_refused(
+    functions: tuple[Callable[..., Any], ...], arguments: tuple, error: type[Exception], text: str
+) -> None:
+    """All of them raise this error in the same words, which say what was asked, what found, what to do."""
+    messages = set()
+    for function in functions:
+        with pytest.raises(error, match=text) as raised:
+            function(*arguments)
+        # Python and C++ spell dtypes, and numbers that are whole, in their own ways.
+        words = str(raised.value).split("\n")[0].lower()
+        messages.add(re.sub(r"long|int\d*|char|\.0\b", "", words))
+    (message,) = messages
+    asked_and_found, _, to_do = message.partition("; ")
+    assert re.search(r"must .*got ", asked_and_found) and len(to_do.split()) >= 2
 
 
 def sentinel_view(tensor: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Coverage:
         unserved: Kind -> name of what still runs the original -> calls.
         rules: Rules that served calls.
         refusals: "name: reason" of everything that looks like a target and was refused.
-        fallbacks: "rule: reason" -> calls handed back.
+        fallbacks: "rule: reason" -> calls that fell back.
         tallied: Kind -> calls our replacements counted, which must say the same as ``calls``.
     """
 

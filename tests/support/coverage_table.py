@@ -82,7 +82,7 @@ def line(coverage: Coverage) -> Line:
 
 
 def _left(coverage: Coverage) -> Iterator[str]:
-    """What still runs the original, each with the reason: refused, handed back, or known to no rule."""
+    """What still runs the original, each with the reason: refused, fallen back, or known to no rule."""
     refused = {target.split(": ")[-1].split(".")[-1]: why for target, why in map(_cut, coverage.refusals)}
     for kind, names in coverage.unserved.items():
         for name in sorted(names):
@@ -182,7 +182,7 @@ model, without our catalogue:
 - *linear*: `nn.Linear`.
 
 A call is on our ops when the original does not run in the served model. Only what a text prompt runs is
-counted. The last column names what still runs the original and why: refused, handed back at the call, or
+counted. The last column names what still runs the original and why: refused, fallen back at the call, or
 (without a word) known to no rule."""
 
 

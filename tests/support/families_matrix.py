@@ -143,11 +143,9 @@ def sample(family: str, turn: int) -> list[Cell]:
     for is_fp32 in (True, False):
         suitable = [row for row in rows if (row["dtype"] == "fp32") == is_fp32]
         row = suitable[turn % len(suitable)]
-        candidates = [heads for heads in RATIOS[row["heads"]] if not _why_not(family, row["head_dim"], heads)]
-        heads = candidates[:1] or [""]
-        found.append(
-            Cell(family, **row | {"heads": heads[0], "head_dim": row["head_dim"] if heads[0] else 0})
-        )
+        candidates = RATIOS[row["heads"]]
+        heads = next((heads for heads in candidates if not _why_not(family, row["head_dim"], heads)), "")
+        found.append(Cell(family, **row | {"heads": heads, "head_dim": row["head_dim"] if heads else 0}))
     return found
 
 

@@ -23,12 +23,12 @@ def find(*names: str, why: str) -> str:
     pytest.skip(f"{' or '.join(names)} not found: {why}")
 
 
-def configure(folder: Path, *options: str) -> Path:
-    """Configure ``kernels/`` with the test programs, warnings being errors, in ``folder``; returns it."""
+def configure(folder: Path, *options: str, sources: Path = ROOT / "kernels") -> Path:
+    """Configure ``sources`` with the test programs, warnings being errors, in ``folder``; returns it."""
     cmake = find("cmake", why="builds the kernels for this test")
     ninja = shutil.which("ninja")
     generator = ["-G", "Ninja"] if ninja else ["-G", "Unix Makefiles"]
-    command = [cmake, "-S", str(ROOT / "kernels"), "-B", str(folder), *generator]
+    command = [cmake, "-S", str(sources), "-B", str(folder), *generator]
     command += [f"-DPython_EXECUTABLE={sys.executable}", "-DLITEBOOST_WERROR=ON", "-DLITEBOOST_CXX_TESTS=ON"]
     run([*command, *options])
     return folder

@@ -96,7 +96,7 @@ def examine_quantized(family: str, scheme: str) -> Outcome:
         if outcome.kept >= LEAST_KEPT:
             break
     for op, reason, n in native_npu.calls():
-        if op in ("linear_w8", "linear_w4", "linear_w8a8", "experts_tiles") and reason:
+        if op in ("linear_packed", "linear_w8a8", "experts_packed") and reason:
             outcome.unserved.append(f"{op}: {reason} x {n}")
         elif not reason:
             outcome.launches[op] = n

@@ -7,20 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
+from cann_sim import trace
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.ops import ops
 from liteboost_adaptor.replacements import npu_format
 from liteboost_adaptor.selftest.compare import placed
+from support.attention_cases import double
 from support.compare import NOISE, assert_close
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
 
 
 @dataclass
@@ -38,12 +34,13 @@ class Run:
     reasons: list[str]
 
 
-def run(name: str, /, in_nz: tuple[str, ...] = (), **arguments: Any) -> Run:
+def run(name: str, /, in_nz: tuple[str, ...] = (), counted_as: str = "", **arguments: Any) -> Run:
     """Call ``torch.ops.liteboost.<name>`` with tensors that lie on the NPU as these do on the CPU.
 
-    Those named ``in_nz`` lie there in FRACTAL_NZ.
+    Those named ``in_nz`` lie there in FRACTAL_NZ. ``counted_as``: the public op that a private one serves.
     """
-    op, outputs = getattr(torch.ops.liteboost, name), ops()[name].outputs
+    counted_as = counted_as or name
+    op, outputs = getattr(torch.ops.liteboost, name), ops()[counted_as].outputs
     # Apart, because an op may write to them.
     first, second, third = (placed(arguments, "npu") for _ in range(3))
     if in_nz:
@@ -57,7 +54,7 @@ def run(name: str, /, in_nz: tuple[str, ...] = (), **arguments: Any) -> Run:
         counts = native_npu.calls()
         with _memory_left_as_it_is(), trace.recording() as recorded:
             again = outputs(op(**third), third)
-    assert sum(count for op_name, _, count in counts if op_name == name) == 1, counts
+    assert sum(count for op_name, _, count in counts if op_name == counted_as) == 1, counts
     assert all(torch.equal(a, b.cpu()) for a, b in zip(results, again, strict=True))
     launches = [launch.removeprefix("aclnn") for launch in recorded.ops]
     return Run(results, launches, [reason for _, reason, _ in counts if reason])
@@ -82,7 +79,7 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
     exact, original = (
         _listed(each)
         for each in (
-            reference(**{key: _double(value) for key, value in arguments.items()}),
+            reference(**{key: double(value) for key, value in arguments.items()}),
             reference(**arguments),
         )
     )
@@ -94,7 +91,3 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
 
 def _listed(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -79,6 +79,20 @@ def greedy(model: torch.nn.Module, inputs: dict[str, Any], steps: int = 8, **set
     return Greedy(out.sequences[:, -steps:], torch.stack(out.logits, dim=1))
 
 
+@torch.no_grad()
+def prefill_and_steps(model: torch.nn.Module) -> torch.Tensor:
+    """Logits of a prefill and, where the family has a cache, of two decode steps after it."""
+    inputs = tiny_models.example_inputs(model, batch=2, length=9)
+    out = model(**inputs, use_cache=True)
+    found = [out.logits]
+    for step in range(2):
+        token = torch.full((2, 1), 7 + step)
+        mask = torch.ones(2, 10 + step, dtype=torch.long)
+        out = model(input_ids=token, attention_mask=mask, past_key_values=out.past_key_values, use_cache=True)
+        found.append(out.logits)
+    return torch.cat(found, dim=1)
+
+
 def certain(reference: Greedy, tolerance: float) -> torch.Tensor:
     """Positions whose token does not depend on differences below ``tolerance``, nor anything before it."""
     return (reference.margins > tolerance).long().cumprod(dim=-1).bool()

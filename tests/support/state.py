@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import pytest
 import torch
 
 import liteboost_adaptor
@@ -15,6 +16,14 @@ import liteboost_adaptor
 def pristine() -> None:
     """Take back everything, so that a test decides itself what is served."""
     liteboost_adaptor.undo()
+
+
+@pytest.fixture(autouse=True)
+def served_on_request() -> Iterator[None]:
+    """Models are served when a test says so, and left as they were after it; for folders that import this."""
+    pristine()
+    yield
+    pristine()
 
 
 def _registries() -> dict[str, Mapping[str, Any]]:

@@ -173,12 +173,6 @@ def _from_config(model_type: str, sizes: Sizes = DEFAULT, **kwargs):
 # ---------------------------------------------------------------------------------------------------
 # models
 # ---------------------------------------------------------------------------------------------------
-def parameter_count(model_type: str) -> int:
-    with torch.device("meta"):
-        model = _from_config(model_type)
-    return sum(p.numel() for p in model.parameters())
-
-
 @torch.no_grad()
 def _perturb(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed + 1)
@@ -247,49 +241,20 @@ def _without_cache(model, inputs, generator):
     return inputs | {"use_cache": False}
 
 
-def _shared_cache_inputs(model, inputs, generator):
-    """Draft heads read hidden states and the last key/value states of the model they draft for."""
-    text = model.config.get_text_config()
-    batch, length = inputs["input_ids"].shape
-    states = {}
-    for layer_type in dict.fromkeys(text.layer_types):
-        layer = text.per_layer_config[text.layer_types.index(layer_type)]
-        shape = (batch, layer.num_key_value_heads, length, layer.head_dim)
-        states[layer_type] = (
-            torch.randn(shape, generator=generator),
-            torch.randn(shape, generator=generator),
-        )
-    embeds = torch.randn(batch, 1, 2 * model.config.backbone_hidden_size, generator=generator)
-    return {
-        "inputs_embeds": embeds,
-        "shared_kv_states": states,
-        "position_ids": torch.full((batch, 1), length - 1),
-    }
-
-
 EXTRA_INPUTS: dict = {
     "blt": _without_cache,
     "musicgen_decoder": _codebook_inputs,
     "musicgen_melody_decoder": _codebook_inputs,
-    "gemma4_assistant": _shared_cache_inputs,
-    "gemma4_unified_assistant": _shared_cache_inputs,
 }
 
 
 @torch.no_grad()
-def generate(model, inputs: dict, new_tokens: int = 8, with_margin: bool = False):
-    """Greedy decoding of exactly `new_tokens` tokens, whatever the family's generation defaults are.
-
-    With `with_margin` also returns the smallest distance between the best and the second-best logit.
-    """
+def generate(model, inputs: dict, new_tokens: int = 8):
+    """Greedy decoding of exactly `new_tokens` tokens, whatever the family's generation defaults are."""
     settings = greedy_settings(model, new_tokens)
     model.generation_config = settings
     out = model.generate(**inputs, generation_config=settings)
-    tokens = out.sequences.flatten(0, -2)[:, -new_tokens:]
-    if not with_margin:
-        return tokens
-    best = torch.stack(out.logits).float().topk(2, dim=-1).values
-    return tokens, round((best[..., 0] - best[..., 1]).min().item(), 5)
+    return out.sequences.flatten(0, -2)[:, -new_tokens:]
 
 
 def greedy_settings(model, new_tokens: int) -> GenerationConfig:

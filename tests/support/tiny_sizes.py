@@ -416,9 +416,6 @@ DEFAULT_KWARGS = {
 #: Families whose causal-LM class takes one part of the composite configuration.
 CONFIG_PART = {"musicgen": "decoder", "musicgen_melody": "decoder"}
 
-#: Families that cannot decode on their own (draft heads that read another model's key/value cache).
-NOT_STANDALONE = ("gemma4_assistant", "gemma4_unified_assistant")
-
 
 def field_names(config_class: type) -> list[str]:
     """Names of a configuration's fields: of a dataclass, or before transformers 5.4 of the constructor."""

@@ -48,7 +48,7 @@ class Runs:
 
     @property
     def reasons(self) -> set[str]:
-        """Why calls were handed back to the original; a step that is not recorded still calls our ops."""
+        """Why calls fell back to the original; a step that is not recorded still calls our ops."""
         return {why for rule, why in self.served.fallbacks if rule != "step.program"}
 
     def assert_close(self, tolerance: float = TOLERANCE) -> None:

@@ -1,7 +1,9 @@
 """Generated documentation is current, and what documentation names exists."""
 
 import functools
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,16 @@ def file_names() -> set[str]:
     """Of what is written here, without folders: a table may name its folder once."""
     parts = ("liteboost_adaptor", "kernels", "tests", "examples", "build_support", "docs")
     return {path.name for part in parts for path in (ROOT / part).rglob("*.*")}
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmark():
+    """``build_support/readme_figures.py`` writes them."""
+    figures = runpy.run_path(str(ROOT / "build_support" / "readme_figures.py"))
+    assert figures["BEGIN"] + figures["section"]() + figures["END"] in (ROOT / "README.md").read_text()
+    if figures["MEASURED"].exists():
+        measured = json.loads(figures["MEASURED"].read_text())["variants"]
+        drawn = figures["PICTURE"].read_text()
+        assert all(f"{measured[name]['decode_tok_s']:.1f} " in drawn for name in figures["VARIANTS"])
 
 
 def test_environment_table_is_current():
@@ -69,21 +81,6 @@ def test_files_and_folders_it_names_exist(document):
         if name not in files and not any(any(start.glob(name)) for start in (*STARTS, document.parent))
     ]
     assert not missing
-
-
-def test_words_that_are_to_be_renamed_are_in_the_code():
-    """A rename takes its row out of the glossary's last table."""
-    table = (ROOT / "docs" / "glossary.md").read_text().split("## In the code today")[1]
-    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
-    wanted = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    sources = [
-        file
-        for folder in ("liteboost_adaptor", "kernels")
-        for suffix in ("*.py", "*.cpp", "*.h")
-        for file in (ROOT / folder).rglob(suffix)
-    ]
-    found = set(re.findall(r"\w+", "\n".join(file.read_text() for file in sources)))
-    assert wanted and wanted <= found, f"renamed: {wanted - found}"
 
 
 def test_every_decision_is_listed_and_has_its_three_parts():

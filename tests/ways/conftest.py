@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from support import state
+from support.state import served_on_request
+
+__all__ = ["level", "served_on_request"]  # the latter applies by being here
 
 
 @pytest.fixture(params=[1, 2], ids=["level 1", "level 2"])
 def level(request: pytest.FixtureRequest) -> int:
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def served_on_request() -> Iterator[None]:
-    state.pristine()
-    yield
-    state.pristine()

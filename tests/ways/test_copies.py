@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -27,6 +28,10 @@ def with_deepcopy(model: nn.Module, folder: Path) -> nn.Module:
     return copy.deepcopy(model)
 
 
+def with_an_old_pickle(model: nn.Module, folder: Path) -> nn.Module:
+    return pickle.loads(pickle.dumps(model, protocol=0))
+
+
 def with_torch_save(model: nn.Module, folder: Path) -> nn.Module:
     buffer = io.BytesIO()
     torch.save(model, buffer)
@@ -39,7 +44,7 @@ def with_save_pretrained(model: nn.Module, folder: Path) -> nn.Module:
     return type(model).from_pretrained(folder).eval()
 
 
-@pytest.mark.parametrize("way", [with_deepcopy, with_torch_save, with_save_pretrained])
+@pytest.mark.parametrize("way", [with_deepcopy, with_an_old_pickle, with_torch_save, with_save_pretrained])
 @families(*FAMILIES)
 def test_a_copy_is_an_original_and_is_served_in_its_turn(
     family: str, way: Callable[[nn.Module, Path], nn.Module], level: int, tmp_path: Path
@@ -121,3 +126,71 @@ def test_resize_token_embeddings(family: str, level: int) -> None:
     assert served.kinds["linear"] > 0
     liteboost_adaptor.undo(model)
     assert torch.equal(logits(model), expected)
+
+
+def served_llama() -> tuple[nn.Module, torch.Tensor]:
+    """A served model that ran, and the original's logits."""
+    model = tiny_models.build("llama")
+    expected = logits(model)
+    liteboost_adaptor.apply(model)
+    logits(model)
+    return model, expected
+
+
+def originals_only(model: nn.Module) -> bool:
+    return not any("__liteboost__" in vars(type(part)) for part in model.modules())
+
+
+def test_a_copy_of_a_part() -> None:
+    model, _ = served_llama()
+    layer = copy.deepcopy(model.model.layers[0])
+    shallow = copy.copy(model.model.norm)
+    assert originals_only(layer) and originals_only(shallow)
+    assert shallow.weight is model.model.norm.weight
+
+
+def test_state_dict_is_the_originals() -> None:
+    reference, other = tiny_models.build("llama"), tiny_models.build("llama", seed=3)
+    model, _ = served_llama()
+    found = model.state_dict()
+    assert list(found) == list(reference.state_dict())
+    assert all(torch.equal(found[name], tensor) for name, tensor in reference.state_dict().items())
+    assert [name for name, _ in model.named_parameters()] == [
+        name for name, _ in reference.named_parameters()
+    ]
+    model.load_state_dict(other.state_dict())
+    assert numbers.relative(logits(model), logits(other)) <= 2e-5
+
+
+def test_weights_assigned_moved_or_resized_count() -> None:
+    model, _ = served_llama()
+    model.model.layers[0].mlp.up_proj.weight.data = model.model.layers[0].mlp.up_proj.weight.data * 2
+    model.resize_token_embeddings(300)
+    model.load_state_dict(model.state_dict(), assign=True)
+    model.to(torch.bfloat16)
+    model.float()
+    found = logits(model)
+    liteboost_adaptor.undo()
+    assert numbers.relative(found, logits(model)) <= 2e-5
+
+
+def test_signatures_names_and_types_are_the_originals() -> None:
+    reference = tiny_models.build("llama")
+    model, _ = served_llama()
+    for ours, original in zip(model.modules(), reference.modules(), strict=True):
+        assert isinstance(ours, type(original))
+        assert repr(type(ours)) == repr(type(original))
+        assert inspect.signature(ours.forward) == inspect.signature(original.forward)
+        assert type(ours).forward.__doc__ == type(original).forward.__doc__
+        assert (type(ours) is nn.Linear) == (type(original) is nn.Linear)
+    assert repr(model) == repr(reference)
+
+
+def test_clone_by_config_and_class() -> None:
+    """``type(model)(config)`` and ``type(model).from_pretrained`` are how programs make twins."""
+    model, expected = served_llama()
+    twin = type(model)(model.config).eval()
+    twin.load_state_dict(model.state_dict())
+    liteboost_adaptor.undo()
+    assert originals_only(twin)
+    assert torch.equal(logits(twin), expected)

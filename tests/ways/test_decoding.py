@@ -10,6 +10,8 @@ import torch
 from support import numbers, tiny_models
 from support.ways import FAMILIES, compare, families
 
+import liteboost_adaptor
+
 #: Families whose cache can be rolled back, which assistants and prompt lookup need.
 ROLLED_BACK = ("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "deepseek_v3")
 CONTRASTIVE = Path(__file__).parent / "contrastive_search"
@@ -49,6 +51,20 @@ def test_beam_search(family: str, level: int) -> None:
     assert runs.served.kinds["norm"] > 0
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"use_cache": False}, {"prefill_chunk_size": 4}],
+    ids=["without a cache", "in chunks"],
+)
+@families("llama", "gemma2", "gpt_oss")
+def test_prompts_and_steps_in_other_pieces(family: str, settings: dict[str, Any]) -> None:
+    model = tiny_models.build(family)
+    inputs = numbers.padded_inputs(model)
+    runs = compare(model, 2, lambda: generate(model, inputs, **settings))
+    runs.assert_close()
+    assert runs.served.kinds["attention"] > 0
+
+
 @pytest.mark.usefixtures("modules_cache")
 @families("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "gpt_oss", "deepseek_v3")
 def test_contrastive_search(family: str, level: int) -> None:
@@ -79,6 +95,15 @@ def test_assisted_decoding(family: str, helper: str, level: int) -> None:
     runs.assert_same_text()
     assert torch.equal(runs.expected.tokens, numbers.greedy(model, inputs).tokens)
     assert runs.served.kinds["attention"] > 0
+
+
+def test_an_assistant_that_is_served_itself() -> None:
+    model, assistant = tiny_models.build("llama"), tiny_models.build("llama", seed=5)
+    inputs = tiny_models.example_inputs(model, batch=1)
+    expected = generate(model, inputs, assistant_model=assistant)
+    liteboost_adaptor.apply(model)
+    liteboost_adaptor.apply(assistant)
+    assert torch.equal(generate(model, inputs, assistant_model=assistant), expected)
 
 
 @families(*FAMILIES)

@@ -83,3 +83,20 @@ def test_packed_sequences_with_position_ids(family: str, level: int) -> None:
     alone = torch.cat([logits(model, input_ids=part) for part in ids.split(lengths, dim=1)], dim=1)
     assert numbers.relative(runs.found, alone) <= 1e-4, "documents see each other"
     assert runs.served.kinds["attention"] == model.config.num_hidden_layers and runs.reasons == set()
+
+
+def test_a_prefix_continued_in_pieces() -> None:
+    """Chunks of 5, 1, 4 and 1 tokens on one cache: decode, prefill and what lies between."""
+    model = tiny_models.build("llama")
+    ids = tiny_models.example_inputs(model, length=11)["input_ids"]
+
+    @torch.no_grad()
+    def run() -> torch.Tensor:
+        cache, found = None, []
+        for piece in ids.split([5, 1, 4, 1], dim=1):
+            out = model(input_ids=piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            found.append(out.logits)
+        return torch.cat(found, dim=1)
+
+    compare(model, 2, run).assert_close()

@@ -84,6 +84,15 @@ def test_set_attn_implementation(family: str, level: int) -> None:
     assert all(torch.equal(run(name)[0], original) for name, original in zip(names, expected, strict=True))
 
 
+def test_sdpa_asked_for_after_eager_at_loading() -> None:
+    model = tiny_models.build("llama", attn_implementation="eager")
+    liteboost_adaptor.apply(model)
+    model.set_attn_implementation("sdpa")
+    with calls.served() as served:
+        forward(model)
+    assert served.kinds["attention"] == 2
+
+
 @families("mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "olmoe")
 def test_output_router_logits(family: str, level: int) -> None:
     model = tiny_models.build(family)

@@ -57,7 +57,7 @@ def test_training_steps(family: str, level: int) -> None:
     model = tiny_models.build(family).train()
     runs = compare(model, level, lambda: [gradients(model), steps(model)])
     assert_equal(runs.found, runs.expected)
-    assert runs.reasons == {"grad mode"}
+    assert runs.reasons == {"grad mode"} and runs.served.rules == {}
 
 
 @pytest.mark.parametrize("uses_reentrant", [False, True], ids=["not reentrant", "reentrant"])
@@ -74,6 +74,92 @@ def test_gradient_checkpointing(family: str, uses_reentrant: bool, level: int) -
         assert_equal(runs.found, runs.expected)
         assert runs.served.rules == {}
     assert all(numbers.relative(runs.found[name], plain[name]) <= 1e-4 for name in plain)
+
+
+@pytest.mark.parametrize("uses_reentrant", [False, True], ids=["not reentrant", "reentrant"])
+def test_gradient_checkpointing_that_is_enabled_later(uses_reentrant: bool) -> None:
+    model = tiny_models.build("llama").train()
+    expected = gradients(model)
+    liteboost_adaptor.apply(model)
+    model.gradient_checkpointing_enable({"use_reentrant": uses_reentrant})
+    seen: list[int] = []
+    handle = model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(1))
+    found = gradients(model)
+    handle.remove()
+    assert len(seen) == 2, "the layer was not run again in the backward pass"
+    if uses_reentrant:
+        assert all(numbers.relative(found[name], expected[name]) <= 1e-4 for name in expected)
+    else:
+        assert_equal(found, expected)
+
+
+def test_inputs_with_gradients_and_frozen_parameters() -> None:
+    model = tiny_models.build("llama").requires_grad_(False)
+    embeds = model.model.embed_tokens(tiny_models.example_inputs(model)["input_ids"])
+
+    def run() -> torch.Tensor:
+        leaf = embeds.clone().requires_grad_()
+        model(inputs_embeds=leaf, use_cache=False).logits.square().mean().backward()
+        return leaf.grad
+
+    expected = run()
+    liteboost_adaptor.apply(model)
+    assert torch.equal(run(), expected)
+
+
+def test_only_one_weight_wants_gradients() -> None:
+    """Nothing is served in grad mode, also below that weight: the gradient is the original's to the bit."""
+    model = tiny_models.build("llama")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.1.mlp.up_proj" in name)
+    expected = gradients(model)
+    liteboost_adaptor.apply(model)
+    with calls.served() as served:
+        assert_equal(gradients(model), expected)
+    assert served.rules == {} and served.fallbacks
+
+
+def test_freezing_changes_no_bit_in_grad_mode() -> None:
+    model = tiny_models.build("llama")
+    inputs = tiny_models.example_inputs(model)
+    liteboost_adaptor.apply(model)
+    expected = model(**inputs).logits
+    model.requires_grad_(False)
+    with calls.served() as served:
+        assert torch.equal(model(**inputs).logits, expected)
+    assert served.rules == {} and {why for _, why in served.fallbacks} == {"grad mode"}
+
+
+def test_an_optimiser_step_changes_what_is_served() -> None:
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model)
+    before = logits(model)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients(model)
+    optimiser.step()
+    after = logits(model)
+    liteboost_adaptor.undo()
+    assert numbers.relative(after, logits(model)) <= 2e-5
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_gives_the_originals_dtypes_and_numbers(dtype: torch.dtype) -> None:
+    model = tiny_models.build("llama")
+    inputs = numbers.padded_inputs(model)
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cpu", dtype):
+            return logits(model)
+
+    exact = numbers.exact(model, "llama", inputs).logits
+    real = inputs["attention_mask"].bool()
+    expected = run()
+    liteboost_adaptor.apply(model)
+    found = run()
+    assert found.dtype == expected.dtype
+    own = (expected.double() - exact)[real].norm()
+    assert (found.double() - exact)[real].norm() <= 1.5 * own
 
 
 @families(*FAMILIES)
@@ -107,9 +193,10 @@ def test_prefill_in_inference_mode_and_decoding_without_gradients(family: str, l
     assert runs.served.kinds["norm"] > 0 and runs.reasons == set()
 
 
-def lora(model: nn.Module) -> nn.Module:
+def lora(model: nn.Module, targets: list[str] | None = None) -> nn.Module:
+    """``model`` with adapters of these layers, or of every linear layer but the head."""
     torch.manual_seed(7)
-    targets = sorted(
+    targets = targets or sorted(
         {
             name.split(".")[-1]
             for name, part in model.named_modules()
@@ -151,6 +238,32 @@ def test_lora(family: str, order: str, level: int) -> None:
     assert served.kinds["norm"] > 0
     liteboost_adaptor.undo(model)
     assert torch.equal(logits(merged), logits(reference.merge_and_unload()))
+
+
+@pytest.mark.parametrize("order", ["adapted before us", "adapted after us", "the whole is served"])
+def test_lora_of_the_head(order: str) -> None:
+    targets = ["q_proj", "v_proj", "down_proj", "lm_head"]
+    reference = lora(tiny_models.build("llama"), targets)
+    expected, expected_gradients = logits(reference), gradients(reference)
+    model = tiny_models.build("llama")
+    assert numbers.relative(logits(model), expected) > 1e-2, "the adapter changes nothing"
+    if order == "adapted after us":
+        liteboost_adaptor.apply(model)
+    adapted = lora(model, targets)
+    if order != "adapted after us":
+        liteboost_adaptor.apply(model if order == "adapted before us" else adapted)
+    with calls.served() as served:
+        assert numbers.relative(logits(adapted), expected) <= 2e-5
+    assert served.kinds["attention"] == 2 and served.kinds["rope"] == 2
+    found = gradients(adapted)
+    assert found.keys() == expected_gradients.keys()
+    assert all(numbers.relative(found[name], expected_gradients[name]) <= 1e-4 for name in found)
+    assert all(gradient.abs().sum() > 0 for name, gradient in found.items() if "lora" in name)
+    merged = adapted.merge_and_unload()
+    with calls.served() as served:
+        assert numbers.relative(logits(merged), expected) <= 2e-5
+    # Layers that were adapters when we came are called as they are; those that became so are served again.
+    assert served.kinds["linear"] == (15 if order == "adapted after us" else 8)
 
 
 @families("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "phi3")

@@ -23,6 +23,7 @@ from ...quantization.layers import QuantizedLayer
 from ...quantization.names import PLAN
 from ...report import report
 from ..tensor import layers, quantized
+from ..tensor.local_config import unsharded_config
 from ..tensor.plan import ShardingPlan
 from . import memory, model_edits
 
@@ -203,7 +204,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: ShardingPlan) -> None:
         here, there = vars(model.get_submodule(name)), vars(twin.get_submodule(name))
         for attribute in attributes:
             if attribute.startswith("config."):
-                here["config"] = layers.unsharded_config(here["config"])
+                here["config"] = unsharded_config(here["config"])
             else:
                 here[attribute] = there[attribute]
     wanted = dict(twin.named_parameters(remove_duplicate=False))

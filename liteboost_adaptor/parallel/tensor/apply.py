@@ -11,6 +11,8 @@ from ...ops import collectives
 from ..runtime.groups import Group
 from . import layers, quantized
 from .layout_builder import is_linear, is_transposed
+from .local_config import LocalConfig
+from .norm import norm_rounding
 from .plan import EXPERTS, NORM, ROWWISE, ShardingPlan
 
 
@@ -71,7 +73,7 @@ def norm_roundings(model: nn.Module, plan: ShardingPlan) -> dict[str, str]:
         PlanError: The rounding of one is unknown.
     """
     names = [name for name, role in plan.roles.items() if role == NORM]
-    roundings = {name: layers.norm_rounding(model.get_submodule(name)) for name in names}
+    roundings = {name: norm_rounding(model.get_submodule(name)) for name in names}
     unknown = [name for name, rounding in roundings.items() if not rounding]
     if unknown:
         raise PlanError(
@@ -87,7 +89,7 @@ def _set_attributes(module: nn.Module, attributes: dict[str, int]) -> None:
         name.removeprefix(prefix): value for name, value in attributes.items() if name.startswith(prefix)
     }
     if local:
-        module.config = layers.LocalConfig(module.config, local)
+        module.config = LocalConfig(module.config, local)
     vars(module).update((name, value) for name, value in attributes.items() if not name.startswith(prefix))
 
 

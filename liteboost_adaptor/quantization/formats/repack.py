@@ -1,7 +1,7 @@
 """Integers of another format, repacked as our layers have them, none of them changed.
 
-`linear_w4` wants groups of 32, 64 or 128 neighbouring columns, and 4 bits. Whatever else a format has is said
-by the columns of the weight, which need not be those of the input in order: groups that are scattered
+`linear_packed` wants groups of 32, 64 or 128 neighbouring columns, and 4 bits. Whatever else a format has is
+said by the columns of the weight, which need not be those of the input in order: groups that are scattered
 (``desc_act``) are brought together, short ones are filled up with weights that are zero, and integers of more
 than 4 bits become two of 4, which are multiplied by the same column: ``q - z = 16 (h - zh) + (l - zl)``.
 """

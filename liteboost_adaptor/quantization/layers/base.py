@@ -71,6 +71,13 @@ class QuantizedLayer(torch.nn.Module):
         """Whether 4 bits are packed as CANN does, or scales of 8 have the dtype that its operator takes."""
         return self.weight.dtype == torch.int32 or self.exact_scales is not None
 
+    def is_read_by_npu(self) -> bool:
+        """Whether an NPU's operator takes the buffers as they are: 8 bits as in files, 4 prepacked."""
+        weight = self.weight
+        if weight.dim() == 3 or weight.device.type != "npu" or not _has_npu_kernels():
+            return False
+        return self.scheme.bits == 8 or self.is_packed_for_npu
+
     def prepack(self) -> None:
         """Lay the buffers out as the device reads them: in tiles for a CPU, as CANN packs them for an NPU.
 
@@ -81,7 +88,7 @@ class QuantizedLayer(torch.nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             if self.weight.device.type == "cpu":
                 self.fill(self._buffers_as_tensor().prepack())
-            elif self.weight.device.type == "npu" and hasattr(torch.ops.liteboost, "_npu_int4"):
+            elif self.weight.device.type == "npu" and _has_npu_kernels():
                 self._prepack_for_npu()
 
     def _buffers_as_tensor(self) -> QuantizedTensor:
@@ -191,3 +198,7 @@ class QuantizedLayer(torch.nn.Module):
                 f"the state_dict has {prefix}{next(iter(given))} without {', '.join(missing)}, and integers "
                 f"mean nothing with the scales of others. {REMEDY}"
             )
+
+
+def _has_npu_kernels() -> bool:
+    return hasattr(torch.ops.liteboost, "_npu_linear_packed")

@@ -45,22 +45,16 @@ class QuantizedExperts(QuantizedLayer):
     def product(self, x: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
         """`experts_linear` with these weights: x ``[tokens, (slots,) inputs]``, index ``[tokens, slots]``."""
         if self.weight.dim() == 3:
-            return torch.ops.liteboost.experts_tiles(
+            return torch.ops.liteboost.experts_packed(
                 x, self.weight, self.scales, self.zero_points, bias, index, self.weight_shape.out_features
             )
-        if self._is_read_by_npu():
+        if self.is_read_by_npu():
             each = self.weight_shape.num_experts, self.weight_shape.out_features
             scales = self.scales.view(each) if self.scheme.bits == 8 else self.scales
-            return torch.ops.liteboost._npu_experts(
+            return torch.ops.liteboost._npu_experts_packed(
                 x, self.weight.view(*each, -1), scales, self.zero_points, bias, index
             )
         return self._one_by_one(x, bias, index)
-
-    def _is_read_by_npu(self) -> bool:
-        """Whether one operator takes them all: 8 bits as in files, 4 prepacked."""
-        if self.weight.device.type != "npu" or not hasattr(torch.ops.liteboost, "_npu_experts"):
-            return False
-        return self.scheme.bits == 8 or self.is_packed_for_npu
 
     def _pack_groups(self, groups: Tensor) -> Tensor:
         return groups.unflatten(0, (self.weight_shape.num_experts, -1)).transpose(1, 2).contiguous()
@@ -79,10 +73,9 @@ class QuantizedExperts(QuantizedLayer):
         return out
 
     def _multiply(self, rows: Tensor, expert: int, bias: Tensor | None) -> Tensor:
-        own = self._rows_of(expert, self.weight_shape.out_features)
-        if self.scheme.bits == 8:
-            return torch.ops.liteboost.linear_w8(rows, own.weight, own.scales, bias)
-        return torch.ops.liteboost.linear_w4(rows, own.weight, own.scales, own.zero_points, bias)
+        outputs = self.weight_shape.out_features
+        own = self._rows_of(expert, outputs).prepack()
+        return torch.ops.liteboost.linear_packed(rows, own.weight, own.scales, own.zero_points, bias, outputs)
 
     def _rows_of(self, expert: int, rows: int) -> QuantizedTensor:
         return self._buffers_as_tensor().rows(expert * rows, (expert + 1) * rows)

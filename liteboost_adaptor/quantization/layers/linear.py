@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.int8_linear import quantize_rows
-from ..schemes import QuantScheme
+from ..schemes import QuantizedTensor, QuantScheme
 from .base import QuantizedLayer
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,15 +55,17 @@ class QuantizedLinear(QuantizedLayer):
             x = x.index_select(-1, self.columns)
         if self.scheme.quantizes_activations:
             return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
-        if self.weight.dim() == 3:
-            return torch.ops.liteboost.linear_tiles(
-                x, self.weight, self.scales, self.zero_points, bias, self.out_features
-            )
-        if self.weight.dtype == torch.int32:
-            return torch.ops.liteboost._npu_linear_int4(x, self.weight, self.scales, self.zero_points, bias)
-        if self.scheme.bits == 8:
-            return torch.ops.liteboost.linear_w8(x, self.weight, self.scales, bias)
-        return torch.ops.liteboost.linear_w4(x, self.weight, self.scales, self.zero_points, bias)
+        tiles: QuantizedLinear | QuantizedTensor = self
+        if self.weight.dim() != 3:
+            if self.is_read_by_npu():
+                return torch.ops.liteboost._npu_linear_packed(
+                    x, self.weight, self.scales, self.zero_points, bias
+                )
+            # Plain rows: brought in for each call, or on a device that has no layout of its own.
+            tiles = self._buffers_as_tensor().prepack()
+        return torch.ops.liteboost.linear_packed(
+            x, tiles.weight, tiles.scales, tiles.zero_points, bias, self.out_features
+        )
 
     def quantized_input(self, x: Tensor) -> Tensor:
         """``x`` as the weight is multiplied by it: rounded row by row, where the scheme does that."""

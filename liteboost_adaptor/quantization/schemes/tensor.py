@@ -11,11 +11,11 @@ from torch import Tensor
 from ...ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
-    from_tiles,
     pack_w4,
-    scales_from_tiles,
-    scales_to_tiles,
-    to_tiles,
+    prepack,
+    prepack_scales,
+    unpack,
+    unpack_scales,
 )
 from .scheme import QuantScheme
 
@@ -75,16 +75,16 @@ class QuantizedTensor:
         """In tiles, as a CPU reads them."""
         zeros = self.zero_points
         return QuantizedTensor(
-            to_tiles(self.weight),
-            scales_to_tiles(self.scales),
-            None if zeros is None else scales_to_tiles(zeros),
+            prepack(self.weight),
+            prepack_scales(self.scales),
+            None if zeros is None else prepack_scales(zeros),
         )
 
     def unpack(self, out_features: int, in_features: int) -> QuantizedTensor:
         """The inverse of `prepack`."""
-        scales, zeros = scales_from_tiles(self.scales, out_features), self.zero_points
+        scales, zeros = unpack_scales(self.scales, out_features), self.zero_points
         return QuantizedTensor(
-            from_tiles(self.weight, out_features, in_features),
+            unpack(self.weight, out_features, in_features),
             scales[:, 0] if self.weight.dtype == torch.int8 else scales,
-            None if zeros is None else scales_from_tiles(zeros, out_features),
+            None if zeros is None else unpack_scales(zeros, out_features),
         )

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...ops.int8_attention import int8_rows as rows_of
+from ...ops.int8_attention import quantize_kv as rows_of
 from ..case import Case, Kind, makes_cases
 from .attention import DECODE, PREFILL, SPARE, attention
 
 
-@makes_cases("int8_rows")
-def int8_rows(kind: Kind) -> Iterator[Case]:
+@makes_cases("quantize_kv")
+def quantize_kv(kind: Kind) -> Iterator[Case]:
     for batch, _, kv_heads, _, keys, head in DECODE:
         x = kind.swapped(batch, kv_heads, keys, head)
         yield Case(f"[{batch}, {kv_heads}, {keys}, {head}]", {"x": x}, rounds_to=kind.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ...ops.quantized_linear import pack_w4, scales_to_tiles, to_tiles
+from ...ops.quantized_linear import pack_w4, prepack, prepack_scales
 from ..case import Case, Kind, makes_cases
 from .experts import SIZES
 
@@ -14,8 +14,8 @@ from .experts import SIZES
 LAYOUTS = ("8 bits", "4 bits", "4 bits in one group", "4 bits with zero points in one group")
 
 
-@makes_cases("experts_tiles", "", *LAYOUTS)
-def experts_tiles(kind: Kind) -> Iterator[Case]:
+@makes_cases("experts_packed", "", *LAYOUTS)
+def experts_packed(kind: Kind) -> Iterator[Case]:
     layout = kind.layout
     for tokens, slots, experts, inputs, outputs in SIZES:
         rows, groups = experts * outputs, 1 if layout.endswith("one group") else inputs // 32
@@ -24,13 +24,13 @@ def experts_tiles(kind: Kind) -> Iterator[Case]:
         label = f"{tokens} x {slots} of {experts}, [{outputs}, {inputs}]"
         weight = (kind.integers(255, rows, inputs) - 127).to(torch.int8)
         scales = (kind.normal(rows).abs() + 0.1) * inputs**-0.5 / 127
-        layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales), "zero_points": None}
+        layer = {"tiles": prepack(weight), "scales": prepack_scales(scales), "zero_points": None}
         if layout in ("", "8 bits"):
             yield Case(f"{label}, 8 bits", arguments | layer)
         weight = pack_w4(kind.integers(16, rows, inputs).to(torch.uint8))
         scales = (kind.normal(rows, groups).abs() + 0.1) * inputs**-0.5 / 8
         zeros = kind.integers(16, rows, groups).to(torch.uint8)
-        layer = {"tiles": to_tiles(weight), "scales": scales_to_tiles(scales)}
+        layer = {"tiles": prepack(weight), "scales": prepack_scales(scales)}
         if layout != "8 bits":
-            layer["zero_points"] = scales_to_tiles(zeros) if not layout or "zero" in layout else None
+            layer["zero_points"] = prepack_scales(zeros) if not layout or "zero" in layout else None
             yield Case(f"{label}, {layout or '4 bits'}", arguments | layer)

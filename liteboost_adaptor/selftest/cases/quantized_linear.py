@@ -5,54 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from ...ops.quantized_linear import pack_w4, scales_to_tiles, to_tiles
+from ...ops.quantized_linear import pack_w4, prepack, prepack_scales
 from ..case import Case, Kind, makes_cases
 
 #: (rows, in_features, out_features)
 SIZES = ((1, 64, 96), (1, 1024, 256), (7, 128, 64), (64, 256, 96))
 
 
-@makes_cases("linear_w8")
-def linear_w8(kind: Kind) -> Iterator[Case]:
+@makes_cases("linear_packed", "8 bits", "4 bits")
+def linear_packed(kind: Kind) -> Iterator[Case]:
+    yield from (_of_8_bits if kind.layout == "8 bits" else _of_4_bits)(kind)
+
+
+def _case(label: str, x: Tensor, weight: Tensor, scales: Tensor, **rest: Tensor) -> Case:
+    """Of a weight and scales as they are saved."""
+    zeros = rest.get("zero_points")
+    arguments = {
+        "x": x,
+        "tiles": prepack(weight),
+        "scales": prepack_scales(scales),
+        "zero_points": None if zeros is None else prepack_scales(zeros),
+        "bias": rest.get("bias"),
+        "out_features": len(weight),
+    }
+    return Case(label, arguments)
+
+
+def _of_8_bits(kind: Kind) -> Iterator[Case]:
     for rows, inputs, outputs in SIZES:
-        arguments = {
-            "x": kind.normal(1, rows, inputs),
-            "weight": (kind.integers(255, outputs, inputs) - 127).to(torch.int8),
-            "scales": (kind.normal(outputs).abs() + 0.1) * inputs**-0.5 / 127,
-        }
-        label = f"[{rows}, {inputs}] x [{outputs}, {inputs}]"
-        yield Case(label, arguments)
-        yield Case(f"{label} + bias", {**arguments, "bias": kind.normal(outputs)})
+        x, weight = kind.normal(1, rows, inputs), (kind.integers(255, outputs, inputs) - 127).to(torch.int8)
+        scales = (kind.normal(outputs).abs() + 0.1) * inputs**-0.5 / 127
+        label = f"[{rows}, {inputs}] x [{outputs}, {inputs}] of 8 bits"
+        yield _case(label, x, weight, scales)
+        yield _case(f"{label} + bias", x, weight, scales, bias=kind.normal(outputs))
 
 
-@makes_cases("linear_w4")
-def linear_w4(kind: Kind) -> Iterator[Case]:
+def _of_4_bits(kind: Kind) -> Iterator[Case]:
     for (rows, inputs, outputs), group in zip(SIZES, (32, 32, 64, 128), strict=True):
         groups = inputs // group
-        arguments = {
-            "x": kind.normal(1, rows, inputs),
-            "weight": pack_w4(kind.integers(16, outputs, inputs).to(torch.uint8)),
-            "scales": (kind.normal(outputs, groups).abs() + 0.1) * inputs**-0.5 / 8,
-        }
-        label = f"[{rows}, {inputs}] x [{outputs}, {inputs}], groups of {group}"
-        yield Case(label, arguments)
+        x, weight = kind.normal(1, rows, inputs), pack_w4(kind.integers(16, outputs, inputs).to(torch.uint8))
+        scales = (kind.normal(outputs, groups).abs() + 0.1) * inputs**-0.5 / 8
+        label = f"[{rows}, {inputs}] x [{outputs}, {inputs}] of 4 bits, groups of {group}"
+        yield _case(label, x, weight, scales)
         zeros = kind.integers(16, outputs, groups).to(torch.uint8)
-        yield Case(f"{label}, zero points", {**arguments, "zero_points": zeros, "bias": kind.normal(outputs)})
-
-
-@makes_cases("linear_tiles")
-def linear_tiles(kind: Kind) -> Iterator[Case]:
-    for cases in (linear_w8(kind), linear_w4(kind)):
-        for case in cases:
-            given = case.arguments
-            zeros = given.get("zero_points")
-            arguments = {
-                "x": given["x"],
-                "tiles": to_tiles(given["weight"]),
-                "scales": scales_to_tiles(given["scales"]),
-                "zero_points": None if zeros is None else scales_to_tiles(zeros),
-                "bias": given.get("bias"),
-                "out_features": len(given["weight"]),
-            }
-            yield Case(case.label, arguments)
+        yield _case(f"{label}, zero points", x, weight, scales, zero_points=zeros, bias=kind.normal(outputs))

@@ -32,24 +32,13 @@ LIMITS(aclnnSwiGlu, T, x, int64_t, dim, O, out) {
   }
 }
 
-namespace {
-
-void check_ge_glu(T x, int64_t dim, int64_t approximate, O out, O gelu) {
+LIMITS(aclnnGeGluV3, T, x, int64_t, dim, int64_t, approximate, bool, left, O, out, O, gelu) {
   require_all_given({{x, "self"}, {out, "out"}, {gelu, "outGelu"}});
   require_float(x, "self");
   require_axes(x, "self", 0, 8);
   require(approximate == 0 || approximate == 1, "approximate is ", approximate, ": 0 (none) or 1 (tanh)");
   check_halved(x, dim, out, "out");
   check_halved(x, dim, gelu, "outGelu");
-}
-
-}  // namespace
-
-LIMITS(aclnnGeGlu, T, x, int64_t, dim, int64_t, approximate, O, out, O, gelu) {
-  check_ge_glu(x, dim, approximate, out, gelu);
-}
-LIMITS(aclnnGeGluV3, T, x, int64_t, dim, int64_t, approximate, bool, left, O, out, O, gelu) {
-  check_ge_glu(x, dim, approximate, out, gelu);
 }
 
 LIMITS(aclnnClippedSwiglu, T, x, T, groups, int64_t, dim, double, alpha, double, limit, double, bias, bool,

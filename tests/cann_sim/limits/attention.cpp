@@ -27,12 +27,8 @@ void check_given(const Inference& a) {
   require(!a.key_prefix, "shared prefixes are not simulated");
 }
 
-void check_dtypes(const Inference& a, bool fp16_only) {
-  if (fp16_only) {
-    require_dtype(a.query, "query", {at::kHalf});
-  } else {
-    require_dtype(a.query, "query", {at::kHalf, at::kBFloat16});
-  }
+void check_dtypes(const Inference& a) {
+  require_dtype(a.query, "query", {at::kHalf, at::kBFloat16});
   T key{{a.key.p->v[0]}}, value{{a.value.p->v[0]}};
   if (a.has_integers()) {
     require_dtype(key, "key", {at::kChar});
@@ -45,7 +41,7 @@ void check_dtypes(const Inference& a, bool fp16_only) {
   require_same_dtype(a.bias, "pseShift", a.query, "query");
   require_same_dtype(a.q_rope, "queryRope", a.query, "query");
   require_same_dtype(a.k_rope, "keyRope", a.query, "query");
-  require_dtype(a.mask, "attenMask", fp16_only ? Dtypes{at::kBool} : Dtypes{at::kBool, at::kChar, at::kByte});
+  require_dtype(a.mask, "attenMask", {at::kBool, at::kChar, at::kByte});
   require_dtype(a.sinks, "learnableSink", {at::kHalf, at::kBFloat16});
   require_dtype(a.table, "blockTable", {at::kInt});
 }
@@ -127,10 +123,13 @@ void check_outputs(const Inference& a) {
   require_shape(a.lse, "softmaxLse", {a.batch(), a.heads, a.q_len(), 1});
 }
 
-void check(const Inference& a, bool fp16_only) {
+void check(const Inference& a) {
+  require(one_of(a.layout, {"BSH", "BSND", "BNSD", "TND", "NTD", "BSH_BNSD", "BSND_BNSD", "BNSD_BSND",
+                            "NTD_TND", "TND_NTD", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD"}),
+          "inputLayout \"", a.layout, "\" is not supported");
   check_given(a);
   if (!a.query->numel()) return;
-  check_dtypes(a, fp16_only);
+  check_dtypes(a);
   check_contiguous(a);
   require(a.inner_precise >= 0 && a.inner_precise <= 3, "innerPrecise is ", a.inner_precise, ": 0 to 3");
   if (a.packed()) check_packed(a);
@@ -148,68 +147,17 @@ void check(const Inference& a, bool fp16_only) {
   check_outputs(a);
 }
 
-void check_fused(const Inference& a) {
-  require(one_of(a.layout, {"BSH", "BSND", "BNSD", "TND", "NTD", "BSH_BNSD", "BSND_BNSD", "BNSD_BSND",
-                            "NTD_TND", "TND_NTD", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD"}),
-          "inputLayout \"", a.layout, "\" is not supported");
-  check(a, false);
-}
-
 }  // namespace
 
-LIMITS(aclnnFusedInferAttentionScore, FIA_ARGUMENTS_V1) {
-  FIA_COLLECT_V1();
-  check_fused(a);
-}
 LIMITS(aclnnFusedInferAttentionScoreV2, FIA_ARGUMENTS_V2) {
   FIA_COLLECT_V2();
-  check_fused(a);
+  check(a);
 }
 LIMITS(aclnnFusedInferAttentionScoreV3, FIA_ARGUMENTS_V3) {
   FIA_COLLECT_V3();
-  check_fused(a);
+  check(a);
 }
 LIMITS(aclnnFusedInferAttentionScoreV4, FIA_ARGUMENTS_V4) {
   FIA_COLLECT_V4();
-  check_fused(a);
-}
-
-LIMITS(aclnnPromptFlashAttentionV3, PFA_ARGUMENTS_V3) {
-  if (!key || !value) throw NullError("key or value is null");
-  PFA_COLLECT_V3();
-  require(one_of(a.layout, {"BSH", "BSND", "BNSD", "BNSD_BSND"}), "inputLayout \"", a.layout,
-          "\": BSH, BSND, BNSD and BNSD_BSND are simulated");
-  check(a, is_310p());
-  auto in = a.in_layout();
-  auto d = a.head_size();
-  require((in != "BSH" && in != "BSND") || a.heads * d < 65535, "N * D is ", a.heads * d,
-          ", it must be less than 65535 in ", in);
-  if (!is_310p()) return;
-  require(a.batch() <= 128, "B is ", a.batch(), ", 310P takes 128");
-  require(a.q_len() <= 65535 && a.kv_len() <= 65535, "310P takes sequences up to 65535");
-  require(!a.bias, "310P has no pseShift");
-  require(kv_heads == 0, "numKeyValueHeads is ", kv_heads, ", 310P takes 0 only");
-  require(sparse == 0, "sparseMode is ", sparse, ", 310P takes 0 only");
-  require(pre == INT32_MAX && (next == 0 || next == INT32_MAX),
-          "310P takes preTokens 2147483647 and nextTokens 0 or ", "2147483647");
-  require(!a.mask || (a.q_len() % 128 == 0 && a.kv_len() % 128 == 0 && a.q_len() == a.kv_len()),
-          "310P takes a mask only with equal Q_S and KV_S, multiples of 128");
-}
-
-LIMITS(aclnnIncreFlashAttentionV4, IFA_ARGUMENTS_V4) {
-  IFA_COLLECT_V4();
-  require(one_of(a.layout, {"BSH", "BSND", "BNSD"}), "inputLayout \"", a.layout, "\": BSH, BSND or BNSD");
-  check_given(a);
-  require(a.q_len() == 1, "query has ", a.q_len(), " rows, IncreFlashAttention takes one");
-  check(a, is_310p());
-  require(inner_precise == 0 || inner_precise == 1, "innerPrecise is ", inner_precise, ": 0 or 1");
-  if (table) {
-    require(block_size <= 512, "blockSize is ", block_size, ", at most 512");
-    require(a.layout == "BNSD" || a.key.at(0).dim() == 3, "layout ", a.layout,
-            " takes a cache [blocks, size, N * D] only");
-  }
-  if (!is_310p()) return;
-  require(a.batch() <= 256, "B is ", a.batch(), ", 310P takes 256");
-  require(kv_heads == 0, "numKeyValueHeads is ", kv_heads, ", 310P takes 0 only");
-  require(table || a.kv_len() <= 65536, "310P takes keys up to 65536");
+  check(a);
 }

@@ -14,9 +14,7 @@ static void heads(const TensorHandle& query, const TensorHandle& key, const Tens
     require(t->size(1) <= most_heads, name, " has ", t->size(1), " heads, at most ", most_heads);
     require(t->size(2) <= widest, name, " has heads of ", t->size(2), ", at most ", widest);
   }
-  require_given(beta, "beta");
-  require_given(lengths, "actualSeqLengths");
-  require_given(out, "out");
+  require_all_given({{beta, "beta"}, {lengths, "actualSeqLengths"}, {out, "out"}});
   require_shape(key, "key", query->sizes());
   require(value->size(1) % query->size(1) == 0, "value has ", value->size(1),
           " heads, not a multiple of key's ", query->size(1));
@@ -37,9 +35,7 @@ static void state_of(const TensorHandle& state, const char* name, int64_t blocks
 // The values of lengths, indices and accepted counts are on the device: the caller answers for them.
 LIMITS(aclnnRecurrentGatedDeltaRule, T, query, T, key, T, value, T, beta, R, state, T, lengths, T, indices, T,
        g, T, gk, T, accepted, float, scale, O, out) {
-  require_given(state, "stateRef");
-  require_given(indices, "ssmStateIndices");
-  require_given(accepted, "numAcceptedTokens");
+  require_all_given({{state, "stateRef"}, {indices, "ssmStateIndices"}, {accepted, "numAcceptedTokens"}});
   heads(query, key, value, beta, lengths, g, out, 256, 512);
   require_dtype(state, "stateRef", {at::kBFloat16});
   require_contiguous(state, "stateRef");
@@ -58,8 +54,7 @@ LIMITS(aclnnRecurrentGatedDeltaRule, T, query, T, key, T, value, T, beta, R, sta
 }
 LIMITS(aclnnChunkGatedDeltaRule, T, query, T, key, T, value, T, beta, T, initial, T, lengths, T, g, float,
        scale, O, out, O, final_state) {
-  require_given(initial, "initialState");
-  require_given(final_state, "finalState");
+  require_all_given({{initial, "initialState"}, {final_state, "finalState"}});
   heads(query, key, value, beta, lengths, g, out, 64, 128);
   require_dtype(initial, "initialState", {at::kBFloat16, kFloat32});
   require_same_dtype(final_state, "finalState", initial, "initialState");

@@ -26,16 +26,3 @@ LIMITS(aclnnNpuFormatCast, T, source, O, out) {
             at::IntArrayRef(nz_shape(tensor->sizes(), width)));
   }
 }
-
-LIMITS(aclnnTransMatmulWeight, R, weight) {
-  require_given(weight, "mmWeightRef");
-  if (is_310p()) {
-    require_dtype(weight, "mmWeightRef", {at::kHalf, at::kChar});
-  } else {
-    require_dtype(weight, "mmWeightRef", {at::kHalf, at::kBFloat16, at::kChar});
-  }
-  require_axes(weight, "mmWeightRef", 2, 6);
-  require_not_empty(weight, "mmWeightRef");
-  require(!is_nz(weight), "mmWeightRef is in FRACTAL_NZ already");
-  require(weight->is_contiguous(), "a weight that is not contiguous is not simulated");
-}

@@ -73,49 +73,7 @@ LIMITS(aclnnAddRmsNorm, T, x1, T, x2, T, gamma, double, eps, O, y, O, rstd, O, x
           at::IntArrayRef(row), ", it has ", gamma->sizes());
 }
 
-LIMITS(aclnnInplaceAddRmsNorm, R, x1, R, x2, T, gamma, double, eps, O, rstd) {
-  require_all_given({{x1, "x1Ref"}, {x2, "x2Ref"}, {gamma, "gamma"}, {rstd, "rstdOut"}});
-  require_float(x1, "x1Ref");
-  require_same_dtype(x2, "x2Ref", x1, "x1Ref");
-  require_same_dtype(gamma, "gamma", x1, "x1Ref");
-  require_not_empty(x1, "x1Ref");
-  require_shape(x2, "x2Ref", x1->sizes());
-  require_contiguous(x1, "x1Ref");
-  require_contiguous(x2, "x2Ref");
-  require_contiguous(gamma, "gamma");
-  require_contiguous(rstd, "rstdOut");
-  check_shapes(x1, gamma, rstd);
-  check_last_axis_310p(x1, "x1Ref");
-}
-
-LIMITS(aclnnAddRmsNormCast, T, x1, T, x2, T, gamma, double, eps, O, y1, O, y2, O, rstd, O, x) {
-  require_all_given({{x1, "x1"},
-                     {x2, "x2"},
-                     {gamma, "gamma"},
-                     {y1, "y1Out"},
-                     {y2, "y2Out"},
-                     {rstd, "rstdOut"},
-                     {x, "xOut"}});
-  require_dtype(x1, "x1", {at::kHalf, at::kBFloat16});
-  require_same_dtype(x2, "x2", x1, "x1");
-  require_same_dtype(gamma, "gamma", x1, "x1");
-  require_dtype(y1, "y1Out", {at::kFloat});
-  require_same_dtype(y2, "y2Out", x1, "x1");
-  require_same_dtype(x, "xOut", x1, "x1");
-  require_shape(x2, "x2", x1->sizes());
-  require_shape(y1, "y1Out", x1->sizes());
-  require_shape(y2, "y2Out", x1->sizes());
-  require_shape(x, "xOut", x1->sizes());
-  check_shapes(x1, gamma, rstd);
-  require_contiguous(y1, "y1Out");
-  require_contiguous(y2, "y2Out");
-  require_contiguous(rstd, "rstdOut");
-  require_contiguous(x, "xOut");
-}
-
-namespace {
-
-void check_layer_norm(T x, IA shape, T weight, T bias, O out, O mean, O rstd) {
+LIMITS(aclnnLayerNorm, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd) {
   require_all_given({{x, "input"}, {out, "out"}});
   require_given(shape, "normalizedShape");
   for (auto& [tensor, name] : Tensors{{x, "input"},
@@ -141,21 +99,6 @@ void check_layer_norm(T x, IA shape, T weight, T bias, O out, O mean, O rstd) {
             " is ", tensor->scalar_type(), " with input of ", x->scalar_type(),
             ": the same, or float32 when weight and bias are both there");
   }
-}
-
-}  // namespace
-
-LIMITS(aclnnLayerNorm, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd) {
-  check_layer_norm(x, shape, weight, bias, out, mean, rstd);
-}
-
-LIMITS(aclnnLayerNormWithImplMode, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd,
-       int32_t, mode) {
-  check_layer_norm(x, shape, weight, bias, out, mean, rstd);
-  require(mode >= 0 && mode <= 2, "implMode is ", mode, ": 0, 1 or 2");
-  bool half = x->scalar_type() == at::kHalf && (!weight || weight->scalar_type() == at::kHalf) &&
-              (!bias || bias->scalar_type() == at::kHalf);
-  require(mode != 2 || half, "implMode 2 needs every input in float16");
 }
 
 LIMITS(aclnnAddLayerNorm, T, x1, T, x2, T, gamma, T, beta, T, bias, double, eps, bool, additional, O, y, O,

@@ -69,10 +69,7 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
                          const TensorHandle& offset, const TensorHandle& quant_scale,
                          const TensorHandle& quant_offset, const TensorHandle& bias, int64_t group,
                          const TensorHandle& y, bool bfloat16_bias) {
-  require_given(x, "x");
-  require_given(weight, "weight");
-  require_given(scale, "antiquantScale");
-  require_given(y, "y");
+  require_all_given({{x, "x"}, {weight, "weight"}, {scale, "antiquantScale"}, {y, "y"}});
   require_dtype(x, is_310p() ? "x (310P)" : "x", is_310p() ? kHalf : kSixteenBits);
   require_dtype(weight, is_310p() ? "weight (310P)" : "weight", is_310p() ? kOnlyInt8 : kInt8OrInt4);
   require_axes(x, "x", 2, is_310p() ? 6 : 2);
@@ -177,10 +174,7 @@ static void combination(const QuantProduct& q) {
   if (!absent(q.bias)) require_dtype(q.bias, "bias", biases);
 }
 static void quant_product(const QuantProduct& q, const char* scale1, const char* scale2) {
-  require_given(q.x1, "x1");
-  require_given(q.x2, "x2");
-  require_given(q.x2_scale, scale2);
-  require_given(q.out, "out");
+  require_all_given({{q.x1, "x1"}, {q.x2, "x2"}, {q.x2_scale, scale2}, {q.out, "out"}});
   const Dtypes integers = is_310p() ? kOnlyInt8 : kInt8OrInt4;
   require_dtype(q.x1, "x1", integers);
   require_dtype(q.x2, "x2", integers);
@@ -221,10 +215,6 @@ static void quant_product(const QuantProduct& q, const char* scale1, const char*
           m, ", ", n, ")");
 }
 
-LIMITS(aclnnQuantMatmulV3, T, x1, T, x2, T, scale, T, offset, T, bias, bool, transpose1, bool, transpose2, O,
-       out) {
-  quant_product({x1, x2, T{}, scale, offset, bias, transpose1, transpose2, out}, "pertokenScale", "scale");
-}
 LIMITS(aclnnQuantMatmulV4, T, x1, T, x2, T, scale, T, offset, T, token_scale, T, bias, bool, transpose1, bool,
        transpose2, O, out) {
   quant_product({x1, x2, token_scale, scale, offset, bias, transpose1, transpose2, out}, "pertokenScale",
@@ -278,10 +268,7 @@ static void a8w4(const QuantProduct& q, const TensorHandle& y_offset, int64_t gr
 }
 static void quant_product5(const QuantProduct& q, const TensorHandle& y_scale, const TensorHandle& x1_offset,
                            const TensorHandle& y_offset, int64_t group) {
-  require_given(q.x1, "x1");
-  require_given(q.x2, "x2");
-  require_given(q.x2_scale, "x2Scale");
-  require_given(q.out, "out");
+  require_all_given({{q.x1, "x1"}, {q.x2, "x2"}, {q.x2_scale, "x2Scale"}, {q.out, "out"}});
   require(absent(y_scale), "yScale is not supported");
   require(absent(x1_offset), "x1Offset is not supported");
   const bool mixed = q.x1->scalar_type() == kInt8 && q.x2->scalar_type() == kInt32;
@@ -293,16 +280,6 @@ static void quant_product5(const QuantProduct& q, const TensorHandle& y_scale, c
 }
 LIMITS(aclnnQuantMatmulV5, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T, x2_offset, T,
        y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {
-  quant_product5({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, out}, y_scale,
-                 x1_offset, y_offset, group);
-}
-LIMITS(aclnnQuantMatmulWeightNz, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T,
-       x2_offset, T, y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {
-  require_given(x2, "x2");
-  require(is_nz(x2), "x2 must be FRACTAL_NZ");
-  require(x2->size(-1) > 1 && x2->size(-2) > 1, "n and k must be larger than 1");
-  require(!(group & 0xFFFF) || (x1->scalar_type() == kInt8 && x2->scalar_type() == kInt32),
-          "groupSize is not supported");
   quant_product5({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, out}, y_scale,
                  x1_offset, y_offset, group);
 }

@@ -9,7 +9,7 @@ namespace sim {
 
 constexpr auto kInt8 = at::kChar, kInt32 = at::kInt, kFloat32 = at::kFloat;
 constexpr Dtypes kSixteenBits = {at::kHalf, at::kBFloat16};
-constexpr Dtypes kFloats = {at::kHalf, at::kBFloat16, at::kFloat}, kHalfOrFloat = {at::kHalf, at::kFloat};
+constexpr Dtypes kFloats = {at::kHalf, at::kBFloat16, at::kFloat};
 
 inline bool is_one_of(at::ScalarType dtype, Dtypes dtypes) {
   return std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();

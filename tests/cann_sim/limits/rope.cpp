@@ -75,13 +75,6 @@ void check_rotary(T x, T cos, T sin, int64_t mode, O out) {
 LIMITS(aclnnRotaryPositionEmbedding, T, x, T, cos, T, sin, int64_t, mode, O, out) {
   check_rotary(x, cos, sin, mode, out);
 }
-LIMITS(aclnnRotaryPositionEmbeddingV2, T, x, T, cos, T, sin, int64_t, mode, T, rotation, O, out) {
-  check_rotary(x, cos, sin, mode, out);
-  if (!rotation) return;
-  require_same_dtype(rotation, "rotate", x, "x");
-  require_shape(rotation, "rotate", {x->size(-1), x->size(-1)});
-}
-
 namespace {
 
 /// The memory of a vector core: 192 KiB, 256 KiB on 310P.
@@ -125,78 +118,4 @@ LIMITS(aclnnApplyRotaryPosEmbV2, R, query, R, key, T, cos, T, sin, int64_t, layo
   check_apply(query, key, cos, sin, layout);
   if (!mode) throw NullError("rotaryMode is null");
   require(std::string(mode) == "half", "rotaryMode is \"", mode, "\", only \"half\" is supported here");
-}
-
-/// Its document has it on Ascend 950 only, its README on A2 and A3 too, where torch_npu calls it.
-LIMITS(aclnnInterleaveRope, T, x, T, cos, T, sin, O, out) {
-  require_all_given({{x, "x"}, {cos, "cos"}, {sin, "sin"}, {out, "out"}});
-  require_float(x, "x");
-  require_same_dtype(cos, "cos", x, "x");
-  require_same_dtype(sin, "sin", x, "x");
-  require_same_dtype(out, "out", x, "x");
-  require_axes(x, "x", 4, 4);
-  require(x->size(3) == 64, "D is ", x->size(3), ", it must be 64");
-  require_shape(out, "out", x->sizes());
-  require_contiguous(out, "out");
-  require(is(cos, {x->size(0), 1, x->size(2), 64}) || is(cos, {x->size(0), 1, 1, 64}), "cos has shape ",
-          cos->sizes(), ", it must be (B, 1, S or 1, 64) for x of shape ", x->sizes());
-  require_shape(sin, "sin", cos->sizes());
-}
-
-namespace {
-
-void check_rope_with_cache(T positions, T query, T key, T table, IA sections, int64_t head,
-                           int64_t cache_mode, O query_out, O key_out) {
-  require_all_given({{positions, "positions"},
-                     {query, "queryIn"},
-                     {key, "keyIn"},
-                     {table, "cosSinCache"},
-                     {query_out, "queryOut"},
-                     {key_out, "keyOut"}});
-  require_dtype(positions, "positions", {at::kLong});
-  require_float(query, "queryIn");
-  for (auto& [tensor, name] : Tensors{{query, "queryIn"},
-                                      {key, "keyIn"},
-                                      {table, "cosSinCache"},
-                                      {query_out, "queryOut"},
-                                      {key_out, "keyOut"}}) {
-    require_axes(tensor, name, 2, 2);
-    require_not_empty(tensor, name);
-    require_same_dtype(tensor, name, query, "queryIn");
-  }
-  require_contiguous(query_out, "queryOut");
-  require_contiguous(key_out, "keyOut");
-  require_shape(query_out, "queryOut", query->sizes());
-  require_shape(key_out, "keyOut", key->sizes());
-  int64_t step = query->element_size() == 4 ? 16 : 32;
-  auto width = table->size(1), tokens = query->size(0);
-  require(head > 0 && head % step == 0, "headSize is ", head, ", it must be a multiple of ", step);
-  require(width % step == 0 && width <= head, "rotaryDim is ", width, ", it must be a multiple of ", step,
-          " and at most headSize ", head);
-  require(query->size(1) % head == 0 && key->size(1) % head == 0,
-          "queryIn or keyIn is no multiple of headSize ", head);
-  require(key->size(0) == tokens, "keyIn has ", key->size(0), " tokens, queryIn ", tokens);
-  require(cache_mode == 0 || cache_mode == 1, "cacheMode is ", cache_mode, ": 0 or 1");
-  if (!sections || (*sections).empty()) return require_shape(positions, "positions", {tokens});
-  auto parts = (*sections).vec();
-  using Parts = std::vector<int64_t>;
-  require(parts == Parts{16, 24, 24} || parts == Parts{24, 20, 20} || parts == Parts{8, 12, 12} ||
-              parts == Parts{16, 16, 16, 16},
-          "mropeSection is ", *sections, ": [16,24,24], [24,20,20], [8,12,12] or [16,16,16,16]");
-  int64_t sum = 0;
-  for (auto n : parts) sum += n;
-  require(sum * 2 == width, "mropeSection sums to ", sum, ", half of rotaryDim is ", width / 2);
-  require(parts.size() == 3 || cache_mode == 0, "mropeSection of four needs cacheMode 0");
-  require_shape(positions, "positions", {static_cast<int64_t>(parts.size()), tokens});
-}
-
-}  // namespace
-
-LIMITS(aclnnRopeWithSinCosCache, T, positions, T, query, T, key, T, table, IA, sections, int64_t, head, bool,
-       neox, O, query_out, O, key_out) {
-  check_rope_with_cache(positions, query, key, table, sections, head, 0, query_out, key_out);
-}
-LIMITS(aclnnRopeWithSinCosCacheV2, T, positions, T, query, T, key, T, table, IA, sections, int64_t, head,
-       bool, neox, int64_t, cache_mode, O, query_out, O, key_out) {
-  check_rope_with_cache(positions, query, key, table, sections, head, cache_mode, query_out, key_out);
 }

@@ -11,9 +11,7 @@ LIMITS(aclnnRainFusionAttention, T, query, T, key, T, value, T, select, T, selec
     require_dtype(t, name, kSixteenBits);
     require_same_dtype(t, name, query, "query");
   }
-  require_given(select, "selectIdx");
-  require_given(select_count, "selectNumIdx");
-  require_given(out, "attentionOut");
+  require_all_given({{select, "selectIdx"}, {select_count, "selectNumIdx"}, {out, "attentionOut"}});
   require_dtype(select, "selectIdx", {at::kLong});
   require_dtype(select_count, "selectNumIdx", {at::kLong});
   require_axes(select, "selectIdx", 3, 3);

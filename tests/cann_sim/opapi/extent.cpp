@@ -127,33 +127,6 @@ void grouped_matmul(Touches& touches, const Arguments& a) {
   }
 }
 
-void grouped_swiglu(Touches& touches, const Arguments& a) { busy_experts(touches, a, 1, 6, true); }
-
-/// Norm, rotation and cache in one: of the caches only the rows of the tokens are written.
-void qkv_norm_rope_cache(Touches& touches, const Arguments& a) {
-  constexpr size_t kIndex = 5, kQuery = 6, kKeys = 7, kValues = 8, kHeads = 14;
-  const auto& heads = a[kHeads].integers;
-  int64_t dim = tensor(a, 0).size(-1) / (heads.at(0) + heads.at(1) + heads.at(2)),
-          tokens = tensor(a, kIndex).numel();
-  touches[kQuery].read.clear();
-  for (size_t k : {kKeys, kValues}) {
-    uint64_t written = tokens * heads[k - kQuery] * dim * tensor(a, k).element_size();
-    touches[k] = {{}, {}, 0, written};
-  }
-}
-
-void kv_norm_rope_cache(Touches& touches, const Arguments& a) {
-  constexpr size_t kIndex = 4, kKeys = 5, kLatent = 6;
-  int64_t rotary = tensor(a, 2).size(-1), tokens = tensor(a, kIndex).numel();
-  touches[kKeys] = {{}, {}, 0, static_cast<uint64_t>(tokens * rotary * tensor(a, kKeys).element_size())};
-  int64_t latent = tensor(a, 0).size(-1) - rotary;
-  touches[kLatent] = {{}, {}, 0, static_cast<uint64_t>(tokens * latent * tensor(a, kLatent).element_size())};
-}
-
-void rope_of_table(Touches& touches, const Arguments& a) {
-  touches[3].read = slices(tensor(a, 3), 0, tensor(a, 0));
-}
-
 /// Only the states named are read and written.
 void recurrent_gated_delta_rule(Touches& touches, const Arguments& a) {
   constexpr size_t kState = 4, kIndices = 6;
@@ -195,26 +168,13 @@ const std::map<std::string, Rule>& rules() {
       {"aclnnInplaceScatterUpdate",
        [](Touches& t, const Arguments& a) { write_elements(t, a, 0, tensor(a, 2)); }},
       {"aclnnScatterNdUpdate", [](Touches& t, const Arguments& a) { write_elements(t, a, 0, tensor(a, 2)); }},
-      {"aclnnScatterPaCache", [](Touches& t, const Arguments& a) { write_elements(t, a, 1, tensor(a, 0)); }},
       {"aclnnScatterPaKvCache",
        [](Touches& t, const Arguments& a) {
          write_elements(t, a, 1, tensor(a, 0));
          write_elements(t, a, 4, tensor(a, 3));
        }},
-      {"aclnnGatherPaKvCache",
-       [](Touches& t, const Arguments& a) {
-         for (size_t k : {0, 1}) read_elements(t, a, k, tensor(a, k + 4));
-         for (size_t k : {4, 5}) t[k].read.clear();
-       }},
       {"aclnnGroupedMatmulV4", grouped_matmul},
-      {"aclnnGroupedMatmulV5", grouped_matmul},
-      {"aclnnGroupedMatmulSwigluQuant", grouped_swiglu},
-      {"aclnnGroupedMatmulSwigluQuantWeightNZ", grouped_swiglu},
       {"aclnnRecurrentGatedDeltaRule", recurrent_gated_delta_rule},
-      {"aclnnQkvRmsNormRopeCache", qkv_norm_rope_cache},
-      {"aclnnKvRmsNormRopeCache", kv_norm_rope_cache},
-      {"aclnnRopeWithSinCosCache", rope_of_table},
-      {"aclnnRopeWithSinCosCacheV2", rope_of_table},
   };
   return all;
 }

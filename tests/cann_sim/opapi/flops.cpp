@@ -19,25 +19,18 @@ size_t first_of_kind(const Arguments& a, const char* kind) {
   return a.size();
 }
 
-/// Where an inference attention has its arguments: those of one family are in the same order in every version.
+/// Where an inference attention has its arguments: in the same order in every version.
 struct Places {
   size_t heads, layout, kv_heads, sparse, pre, block_size, table, query_lengths, key_lengths;
 };
 
 bool starts(const std::string& name, const char* with) { return name.rfind(with, 0) == 0; }
 
-bool inference_places(const std::string& name, const Arguments& a, Places* p) {
-  size_t none = a.size(), h = first_of_kind(a, "int64");
-  if (starts(name, "aclnnFusedInferAttentionScore")) {
-    *p = {h, h + 4, h + 5, h + 6, h + 2, h + 8, 14, 5, 6};
-  } else if (starts(name, "aclnnPromptFlashAttention")) {
-    *p = {h, h + 4, h + 5, h + 6, h + 2, none, none, 5, 6};
-  } else if (starts(name, "aclnnIncreFlashAttention")) {
-    *p = {h, h + 2, h + 3, none, none, h + 4, 13, none, 5};
-  } else {
-    return false;
-  }
-  return true;
+bool is_inference(const std::string& name) { return starts(name, "aclnnFusedInferAttentionScore"); }
+
+Places places_of(const Arguments& a) {
+  size_t h = first_of_kind(a, "int64");
+  return {h, h + 4, h + 5, h + 6, h + 2, h + 8, 14, 5, 6};
 }
 
 int64_t integer(const Arguments& a, size_t k, int64_t otherwise) {
@@ -71,7 +64,8 @@ std::vector<int64_t> lengths_of(const Arguments& a, size_t k, int64_t batch, int
   return lengths;
 }
 
-AttentionShape inference_shape(const Arguments& a, const Places& p) {
+AttentionShape inference_shape(const Arguments& a) {
+  auto p = places_of(a);
   AttentionShape shape;
   shape.heads = integer(a, p.heads, 1);
   int64_t kv_heads = integer(a, p.kv_heads, 0);
@@ -83,7 +77,7 @@ AttentionShape inference_shape(const Arguments& a, const Places& p) {
   auto sizes = sizes_of(a, layout, shape.heads, kv_heads ? kv_heads : shape.heads);
   int64_t dim = layout == "BSH" ? tensor(a, 0).size(2) / shape.heads : tensor(a, 0).size(-1);
   shape.dims = static_cast<double>(dim) + (paged || packed ? dim : sizes.value_dim);
-  int64_t batch = packed && p.query_lengths < a.size() ? a[p.query_lengths].integers.size() : sizes.batch;
+  int64_t batch = packed ? a[p.query_lengths].integers.size() : sizes.batch;
   auto queries = lengths_of(a, p.query_lengths, batch, sizes.queries, packed);
   auto keys = lengths_of(a, p.key_lengths, batch, paged ? 0 : sizes.keys, packed && !paged);
   for (int64_t b = 0; b < batch; b++) {
@@ -144,21 +138,12 @@ const std::map<std::string, Product>& products() {
       {"aclnnAddmmWeightNz", {1, 5, -1}},
       {"aclnnBaddbmm", {1, 5, -1}},
       {"aclnnInplaceAddmm", {1, 0, -1}},
-      {"aclnnFusedMatmul", {0, 6, -1}},
       {"aclnnWeightQuantBatchMatmulV2", {0, 8, -1}},
       {"aclnnWeightQuantBatchMatmulV3", {0, 9, -1}},
-      {"aclnnQuantMatmulV3", {0, 7, 5}},
       {"aclnnQuantMatmulV4", {0, 8, 6}},
       {"aclnnQuantMatmulV5", {0, 12, 9}},
-      {"aclnnQuantMatmulWeightNz", {0, 12, 9}},
       {"aclnnMatmulAllReduce", {0, 7, -1}},
-      {"aclnnMatmulAllReduceV2", {0, 8, -1}},
-      {"aclnnMatmulAllReduceAddRmsNorm", {0, 10, -1}},
-      {"aclnnInplaceMatmulAllReduceAddRmsNorm", {0, 3, -1}},
-      {"aclnnWeightQuantMatmulAllReduce", {0, 11, -1}},
-      {"aclnnAllGatherMatmul", {0, 7, -1}},
       {"aclnnGroupedMatmulV4", {0, 16, -1}},
-      {"aclnnGroupedMatmulV5", {0, 17, -1}},
   };
   return all;
 }
@@ -166,17 +151,16 @@ const std::map<std::string, Product>& products() {
 }  // namespace
 
 AttentionShape attention_shape(const std::string& name, const Arguments& a) {
-  Places p;
-  if (inference_places(name, a, &p)) return inference_shape(a, p);
+  if (is_inference(name)) return inference_shape(a);
   if (starts(name, "aclnnFlashAttentionScore")) return training_shape(name, a);
   return {};
 }
 
 std::vector<at::Tensor> attention_rows(const std::string& name, const Arguments& a, size_t which) {
-  Places p;
   const auto& tensors = a.at(which).tensors;
-  if (!inference_places(name, a, &p)) return {tensors.at(0)->i->t};
-  auto shape = inference_shape(a, p);
+  if (!is_inference(name)) return {tensors.at(0)->i->t};
+  auto p = places_of(a);
+  auto shape = inference_shape(a);
   auto layout = input_layout(a, p.layout);
   std::vector<at::Tensor> rows;
   int64_t packed_start = 0;
@@ -223,10 +207,6 @@ uint64_t flops_of(const std::string& name, const Arguments& a) {
       flops += 2 * outs[k]->i->t.numel() * left.size(transposed ? -2 : -1);
     }
     return flops;
-  }
-  // Of these the output is a part, or another size than the product.
-  if (name == "aclnnMatmulReduceScatter" || starts(name, "aclnnGroupedMatmulSwigluQuant")) {
-    return 2 * tensor(a, 0).numel() * tensor(a, 1).size(-1);
   }
   if (name == "aclnnConvolution") {
     const auto& w = tensor(a, 1);

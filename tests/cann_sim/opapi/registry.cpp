@@ -67,20 +67,9 @@ SIM_EXPORT const char* simcann_signature(const char* op) {
   auto found = sim::operators().find(op);
   return found == sim::operators().end() ? nullptr : found->second.signature.c_str();
 }
-/// "in", "out" or "inout" for each argument.
-SIM_EXPORT const char* simcann_directions(const char* op) {
-  auto found = sim::operators().find(op);
-  return found == sim::operators().end() ? nullptr : found->second.directions.c_str();
-}
 /// The name of operator `k`, in the order of names; null past the end.
 SIM_EXPORT const char* simcann_operator(size_t k) {
   auto& all = sim::operators();
-  if (k >= all.size()) return nullptr;
-  return std::next(all.begin(), static_cast<std::ptrdiff_t>(k))->first.c_str();
-}
-/// The name of the operator whose limits come `k`-th, in the order of names; null past the end.
-SIM_EXPORT const char* simcann_limited(size_t k) {
-  auto& all = sim::limits();
   if (k >= all.size()) return nullptr;
   return std::next(all.begin(), static_cast<std::ptrdiff_t>(k))->first.c_str();
 }

@@ -10,32 +10,14 @@ OP(aclnnSwiGlu, T, x, int64_t, dim, O, out) {
   put(out, at::silu(halves[0]) * halves[1]);
 }
 
-OP(aclnnSwiGluGrad, T, dy, T, x, int64_t, dim, O, dx) {
-  auto halves = fp32(*x).chunk(2, dim);
-  auto dy32 = fp32(*dy);
-  put(dx, at::cat({at::silu_backward(dy32 * halves[1], halves[0]), dy32 * at::silu(halves[0])}, dim));
-}
-
 OP(aclnnGlu, T, x, int64_t, dim, O, out) { put(out, at::glu(*x, dim)); }
 
-namespace {
-
 /// `gelu` keeps the activated half, which a backward pass needs.
-void ge_glu(T x, int64_t dim, int64_t approximate, bool left, O out, O gelu) {
+OP(aclnnGeGluV3, T, x, int64_t, dim, int64_t, approximate, bool, left, O, out, O, gelu) {
   auto halves = fp32(*x).chunk(2, dim);
   auto activated = at::gelu(halves[left ? 0 : 1], approximate == 1 ? "tanh" : "none");
   put(out, activated * halves[left ? 1 : 0]);
   put(gelu, activated);
-}
-
-}  // namespace
-
-/// GeGlu: the right half is activated (the default of GeGluV3's attribute).
-OP(aclnnGeGlu, T, x, int64_t, dim, int64_t, approximate, O, out, O, gelu) {
-  ge_glu(x, dim, approximate, false, out, gelu);
-}
-OP(aclnnGeGluV3, T, x, int64_t, dim, int64_t, approximate, bool, left, O, out, O, gelu) {
-  ge_glu(x, dim, approximate, left, out, gelu);
 }
 
 /// The variant of gpt-oss: A = min(A, limit), B = clamp(B, -limit, limit), A * sigmoid(alpha * A) * (B + bias). With

@@ -35,8 +35,7 @@ at::Tensor hidden_of(int64_t sparse, const at::Tensor& mask, int64_t pre, int64_
 at::Tensor to_bnsd(const at::Tensor& x, const std::string& layout, int64_t heads);
 at::Tensor from_bnsd(const at::Tensor& x, const std::string& layout);
 
-/// Arguments of FusedInferAttentionScore, PromptFlashAttention and IncreFlashAttention; what a version lacks is
-/// null. innerPrecise 1 (fast) is computed as 0 (precise): the documents do not say where it rounds.
+/// Arguments of FusedInferAttentionScore; what a version lacks is null. innerPrecise 1 (fast) is computed as 0 (precise): the documents do not say where it rounds.
 struct Inference {
   T query;
   TL key, value;
@@ -53,7 +52,6 @@ struct Inference {
   std::string layout;
   int64_t kv_heads = 0, sparse = 0, inner_precise = 0, block_size = 0;
   bool want_lse = false;
-  bool is_prompt = false;  // PromptFlashAttention
   O out, lse;
 
   std::string in_layout() const { return layout.substr(0, layout.find('_')); }
@@ -74,27 +72,23 @@ struct Inference {
   int64_t kv_len() const { return key.at(0).size(in_layout() == "BNSD" ? 2 : 1); }
   /// "sparseMode, preTokens and nextTokens are without effect" for one query row outside the packed layouts.
   bool one_row() const {
-    return !is_prompt && !packed() && q_len() == 1 && !q_rope && key.at(0).sizes() == value.at(0).sizes();
+    return !packed() && q_len() == 1 && !q_rope && key.at(0).sizes() == value.at(0).sizes();
   }
 };
 
 }  // namespace sim
 
 // The argument lists, the same for OP and LIMITS. Names: ascend.md section 3.4 and the documents of ops-transformer.
-#define FIA_QUANTISATION_V1 \
-  T, dequant1, T, quant1, T, dequant2, T, quant2, T, quant_offset2, T, antiquant_scale, T, antiquant_offset
-#define FIA_TENSORS_V1                                                                                   \
-  T, query, TL, key, TL, value, T, bias, T, mask, IA, q_lengths, IA, kv_lengths, FIA_QUANTISATION_V1, T, \
-      table, T, q_padding, T, kv_padding
-#define FIA_TENSORS_V2                                                                            \
-  FIA_TENSORS_V1, T, key_scale, T, key_offset, T, value_scale, T, value_offset, T, key_prefix, T, \
-      value_prefix, IA, prefix_length
+#define FIA_TENSORS_V2                                                                                       \
+  T, query, TL, key, TL, value, T, bias, T, mask, IA, q_lengths, IA, kv_lengths, T, dequant1, T, quant1, T,  \
+      dequant2, T, quant2, T, quant_offset2, T, antiquant_scale, T, antiquant_offset, T, table, T,           \
+      q_padding, T, kv_padding, T, key_scale, T, key_offset, T, value_scale, T, value_offset, T, key_prefix, \
+      T, value_prefix, IA, prefix_length
 #define FIA_TENSORS_V3 FIA_TENSORS_V2, T, q_rope, T, k_rope, T, k_rope_scale
 #define FIA_TENSORS_V4 FIA_TENSORS_V3, T, q_scale, T, sinks
 #define FIA_ATTRIBUTES                                                                                \
   int64_t, heads, double, scale, int64_t, pre, int64_t, next, CP, layout, int64_t, kv_heads, int64_t, \
       sparse, int64_t, inner_precise, int64_t, block_size, int64_t, antiquant_mode, bool, want_lse
-#define FIA_ARGUMENTS_V1 FIA_TENSORS_V1, FIA_ATTRIBUTES, O, out, O, lse
 #define FIA_ARGUMENTS_V2 \
   FIA_TENSORS_V2, FIA_ATTRIBUTES, int64_t, key_mode, int64_t, value_mode, O, out, O, lse
 #define FIA_ARGUMENTS_V3 \
@@ -102,28 +96,17 @@ struct Inference {
 #define FIA_ARGUMENTS_V4 \
   FIA_TENSORS_V4, FIA_ATTRIBUTES, int64_t, key_mode, int64_t, value_mode, int64_t, query_mode, O, out, O, lse
 
-#define PFA_ARGUMENTS_V3                                                                                     \
-  T, query, T, key, T, value, T, bias, T, mask, IA, q_lengths, IA, kv_lengths, T, dequant1, T, quant1, T,    \
-      dequant2, T, quant2, T, quant_offset2, int64_t, heads, double, scale, int64_t, pre, int64_t, next, CP, \
-      layout, int64_t, kv_heads, int64_t, sparse, int64_t, inner_precise, O, out
-#define IFA_ARGUMENTS_V4                                                                             \
-  T, query, TL, key, TL, value, T, bias, T, mask, IA, kv_lengths, FIA_QUANTISATION_V1, T, table, T,  \
-      kv_padding, int64_t, heads, double, scale, CP, layout, int64_t, kv_heads, int64_t, block_size, \
-      int64_t, inner_precise, O, out
-
 // Fills an Inference `a` from the arguments in scope.
-#define FIA_COLLECT_V1()                                                                                   \
-  sim::Inference a;                                                                                        \
-  a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask;                             \
-  a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                                      \
-  a.table = table, a.q_padding = q_padding, a.kv_padding = kv_padding;                                     \
-  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
-  a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH";        \
-  a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.block_size = block_size;    \
-  a.want_lse = want_lse, a.out = out, a.lse = lse
 #define FIA_COLLECT_V2()                                                                                  \
-  FIA_COLLECT_V1();                                                                                       \
-  a.quantization.insert(a.quantization.end(), {key_offset, value_offset});                                \
+  sim::Inference a;                                                                                       \
+  a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask;                            \
+  a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                                     \
+  a.table = table, a.q_padding = q_padding, a.kv_padding = kv_padding;                                    \
+  a.quantization = {dequant1,        quant1,           dequant2,   quant2,      quant_offset2,            \
+                    antiquant_scale, antiquant_offset, key_offset, value_offset};                         \
+  a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH";       \
+  a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.block_size = block_size;   \
+  a.want_lse = want_lse, a.out = out, a.lse = lse;                                                        \
   a.key_scale = key_scale, a.value_scale = value_scale, a.key_mode = key_mode, a.value_mode = value_mode; \
   a.key_prefix = key_prefix
 #define FIA_COLLECT_V3()                  \
@@ -134,19 +117,3 @@ struct Inference {
   FIA_COLLECT_V3();                  \
   a.quantization.push_back(q_scale); \
   a.sinks = sinks
-// The single key and value become lists of one.
-#define PFA_COLLECT_V3()                                                                            \
-  aclTensorList key_list{{key.p}}, value_list{{value.p}};                                           \
-  sim::Inference a;                                                                                 \
-  a.query = query, a.key.p = &key_list, a.value.p = &value_list, a.bias = bias, a.mask = mask;      \
-  a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;                                               \
-  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2};                             \
-  a.heads = heads, a.scale = scale, a.pre = pre, a.next = next, a.layout = layout ? layout : "BSH"; \
-  a.kv_heads = kv_heads, a.sparse = sparse, a.inner_precise = inner_precise, a.is_prompt = true, a.out = out
-#define IFA_COLLECT_V4()                                                                                   \
-  sim::Inference a;                                                                                        \
-  a.query = query, a.key = key, a.value = value, a.bias = bias, a.mask = mask, a.kv_lengths = kv_lengths;  \
-  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2, antiquant_scale, antiquant_offset}; \
-  a.table = table, a.kv_padding = kv_padding, a.heads = heads, a.scale = scale;                            \
-  a.layout = layout ? layout : "BSH", a.kv_heads = kv_heads, a.block_size = block_size;                    \
-  a.inner_precise = inner_precise, a.out = out

@@ -1,4 +1,4 @@
-// Attention for inference: FusedInferAttentionScore V1 to V4, PromptFlashAttention V3, IncreFlashAttention V4.
+// Attention for inference: FusedInferAttentionScore V2 to V4.
 // Ragged lengths, paged caches, packed layouts; each sequence is computed by itself.
 #include "attention.h"
 
@@ -160,10 +160,6 @@ void infer(const Inference& a) {
 
 }  // namespace
 
-OP(aclnnFusedInferAttentionScore, FIA_ARGUMENTS_V1) {
-  FIA_COLLECT_V1();
-  infer(a);
-}
 OP(aclnnFusedInferAttentionScoreV2, FIA_ARGUMENTS_V2) {
   FIA_COLLECT_V2();
   infer(a);
@@ -174,13 +170,5 @@ OP(aclnnFusedInferAttentionScoreV3, FIA_ARGUMENTS_V3) {
 }
 OP(aclnnFusedInferAttentionScoreV4, FIA_ARGUMENTS_V4) {
   FIA_COLLECT_V4();
-  infer(a);
-}
-OP(aclnnPromptFlashAttentionV3, PFA_ARGUMENTS_V3) {
-  PFA_COLLECT_V3();
-  infer(a);
-}
-OP(aclnnIncreFlashAttentionV4, IFA_ARGUMENTS_V4) {
-  IFA_COLLECT_V4();
   infer(a);
 }

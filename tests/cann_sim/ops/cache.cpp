@@ -1,5 +1,5 @@
-// Writes to and reads from key and value caches.
-#include "cache.h"
+// Writes to key and value caches, also in blocks (paged).
+#include "fused.h"
 
 using namespace sim;
 
@@ -9,48 +9,39 @@ namespace {
 
 bool is_nz(CP mode) { return mode && std::string(mode) == "PA_NZ"; }
 
+/// Slots must lie in the cache and be different: hardware writes elsewhere, or in any order, without a word.
+Tensor checked_slots(const Tensor& slots, int64_t places) {
+  auto all = slots.to(at::kLong).flatten();
+  if (!all.numel()) return all;
+  TORCH_CHECK(all.min().item<int64_t>() >= 0 && all.max().item<int64_t>() < places, "a slot is not in 0..",
+              places - 1, " (-1 is not documented as padding)");
+  TORCH_CHECK(std::get<0>(at::_unique(all)).numel() == all.numel(),
+              "a slot is written twice: which value stays is not defined");
+  return all;
+}
+
+/// Writes rows [tokens, heads, dim] to slots of a cache [blocks, block size, heads, dim].
+void scatter_rows(Tensor cache, const Tensor& rows, const Tensor& slots) {
+  auto size = cache.size(1);
+  cache.index_put_({at::floor_divide(slots, size), at::remainder(slots, size)}, rows);
+}
+
+/// The same to a cache in FRACTAL_NZ order [blocks, heads * dim / width, block size, width].
+void scatter_rows_nz(Tensor cache, const Tensor& rows, const Tensor& slots) {
+  auto parts = rows.reshape({rows.size(0), cache.size(1), cache.size(3)});
+  scatter_rows(cache.transpose(1, 2), parts, slots);
+}
+
 }  // namespace
 
 /// Norm: cache [blocks, block size, heads, dim]; PA_NZ: [blocks, heads * dim / 16, block size, 16] (32 for int8).
 OP(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value_cache, T, compress_lens, T,
    compress_offsets, T, seq_lens, CP, cache_mode, CP, scatter_mode, IA, strides, IA, offsets) {
   auto nz = is_nz(cache_mode);
-  auto places = checked_slots(*slots, key_cache->size(0) * key_cache->size(nz ? 2 : 1), false);
+  auto places = checked_slots(*slots, key_cache->size(0) * key_cache->size(nz ? 2 : 1));
   auto write = nz ? scatter_rows_nz : scatter_rows;
   write(*key_cache, *key, places);
   if (value->dim()) write(*value_cache, *value, places);
-}
-
-/// Only the Ascend 950 has it: its limits refuse every chip simulated.
-OP(aclnnScatterPaCache, T, key, R, key_cache, T, slots, T, compress_lens, T, compress_offsets, T, seq_lens,
-   CP, cache_mode) {
-  scatter_rows(*key_cache, *key, checked_slots(*slots, key_cache->size(0) * key_cache->size(1), false));
-}
-
-/// The inverse: the tokens of each sequence one after another.
-OP(aclnnGatherPaKvCache, T, key_cache, T, value_cache, T, tables, T, seq_lens, R, key, R, value, T,
-   seq_offset, CP, cache_mode, bool, cumulative) {
-  auto nz = is_nz(cache_mode);
-  auto size = key_cache->size(nz ? 2 : 1);
-  auto lens = seq_lens->to(at::kLong);
-  if (cumulative) lens = lens.diff();
-  std::vector<Tensor> blocks, places;
-  for (int64_t b = 0; b < tables->size(0); b++) {
-    auto first = seq_offset ? (*seq_offset)[b].item<int64_t>() / size : 0;
-    auto token = at::arange(lens[b].item<int64_t>());
-    auto column = at::floor_divide(token, size) + first;
-    TORCH_CHECK(!column.numel() || column.max().item<int64_t>() < tables->size(1), "sequence ", b,
-                " needs more blocks than its row of the block table has");
-    blocks.push_back((*tables)[b].to(at::kLong).index_select(0, column));
-    places.push_back(at::remainder(token, size));
-  }
-  auto block = at::cat(blocks), place = at::cat(places);
-  TORCH_CHECK(!block.numel() ||
-                  (block.min().item<int64_t>() >= 0 && block.max().item<int64_t>() < key_cache->size(0)),
-              "a block id is not in the cache");
-  auto read = [&](T cache) { return (nz ? cache->transpose(1, 2) : *cache).index({block, place}); };
-  put(key, read(key_cache).reshape(key->sizes()));
-  put(value, read(value_cache).reshape(value->sizes()));
 }
 
 /// data[i, ..., indices[i] + l, ...] = updates[i, ..., l, ...] along `axis`; two columns of indices are (row, offset).

@@ -21,7 +21,6 @@ inline std::pair<uint32_t, uint32_t> rank_and_size(const char* group) {
               "': pass what HcclGetCommName gives");
   return {rank, size};
 }
-inline int64_t rank_of(const char* group) { return rank_and_size(group).first; }
 
 // Every rank's tensor (equal shapes), in rank order.
 inline std::vector<at::Tensor> all_gather(const char* group, const at::Tensor& x) {

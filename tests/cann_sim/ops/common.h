@@ -17,6 +17,12 @@ inline at::Generator generator(int64_t seed, int64_t offset) {
                                         static_cast<uint64_t>(offset));
 }
 
+/// Each result of a function that has several, to its output.
+template <class... Results, class... Outputs>
+void put_each(const std::tuple<Results...>& results, const Outputs&... outputs) {
+  std::apply([&](const auto&... result) { (put(outputs, result), ...); }, results);
+}
+
 }  // namespace sim
 
 // Families of operators of the same form. `e` is an expression in x, or in a and b.

@@ -1,5 +1,4 @@
-// Conversion between ND and FRACTAL_NZ. Sources: NpuFormatCast, TransMatmulWeight and CalculateMatmulWeightSize of
-// ops-math.
+// Conversion between ND and FRACTAL_NZ. Source: NpuFormatCast of ops-math.
 #include "format.h"
 
 #include "../opapi/errors.h"
@@ -57,42 +56,6 @@ OP(aclnnNpuFormatCast, T, source, O, out) {
   } else {
     put(out, values_of(source));
   }
-}
-
-/// In place: the memory, which must hold aclnnCalculateMatmulWeightSize elements, and the tensor's format.
-OP(aclnnTransMatmulWeight, R, weight) {
-  auto width = block_width(weight->scalar_type());
-  auto shape = nz_shape(weight->sizes(), width);
-  auto values = to_nz(*weight, width);
-  at::from_blob(weight->data_ptr(), shape, weight->options()).copy_(values);
-  weight.p->i->format = ACL_FORMAT_FRACTAL_NZ;
-  weight.p->i->storage_shape = shape;
-}
-
-namespace {
-
-/// Elements of a weight [..., n, k] in FRACTAL_NZ.
-uint64_t weight_size(const aclIntArray* shape, aclDataType dtype) {
-  if (!shape) throw NullError("tensorShape is null");
-  require(shape->v.size() >= 2 && shape->v.size() <= 6, "tensorShape has ", shape->v.size(),
-          " axes, 2 to 6 are needed");
-  require(dtype == ACL_FLOAT16 || dtype == ACL_BF16 || dtype == ACL_INT8, "weight dtype ", dtype_name(dtype),
-          ": float16, bfloat16 or int8");
-  auto count = shape->v.size();
-  auto all =
-      aligned(shape->v[count - 2], kCube) * aligned(shape->v[count - 1], block_width(scalar_type(dtype)));
-  for (size_t k = 0; k + 2 < count; k++) all *= shape->v[k];
-  require(all > 0, "an empty weight");
-  return static_cast<uint64_t>(all);
-}
-
-}  // namespace
-
-SIM_EXPORT int aclnnCalculateMatmulWeightSize(const aclIntArray* shape, uint64_t* size) {
-  return guarded("aclnnCalculateMatmulWeightSize", [&] { *size = weight_size(shape, ACL_FLOAT16); });
-}
-SIM_EXPORT int aclnnCalculateMatmulWeightSizeV2(const aclIntArray* shape, aclDataType dtype, uint64_t* size) {
-  return guarded("aclnnCalculateMatmulWeightSizeV2", [&] { *size = weight_size(shape, dtype); });
 }
 
 /// The caller frees `shape` with delete[]. `additional_dtype` (-1: that of the source) chooses the width of a block.

@@ -141,36 +141,3 @@ OP(aclnnGroupedMatmulV4, TL, x, TL, weight, TL, bias, TL, scale, TL, offset, TL,
       {x, weight, bias, scale, offset, aq_scale, aq_offset, token_scale, list, type, list_type, activation},
       out);
 }
-OP(aclnnGroupedMatmulV5, TL, x, TL, weight, TL, bias, TL, scale, TL, offset, TL, aq_scale, TL, aq_offset, TL,
-   token_scale, T, list, TL, act_in, TL, act_scale, TL, act_offset, int64_t, split, int64_t, type, int64_t,
-   list_type, int64_t, activation, IA, tuning, OL, out, OL, act_out, OL, scale_out) {
-  grouped_matmul(
-      {x, weight, bias, scale, offset, aq_scale, aq_offset, token_scale, list, type, list_type, activation},
-      out);
-}
-
-// int8 product, scales, silu(first half) * second half, then per row: scale = max|v| / 127, round(v / scale).
-// The group list holds cumulative ends; rows after the last are left as they are.
-static void grouped_swiglu_quant(const TensorHandle& x, const Tensor& weight,
-                                 const TensorHandle& weight_scale, const TensorHandle& x_scale,
-                                 const TensorHandle& list, const TensorHandle& assist, const TensorHandle& y,
-                                 const TensorHandle& scale) {
-  for (auto g : groups_of(*list, 0)) {
-    if (g.start == g.end) continue;
-    Expert e{weight[g.index], assist ? (*assist)[g.index] : Tensor(), (*weight_scale)[g.index], {}, {}, {}};
-    auto v = product(x->slice(0, g.start, g.end), e, x_scale->slice(0, g.start, g.end), at::kFloat);
-    auto halves = v.chunk(2, -1);
-    v = at::silu(halves[0]) * halves[1];
-    auto s = v.abs().amax(-1, true) / 127;
-    y->slice(0, g.start, g.end).copy_(quantize(v / s));
-    scale->slice(0, g.start, g.end).copy_(s.squeeze(-1));
-  }
-}
-OP(aclnnGroupedMatmulSwigluQuant, T, x, T, weight, T, bias, T, offset, T, weight_scale, T, x_scale, T, list,
-   O, y, O, scale, O, y_offset) {
-  grouped_swiglu_quant(x, values_of(weight), weight_scale, x_scale, list, bias, y, scale);
-}
-OP(aclnnGroupedMatmulSwigluQuantWeightNZ, T, x, T, weight, T, bias, T, offset, T, weight_scale, T, x_scale, T,
-   list, O, y, O, scale, O, y_offset) {
-  grouped_swiglu_quant(x, values_of(weight), weight_scale, x_scale, list, bias, y, scale);
-}

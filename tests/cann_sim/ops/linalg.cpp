@@ -11,9 +11,7 @@ OP(aclnnAddbmm, T, x, T, a, T, b, S, be, S, al, O, o, int8_t, c) { put(o, at::ad
 OP(aclnnLinalgCross, T, a, T, b, int64_t, d, O, o) { put(o, at::linalg_cross(*a, *b, d)); }
 OP(aclnnCdist, T, a, T, b, float, p, int64_t, m, O, o) { put(o, at::cdist(*a, *b, p)); }
 OP(aclnnTriangularSolve, T, b, T, a, bool, up, bool, tr, bool, un, O, x, O, m) {
-  auto r = at::triangular_solve(*b, *a, up, tr, un);
-  put(x, std::get<0>(r));
-  put(m, std::get<1>(r));
+  put_each(at::triangular_solve(*b, *a, up, tr, un), x, m);
 }
 OP(aclnnSvd, T, a, bool, full, bool, uv, O, s, O, u, O, v) {
   auto r = at::_linalg_svd(*a, full, uv);

@@ -18,9 +18,7 @@ OP(aclnnSigmoidBackward, T, g, T, y, O, o) { put(o, at::sigmoid_backward(*g, *y)
 OP(aclnnTanhBackward, T, g, T, y, O, o) { put(o, at::tanh_backward(*g, *y)); }
 OP(aclnnThresholdBackward, T, g, T, x, S, t, O, o) { put(o, at::threshold_backward(*g, *x, *t)); }
 OP(aclnnNLLLoss, T, x, T, t, T, w, int64_t, red, int64_t, ig, O, o, O, tw) {
-  auto r = at::nll_loss_forward(*x, t->to(at::kLong), w.opt(), red, ig);
-  put(o, std::get<0>(r));
-  put(tw, std::get<1>(r));
+  put_each(at::nll_loss_forward(*x, t->to(at::kLong), w.opt(), red, ig), o, tw);
 }
 OP(aclnnNLLLossBackward, T, g, T, x, T, t, T, w, int64_t, red, int64_t, ig, T, tw, O, o) {
   put(o, at::nll_loss_backward(*g, *x, t->to(at::kLong), w.opt(), red, ig, *tw));
@@ -40,7 +38,5 @@ OP(aclnnBinaryCrossEntropyWithLogits, T, x, T, t, T, w, T, p, int64_t, r, O, o) 
 }
 OP(aclnnKlDiv, T, x, T, t, int64_t, r, bool, lt, O, o) { put(o, at::kl_div(*x, *t, r, lt)); }
 OP(aclnnNLLLoss2d, T, x, T, t, T, w, int64_t, red, int64_t, ig, O, o, O, tw) {
-  auto r = at::nll_loss2d_forward(*x, t->to(at::kLong), w.opt(), red, ig);
-  put(o, std::get<0>(r));
-  put(tw, std::get<1>(r));
+  put_each(at::nll_loss2d_forward(*x, t->to(at::kLong), w.opt(), red, ig), o, tw);
 }

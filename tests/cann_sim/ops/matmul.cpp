@@ -60,8 +60,3 @@ OP(aclnnAddmmWeightNz, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, m
 OP(aclnnBaddbmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
   put(out, at::baddbmm(*self, *a, *b, *beta, *alpha));
 }
-
-/// Only the Ascend 950 has it: its limits refuse every chip simulated.
-OP(aclnnFusedMatmul, T, a, T, b, T, bias, T, other, CP, op, int8_t, math, O, out) {
-  TORCH_CHECK(false, "aclnnFusedMatmul is not simulated");
-}

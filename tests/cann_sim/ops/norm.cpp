@@ -55,41 +55,6 @@ OP(aclnnAddRmsNorm, T, x1, T, x2, T, gamma, double, eps, O, y, O, rstd, O, x) {
   put(x, r.sum);
 }
 
-OP(aclnnInplaceAddRmsNorm, R, x1, R, x2, T, gamma, double, eps, O, rstd) {
-  auto r = add_rms_norm(*x1, *x2, *gamma, gamma->dim(), eps);
-  put(x1, r.y);
-  put(x2, r.sum);
-  put_rstd(rstd, r.inverse);
-}
-
-/// y2 has the dtype of x, y1 is y2 in float32 (the kernel widens what it rounded). bfloat16 norms the float32 sum and
-/// rounds once, as documented ("x = float(x1) + float(x2)"); float16 adds and multiplies by gamma in float16.
-OP(aclnnAddRmsNormCast, T, x1, T, x2, T, gamma, double, eps, O, y1, O, y2, O, rstd, O, x) {
-  auto dtype = x1->scalar_type();
-  auto sum = fp32(*x1) + fp32(*x2);
-  if (dtype == at::kHalf) sum = rounded(sum, dtype);
-  auto inverse = inverse_rms(sum, gamma->dim(), eps);
-  auto normed = sum * inverse;
-  if (dtype == at::kHalf) normed = rounded(normed, dtype);
-  auto y = (normed * fp32(*gamma)).to(dtype);
-  put(y1, y);
-  put(y2, y);
-  put(rstd, inverse);
-  put(x, sum);
-}
-
-OP(aclnnRmsNormGrad, T, dy, T, x, T, rstd, T, gamma, O, dx, O, dgamma) {
-  auto axes = last_axes(*x, gamma->dim());
-  auto x32 = fp32(*x), scaled = fp32(*dy) * fp32(*gamma);
-  auto normed = x32 * rstd->reshape(at::mean(x32, axes, true).sizes());
-  put(dx, rstd->reshape(at::mean(x32, axes, true).sizes()) *
-              (scaled - normed * at::mean(scaled * normed, axes, true)));
-  auto weights = fp32(*dy) * normed;
-  std::vector<int64_t> rows;
-  for (int64_t k = 0; k < x->dim() - gamma->dim(); k++) rows.push_back(k);
-  put(dgamma, rows.empty() ? weights : at::sum(weights, rows));
-}
-
 // ---- layer norm ---------------------------------------------------------------------------------------------
 namespace {
 
@@ -105,36 +70,15 @@ Normed layer_norm(const Tensor& x, int64_t count, double eps) {
   return {centred * inverse, mean, inverse};
 }
 
-void put_layer_norm(T x, IA shape, T weight, T bias, double eps, O out, O mean, O rstd) {
+}  // namespace
+
+OP(aclnnLayerNorm, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd) {
   auto r = layer_norm(fp32(*x), static_cast<int64_t>((*shape).size()), eps);
   if (weight) r.y = r.y * fp32(*weight);
   if (bias) r.y = r.y + fp32(*bias);
   put(out, r.y);
   put(mean, r.mean);
   put(rstd, r.inverse);
-}
-
-}  // namespace
-
-OP(aclnnLayerNorm, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd) {
-  put_layer_norm(x, shape, weight, bias, eps, out, mean, rstd);
-}
-
-/// Modes 0 (precise) and 1 (fast) differ on hardware by an undocumented error; both are precise here. Mode 2 stays in
-/// float16: each step rounds.
-OP(aclnnLayerNormWithImplMode, T, x, IA, shape, T, weight, T, bias, double, eps, O, out, O, mean, O, rstd,
-   int32_t, mode) {
-  if (mode != 2) return put_layer_norm(x, shape, weight, bias, eps, out, mean, rstd);
-  auto axes = last_axes(*x, static_cast<int64_t>((*shape).size()));
-  auto centre = at::mean(*x, axes, true);
-  auto centred = *x - centre;
-  auto inverse = at::rsqrt(at::mean(centred * centred, axes, true) + static_cast<float>(eps));
-  auto y = centred * inverse;
-  if (weight) y = y * *weight;
-  if (bias) y = y + *bias;
-  put(out, y);
-  put(mean, centre);
-  put(rstd, inverse);
 }
 
 /// x = x1 + x2 + bias in float32, normed unrounded; xOut only with `additional`.

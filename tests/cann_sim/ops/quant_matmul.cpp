@@ -7,9 +7,10 @@ using namespace sim;
 using at::Tensor;
 
 // ---- 16-bit activations, 8- or 4-bit weights ---------------------------------------------------------------
-// The vector unit writes the result in the activations' 16-bit type, which is what the cube unit multiplies.
-Tensor sim::dequantized_weight(const Tensor& weight, const Tensor& scale, const Tensor& offset, int64_t group,
-                               at::ScalarType dtype) {
+// (weight + offset) * scale; scale (1), (n) or (1, n), or (ceil(k / group), n) with a group size. The vector unit writes
+// it in the activations' 16-bit type, which is what the cube unit multiplies.
+static Tensor dequantized_weight(const Tensor& weight, const Tensor& scale, const Tensor& offset,
+                                 int64_t group, at::ScalarType dtype) {
   auto rows = [&](const Tensor& t) {
     auto f = fp32(t);
     return group > 0 ? f.repeat_interleave(group, 0).slice(0, 0, weight.size(0)) : f;
@@ -127,11 +128,6 @@ static void quant_matmul(QuantMatmul m, bool transpose1, bool transpose2, const 
   put(out, value);
 }
 
-OP(aclnnQuantMatmulV3, T, x1, T, x2, T, scale, T, offset, T, bias, bool, transpose1, bool, transpose2, O,
-   out) {
-  quant_matmul({*x1, values_of(x2), {}, *scale, offset.orundef(), {}, bias.orundef(), 0}, transpose1,
-               transpose2, out);
-}
 OP(aclnnQuantMatmulV4, T, x1, T, x2, T, scale, T, offset, T, token_scale, T, bias, bool, transpose1, bool,
    transpose2, O, out) {
   quant_matmul({*x1, values_of(x2), token_scale.orundef(), *scale, offset.orundef(), {}, bias.orundef(), 0},
@@ -139,12 +135,6 @@ OP(aclnnQuantMatmulV4, T, x1, T, x2, T, scale, T, offset, T, token_scale, T, bia
 }
 OP(aclnnQuantMatmulV5, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T, x2_offset, T,
    y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {
-  quant_matmul({*x1, values_of(x2), x1_scale.orundef(), *x2_scale, x2_offset.orundef(), y_offset.orundef(),
-                bias.orundef(), group},
-               transpose1, transpose2, out);
-}
-OP(aclnnQuantMatmulWeightNz, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T, x2_offset,
-   T, y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {
   quant_matmul({*x1, values_of(x2), x1_scale.orundef(), *x2_scale, x2_offset.orundef(), y_offset.orundef(),
                 bias.orundef(), group},
                transpose1, transpose2, out);

@@ -84,27 +84,9 @@ inline at::Tensor values_of(const TensorListHandle& list, size_t k) {
   return values_of(t);
 }
 
-/// (weight + offset) * scale in `dtype`; scale (1), (n) or (1, n), or (ceil(k / group), n) with a group size.
-at::Tensor dequantized_weight(const at::Tensor& weight, const at::Tensor& scale, const at::Tensor& offset,
-                              int64_t group, at::ScalarType dtype);
-
 // Product of integer matrices as the cube unit's int32 accumulator holds it (float64 keeps it exact).
 inline at::Tensor integer_product(const at::Tensor& a, const at::Tensor& b) {
   return at::matmul(a.to(at::kDouble), b.to(at::kDouble));
-}
-
-// One row of `table` for each of `rows` rows; `ends` are the groups' cumulative ends. Rows after the last end
-// get `filler`.
-inline at::Tensor rows_by_group(const at::Tensor& table, const at::Tensor& ends, int64_t rows,
-                                double filler) {
-  auto out = at::full({rows, table.size(-1)}, filler, at::kFloat);
-  int64_t start = 0;
-  for (int64_t g = 0; g < ends.numel(); g++) {
-    const int64_t end = ends.reshape(-1)[g].item<int64_t>();
-    if (end > start) out.slice(0, start, end).copy_(table[g]);
-    start = std::max(start, end);
-  }
-  return out;
 }
 
 }  // namespace sim

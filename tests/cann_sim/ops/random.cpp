@@ -32,8 +32,7 @@ OP(aclnnInplaceBernoulliTensor, O, x, T, p, int64_t, seed, int64_t, off) {
 }
 // mask is a bit mask on the real device (1 bit per element, padded to 128): same layout here
 static void genmask(at::Tensor& m, int64_t n, double p, int64_t seed, int64_t off) {
-  auto g = at::detail::createCPUGenerator((uint64_t)seed * 1000003ull + (uint64_t)off);
-  auto keep = at::empty({n}, at::kFloat).uniform_(0, 1, g).ge(p);
+  auto keep = at::empty({n}, at::kFloat).uniform_(0, 1, generator(seed, off)).ge(p);
   auto* k = keep.data_ptr<bool>();
   auto* d = (uint8_t*)m.data_ptr();
   m.zero_();

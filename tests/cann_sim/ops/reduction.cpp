@@ -14,16 +14,8 @@ OP(aclnnProd, T, x, DT, dt, O, o) { put(o, at::prod(*x, scalar_type(dt))); }
 OP(aclnnProdDim, T, x, int64_t, d, bool, k, DT, dt, O, o) { put(o, at::prod(*x, d, k, scalar_type(dt))); }
 OP(aclnnMax, T, x, O, o) { put(o, at::max(*x)); }
 OP(aclnnMin, T, x, O, o) { put(o, at::min(*x)); }
-OP(aclnnMaxDim, T, x, int64_t, d, bool, k, O, v, O, i) {
-  auto r = at::max(*x, d, k);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
-}
-OP(aclnnMinDim, T, x, int64_t, d, bool, k, O, v, O, i) {
-  auto r = at::min(*x, d, k);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
-}
+OP(aclnnMaxDim, T, x, int64_t, d, bool, k, O, v, O, i) { put_each(at::max(*x, d, k), v, i); }
+OP(aclnnMinDim, T, x, int64_t, d, bool, k, O, v, O, i) { put_each(at::min(*x, d, k), v, i); }
 OP(aclnnAmax, T, x, IA, d, bool, k, O, o) { put(o, at::amax(*x, *d, k)); }
 OP(aclnnAmin, T, x, IA, d, bool, k, O, o) { put(o, at::amin(*x, *d, k)); }
 OP(aclnnArgMax, T, x, int64_t, d, bool, k, O, o) { put(o, at::argmax(*x, d, k)); }
@@ -49,9 +41,7 @@ OP(aclnnLogSumExp, T, x, IA, d, bool, k, O, o) { put(o, at::logsumexp(*x, *d, k)
 OP(aclnnVarCorrection, T, x, IA, d, int64_t, c, bool, k, O, o) { put(o, at::var(*x, *d, at::Scalar(c), k)); }
 OP(aclnnStd, T, x, IA, d, int64_t, c, bool, k, O, o) { put(o, at::std(*x, *d, at::Scalar(c), k)); }
 OP(aclnnVarMean, T, x, IA, d, int64_t, c, bool, k, O, v, O, m) {
-  auto r = at::var_mean(*x, *d, at::Scalar(c), k);
-  put(v, std::get<0>(r));
-  put(m, std::get<1>(r));
+  put_each(at::var_mean(*x, *d, at::Scalar(c), k), v, m);
 }
 OP(aclnnNorm, T, x, S, p, IA, d, bool, k, O, o) { put(o, at::norm(*x, p.opt(), *d, k)); }
 OP(aclnnLinalgVectorNorm, T, x, S, p, IA, d, bool, k, DT, dt, O, o) {
@@ -60,14 +50,10 @@ OP(aclnnLinalgVectorNorm, T, x, S, p, IA, d, bool, k, DT, dt, O, o) {
                                 k, o->scalar_type()));
 }
 OP(aclnnTopk, T, x, int64_t, k, int64_t, d, bool, l, bool, s, O, v, O, i) {
-  auto r = at::topk(*x, k, d, l, s);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
+  put_each(at::topk(*x, k, d, l, s), v, i);
 }
 OP(aclnnSort, T, x, bool, st, int64_t, d, bool, desc, O, v, O, i) {
-  auto r = at::sort(*x, st, d, desc);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
+  put_each(at::sort(*x, st, d, desc), v, i);
 }
 OP(aclnnBincount, T, x, T, w, int64_t, n, O, o) { put(o, at::bincount(*x, w.opt(), n)); }
 OP(aclnnSearchSorted, T, s, T, x, bool, i32, bool, right, T, sorter, O, o) {
@@ -80,34 +66,14 @@ OP(aclnnAminmax, T, x, IA, d, bool, k, O, mn, O, mx) {
 OP(aclnnHistc, T, x, int64_t, bins, S, lo, S, hi, O, o) {
   put(o, at::histc(x->to(at::kFloat), bins, *lo, *hi));
 }
-OP(aclnnCummax, T, x, int64_t, d, O, v, O, i) {
-  auto r = at::cummax(*x, d);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
-}
-OP(aclnnCummin, T, x, int64_t, d, O, v, O, i) {
-  auto r = at::cummin(*x, d);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
-}
-OP(aclnnMedianDim, T, x, int64_t, d, bool, k, O, v, O, i) {
-  auto r = at::median(*x, d, k);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
-}
-OP(aclnnNanMedianDim, T, x, int64_t, d, bool, k, O, v, O, i) {
-  auto r = at::nanmedian(*x, d, k);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
-}
+OP(aclnnCummax, T, x, int64_t, d, O, v, O, i) { put_each(at::cummax(*x, d), v, i); }
+OP(aclnnCummin, T, x, int64_t, d, O, v, O, i) { put_each(at::cummin(*x, d), v, i); }
+OP(aclnnMedianDim, T, x, int64_t, d, bool, k, O, v, O, i) { put_each(at::median(*x, d, k), v, i); }
+OP(aclnnNanMedianDim, T, x, int64_t, d, bool, k, O, v, O, i) { put_each(at::nanmedian(*x, d, k), v, i); }
 OP(aclnnKthvalue, T, x, int64_t, n, int64_t, d, bool, k, O, v, O, i) {
-  auto r = at::kthvalue(*x, n, d, k);
-  put(v, std::get<0>(r));
-  put(i, std::get<1>(r));
+  put_each(at::kthvalue(*x, n, d, k), v, i);
 }
 OP(aclnnStdMeanCorrection, T, x, IA, d, int64_t, c, bool, k, O, s, O, m) {
-  auto r = at::std_mean(*x, *d, at::Scalar(c), k);
-  put(s, std::get<0>(r));
-  put(m, std::get<1>(r));
+  put_each(at::std_mean(*x, *d, at::Scalar(c), k), s, m);
 }
 OP(aclnnRenorm, T, x, S, p, int64_t, d, S, mx, O, o) { put(o, at::renorm(*x, *p, d, *mx)); }

@@ -1,4 +1,4 @@
-"""int8_rows and int8_attention."""
+"""quantize_kv and int8_attention."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis.strategies import DrawFn
 from torch import Tensor
 
 from liteboost_adaptor.ops.int8_attention import dequantized
-from liteboost_adaptor.ops.int8_attention import int8_rows as reference
+from liteboost_adaptor.ops.int8_attention import quantize_kv as reference
 
 from .attention import attention, check
 
 
-@fuzzes("int8_rows")
-def int8_rows(draw: DrawFn) -> Case:
+@fuzzes("quantize_kv")
+def quantize_kv(draw: DrawFn) -> Case:
     x = tensors.tensor(draw, tensors.shape(draw), draw(tensors.DTYPES), draw(tensors.SCALES))
 
     def check_bits(results: list[Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from liteboost_adaptor.ops.int8_linear import linear_w8a8 as reference
 
-from .quantized_linear import OUTPUTS, ROWS, _integers
+from .quantized_linear import OUTPUTS, ROWS, sliced
 
 
 @fuzzes("linear_w8a8")
@@ -21,7 +21,7 @@ def linear_w8a8(draw: DrawFn) -> Case:
     size = tensors.shape(draw, width=width) if rows is None else (rows, width)
     arguments = {
         "x": tensors.tensor(draw, size, dtype, draw(tensors.SCALES)),
-        "weight": _integers((outputs, width), torch.int8, -128, 128, gap),
+        "weight": sliced(torch.randint(-128, 128, (outputs, width), dtype=torch.int8), gap),
         "scales": tensors.tensor(draw, (outputs,), draw(tensors.DTYPES), 0.01),
         "bias": tensors.maybe(draw, (outputs,), dtype),
     }

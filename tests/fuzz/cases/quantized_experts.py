@@ -1,4 +1,4 @@
-"""experts_tiles."""
+"""experts_packed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _tiles(draw: DrawFn, tiles: int) -> tuple[int, dict[str, Tensor | None], int
     )
 
 
-@fuzzes("experts_tiles")
-def experts_tiles(draw: DrawFn) -> Case:
+@fuzzes("experts_packed")
+def experts_packed(draw: DrawFn) -> Case:
     dtype, tokens, slots = draw(tensors.DTYPES), draw(TOKENS), draw(st.integers(0, 3))
     experts, a_expert = draw(st.integers(0, 4)), draw(st.integers(1, 3))
     width, weights, group = _tiles(draw, experts * a_expert)
@@ -54,13 +54,13 @@ def experts_tiles(draw: DrawFn) -> Case:
 
     def check(results: list[Tensor]) -> None:
         assert results[0].dtype == dtype
-        (want,) = exact("experts_tiles", arguments)
+        (want,) = exact("experts_packed", arguments)
         # All integers at their largest, of one sign: what is summed before a zero point is taken off.
         scales, bias = double(weights["scales"]).abs(), arguments["bias"]
         is_w8 = weights["tiles"].dtype == torch.int8
         largest = torch.full_like(weights["tiles"], 127 if is_w8 else 255)
         (products,) = exact(
-            "experts_tiles",
+            "experts_packed",
             arguments
             | {
                 "x": double(arguments["x"]).abs(),

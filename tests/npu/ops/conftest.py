@@ -19,3 +19,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.ops.liteboost._npu_forget_verdicts()
         yield
         torch.ops.liteboost._npu_forget_verdicts()
+
+
+@pytest.fixture(autouse=True)
+def uncounted(kernels: None, no_grad: None) -> None:
+    """A test begins with no call counted, and without grad mode, in which nothing is served."""
+    torch.ops.liteboost._npu_forget_counts()

@@ -6,28 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from cann_sim.trace import recording
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
-trace = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace")
 
 ops = torch.ops.liteboost
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY = 8, 2, 64, 40
 HEADS_FIRST, POSITIONS_FIRST = "heads first", "positions first"
-
-pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture(autouse=True)
-def _loaded() -> None:
-    assert native_npu.load().loaded
-    ops._npu_forget_counts()
 
 
 def cache(order: str, batch: int, dtype: torch.dtype, capacity: int = CAPACITY) -> Tensor:
@@ -52,7 +39,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
     )
     ops.attention(query, key, value, **arguments)  # compared where it is first used
     ops._npu_forget_counts()
-    with trace.recording() as recorded:
+    with recording() as recorded:
         found = ops.attention(query, key, value, **arguments)
     assert native_npu.calls() == [("attention", "", 1)]
     assert (found.cpu().double() - expected).abs().max() <= TOLERANCE[query.dtype]

@@ -7,29 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from cann_sim.trace import recording
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
-recording = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace").recording
 
 ops = torch.ops.liteboost
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 HALVES = (torch.bfloat16, torch.float16)
 HEADS = 4
-
-pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture(autouse=True)
-def _loaded() -> None:
-    torch.manual_seed(0)
-    assert native_npu.load().loaded
-    ops._npu_forget_counts()
 
 
 def states(q_len: int, kv_len: int, dtype: torch.dtype, head_dim: int = 64) -> list[Tensor]:

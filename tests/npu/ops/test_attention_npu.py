@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from cann_sim.trace import recording
 from npu.simulator.programs import output
+from support.attention_cases import double
 
 from liteboost_adaptor import native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
-recording = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace").recording
 
 ops = torch.ops.liteboost
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SIZES = ((1, 7), (5, 5), (3, 9), (17, 17), (1, 130))
-
-pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture(autouse=True)
-def _loaded() -> None:
-    assert native_npu.load().loaded
-    ops._npu_forget_counts()
 
 
 def states(q_len: int, kv_len: int, dtype: torch.dtype, head_dim: int = 64) -> tuple[torch.Tensor, ...]:
@@ -36,10 +24,6 @@ def states(q_len: int, kv_len: int, dtype: torch.dtype, head_dim: int = 64) -> t
     return tuple(
         torch.randn(2, length, heads, head_dim, dtype=dtype).transpose(1, 2) for length, heads in sizes
     )
-
-
-def double(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def check(arguments: list[Any], cached: bool) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from npu.launching import simulated
 from support import npu_ops
 
 PROGRAM = Path(__file__).with_name("delta_rule_calls.py")
@@ -33,16 +31,7 @@ REFUSED = {
 def outcomes(*options: str) -> dict[str, dict[str, Any]]:
     """What `delta_rule_calls.py` prints on a simulator with these options."""
     with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
-            [sys.executable, "-m", "cann_sim", "run", *options, str(PROGRAM)],
-            env={**os.environ, "XDG_CACHE_HOME": cache},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(simulated(*options, PROGRAM, XDG_CACHE_HOME=cache)[-1])
 
 
 @pytest.mark.parametrize("soc", ["910B", "910C"])

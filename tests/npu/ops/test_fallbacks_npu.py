@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
+from npu.launching import simulated
 
 PROGRAM = Path(__file__).with_name("served.py")
 ALLOWED = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
@@ -25,17 +21,8 @@ MISSING = ["not in this CANN"]
 def served(*options: str, queue: str = "0") -> dict[str, Any]:
     """What `served.py` prints on a simulator with these options; every result must be right."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "XDG_CACHE_HOME": cache, "TASK_QUEUE_ENABLE": queue}
-        done = subprocess.run(
-            [sys.executable, "-m", "cann_sim", "run", *options, str(PROGRAM)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+        lines = simulated(*options, PROGRAM, XDG_CACHE_HOME=cache, TASK_QUEUE_ENABLE=queue)
+    found = json.loads(lines[-1])
     for dtype, calls in found.items():
         for label, outcome in calls.items():
             # Torch's own product rounds fp32 to fp16 there.

@@ -10,7 +10,7 @@ from support import npu_ops
 from torch import Tensor
 
 from liteboost_adaptor import native_npu
-from liteboost_adaptor.ops.int8_attention import int8_attention, int8_rows
+from liteboost_adaptor.ops.int8_attention import int8_attention, quantize_kv
 from liteboost_adaptor.ops.int8_linear import quantize_rows
 
 ops = torch.ops.liteboost
@@ -22,7 +22,7 @@ ATTENTION = "aclnnFusedInferAttentionScoreV3"
 def apart(states: Tensor, capacity: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Integers and scales on the NPU, the front of a cache, and the same as rows on the CPU."""
     batch, heads, length, size = states.shape
-    rows = int8_rows(states)
+    rows = quantize_kv(states)
     integers = torch.full((batch, heads, max(capacity, length), size), 99, dtype=torch.int8)
     scales = torch.full((batch, heads, max(capacity, length), 1), torch.nan)
     integers[:, :, :length] = rows[..., :size]
@@ -130,9 +130,9 @@ def test_rows_are_one_launch(shape: tuple[int, ...], dtype: torch.dtype) -> None
     x = torch.randn(shape).to(dtype)
     x.view(-1, shape[-1])[0] = 0
     there = x.npu()
-    ops._npu_int8_rows(there)
+    ops._npu_quantize_kv(there)
     with npu_ops._memory_left_as_it_is(), npu_ops.trace.recording() as recorded:
-        integers, scales = ops._npu_int8_rows(there)
+        integers, scales = ops._npu_quantize_kv(there)
     assert recorded.ops == ["aclnnDynamicQuant"]
     assert integers.dtype == torch.int8 and integers.shape == x.shape
     assert scales.dtype == torch.float32 and scales.shape == (*shape[:-1], 1)
@@ -146,16 +146,16 @@ def test_rows_are_one_launch(shape: tuple[int, ...], dtype: torch.dtype) -> None
 def test_rows_in_fp32_are_the_reference(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     ops._npu_forget_counts()
-    integers, scales = ops._npu_int8_rows(x.npu())
-    assert native_npu.calls() == [("int8_rows", "fp32", 1)]
-    rows = int8_rows(x)
+    integers, scales = ops._npu_quantize_kv(x.npu())
+    assert native_npu.calls() == [("quantize_kv", "fp32", 1)]
+    rows = quantize_kv(x)
     assert torch.equal(integers.cpu(), rows[..., : shape[-1]])
     assert torch.equal(scales.cpu().view(torch.int8), rows[..., shape[-1] :])
 
 
 def test_rows_with_their_scales_behind_them_are_taken_apart() -> None:
     query = torch.randn(2, 4, 1, 64).bfloat16()
-    key, value = (int8_rows(torch.randn(2, 2, 19, 64)) for _ in "kv")
+    key, value = (quantize_kv(torch.randn(2, 2, 19, 64)) for _ in "kv")
     arguments = {"query": query, "key": key, "value": value, "mask": None, "scaling": 0.125}
     found = npu_ops.run("int8_attention", **arguments)
     assert found.reasons == [] and found.launches[-1] == ATTENTION.removeprefix("aclnn")

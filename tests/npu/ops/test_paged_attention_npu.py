@@ -6,27 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from cann_sim.trace import recording
+from support.attention_cases import double
 
 from liteboost_adaptor import native_npu
-
-pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
-if not torch.npu.is_available():
-    pytest.skip("needs an NPU", allow_module_level=True)
-
-recording = pytest.importorskip("cann_sim.trace", reason="needs the simulator's trace").recording
 
 ops = torch.ops.liteboost
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 MIXED = ((1, 33), (9, 9), (5, 37), (1, 16))
 DECODE = ((1, 130), (1, 5))
-
-pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-@pytest.fixture(autouse=True)
-def _loaded() -> None:
-    assert native_npu.load().loaded
-    ops._npu_forget_counts()
 
 
 def make(
@@ -61,10 +49,7 @@ def check(arguments: dict[str, Any], **options: Any) -> None:
     """The op on the NPU against the reference in float64, the lengths staying on the CPU."""
     arguments = arguments | options
     dtype = arguments["query"].dtype
-    wide = {
-        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
+    wide = {name: double(value) for name, value in arguments.items()}
     expected = torch.ops.liteboost_reference.paged_attention(**wide)
     on_npu = {
         name: value.npu() if isinstance(value, torch.Tensor) and not name.startswith("cu_") else value

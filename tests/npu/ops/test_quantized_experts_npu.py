@@ -13,8 +13,8 @@ from liteboost_adaptor.ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
     pack_w4,
-    scales_to_tiles,
-    to_tiles,
+    prepack,
+    prepack_scales,
 )
 from liteboost_adaptor.quantization.layers import QuantizedExperts, WeightShape
 from liteboost_adaptor.quantization.schemes import QuantScheme
@@ -43,9 +43,9 @@ def layer(bits: int, experts: int, outputs: int, inputs: int, group: int = 32, z
 def tiles(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
     zeros = weights.get("zero_points")
     return {
-        "tiles": to_tiles(weights["weight"]),
-        "scales": scales_to_tiles(weights["scales"]),
-        "zero_points": None if zeros is None else scales_to_tiles(zeros),
+        "tiles": prepack(weights["weight"]),
+        "scales": prepack_scales(weights["scales"]),
+        "zero_points": None if zeros is None else prepack_scales(zeros),
     }
 
 
@@ -80,7 +80,7 @@ def test_one_product(
         x = torch.randn(*((tokens, inputs) if shared else (tokens, slots, inputs))).to(dtype)
         added = torch.randn(experts, outputs).to(dtype) if bias else None
         arguments = tiles(weights) | {"x": x, "bias": added, "index": index, "out_features": outputs}
-        found = npu_ops.run("experts_tiles", **arguments)
+        found = npu_ops.run("experts_packed", **arguments)
         assert found.reasons == [] and found.launches.count(GROUPED) == 1
         near(found.results[0], x, added, index, weights, outputs)
 
@@ -135,7 +135,7 @@ def test_what_the_operator_does_not_take_is_multiplied_one_by_one_and_counted() 
     ):
         x = torch.randn(4, 96).to(dtype)
         arguments = tiles(weights) | {"x": x, "bias": None, "index": index, "out_features": 32}
-        found = npu_ops.run("experts_tiles", **arguments)
+        found = npu_ops.run("experts_packed", **arguments)
         assert reason in found.reasons
         if dtype != torch.float32:
             near(found.results[0], x, None, index, weights, 32)
@@ -145,6 +145,6 @@ def test_zero_points_of_one_group_are_offsets() -> None:
     index, x = torch.randint(0, 6, (4, 2)), torch.randn(4, 64).bfloat16()
     weights = layer(4, 5, 32, 64, 64, zeros=True)
     arguments = tiles(weights) | {"x": x, "bias": None, "index": index, "out_features": 32}
-    found = npu_ops.run("experts_tiles", **arguments)
+    found = npu_ops.run("experts_packed", **arguments)
     assert found.reasons == [] and native_npu.calls()
     near(found.results[0], x, None, index, weights, 32)

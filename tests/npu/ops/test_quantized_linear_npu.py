@@ -1,4 +1,4 @@
-"""`linear_w8` and `linear_w4` as an aclnn operator: odd sizes, strides, groups, and layers as they lie."""
+"""`linear_packed` as an aclnn operator: odd sizes, strides, groups, and layers as they lie."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from support import npu_ops, quantized_layers
 
-from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8, from_int4, pack_w4
+from liteboost_adaptor.ops.quantized_linear import (
+    dequantize_w4,
+    dequantize_w8,
+    from_int4,
+    pack_w4,
+    prepack,
+    prepack_scales,
+)
 from liteboost_adaptor.quantization.schemes import QuantScheme
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -27,6 +34,21 @@ def layer_w4(outputs: int, inputs: int, group: int, zeros: bool) -> dict[str, to
     if zeros:
         weights["zero_points"] = torch.randint(0, 17, (outputs, inputs // group), dtype=torch.uint8)
     return weights
+
+
+def product(x: torch.Tensor, bias: torch.Tensor | None = None, **weights: torch.Tensor) -> npu_ops.Run:
+    """As layers on an NPU call it: 8 bits as they are saved, 4 as CANN packs them."""
+    own = weights
+    if weights["weight"].dtype == torch.uint8:
+        own = {
+            "weight": torch.ops.liteboost._npu_int4(weights["weight"].npu()).cpu(),
+            "scales": weights["scales"].t().contiguous(),
+        }
+        if "zero_points" in weights:
+            own["offsets"] = (8 - weights["zero_points"].to(x.dtype)).t().contiguous()
+    return npu_ops.run(
+        "_npu_linear_packed", counted_as="linear_packed", x=x, bias=bias, **{"offsets": None, **own}
+    )
 
 
 def close(found: npu_ops.Run, x: torch.Tensor, bias: torch.Tensor | None, **weights: torch.Tensor) -> None:
@@ -51,7 +73,7 @@ def near(result: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, **wei
 def test_one_product(shape: tuple[int, ...], bias: bool, dtype: torch.dtype) -> None:
     x, weights = torch.randn(shape).to(dtype), layer(70, shape[-1], dtype)
     added = torch.randn(70).to(dtype) if bias else None
-    found = npu_ops.run("linear_w8", x=x, **weights, bias=added)
+    found = product(x, added, **weights)
     assert found.reasons == [] and found.launches == ["WeightQuantBatchMatmulV3"]
     close(found, x, added, **weights)
 
@@ -59,7 +81,7 @@ def test_one_product(shape: tuple[int, ...], bias: bool, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scales_of_more_digits_are_cast(dtype: torch.dtype) -> None:
     x, weights = torch.randn(3, 64).to(dtype), layer(33, 64)
-    found = npu_ops.run("linear_w8", x=x, **weights, bias=None)
+    found = product(x, **weights)
     assert found.reasons == [] and found.launches == ["InplaceCopy", "WeightQuantBatchMatmulV3"]
     close(found, x, None, **weights)
 
@@ -75,7 +97,7 @@ def test_strides() -> None:
         "weight transposed": (x, wide["weight"].t()[:96, :80].contiguous().t()),
     }
     for name, (rows, matrix) in views.items():
-        found = npu_ops.run("linear_w8", x=rows, weight=matrix, scales=scales, bias=None)
+        found = product(rows, weight=matrix, scales=scales)
         assert found.reasons == [] and "WeightQuantBatchMatmulV3" in found.launches, name
         close(found, rows, None, weight=matrix, scales=scales)
 
@@ -85,7 +107,7 @@ def test_strides() -> None:
 def test_a_large_vocabulary_is_multiplied_in_parts(outputs: int, rows: int) -> None:
     x, weights = torch.randn(rows, 32).bfloat16(), layer(outputs, 32, torch.bfloat16)
     added = torch.randn(outputs).bfloat16()
-    found = npu_ops.run("linear_w8", x=x, **weights, bias=added)
+    found = product(x, added, **weights)
     parts = found.launches.count("WeightQuantBatchMatmulV3")
     assert found.reasons == [] and parts == -(-outputs // 65535)
     close(found, x, added, **weights)
@@ -94,7 +116,7 @@ def test_a_large_vocabulary_is_multiplied_in_parts(outputs: int, rows: int) -> N
 def test_what_the_operator_does_not_take_is_counted() -> None:
     weights = layer(8, 32)
     for x, reason in ((torch.randn(2, 32), "fp32"), (torch.randn(0, 32).bfloat16(), "no elements")):
-        found = npu_ops.run("linear_w8", x=x, **weights, bias=None)
+        found = product(x, **weights)
         assert found.reasons == [reason]
         exact = F.linear(x.double(), dequantize_w8(**weights, dtype=torch.float64))
         assert torch.allclose(found.results[0].double(), exact, rtol=1e-5, atol=1e-5)
@@ -109,7 +131,7 @@ def test_w4(inputs: int, group: int, zeros: bool, dtype: torch.dtype) -> None:
     for rows, outputs in ((1, 33), (7, 80)):
         x, added = torch.randn(rows, inputs).to(dtype), torch.randn(outputs).to(dtype)
         weights = layer_w4(outputs, inputs, group, zeros)
-        found = npu_ops.run("linear_w4", x=x, **weights, bias=added)
+        found = product(x, added, **weights)
         assert found.reasons == [] and found.launches[-1] == "WeightQuantBatchMatmulV3"
         close(found, x, added, **weights)
 
@@ -117,9 +139,50 @@ def test_w4(inputs: int, group: int, zeros: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("outputs", [65536, 70001])
 def test_w4_of_a_large_vocabulary(outputs: int) -> None:
     x, weights = torch.randn(2, 64).bfloat16(), layer_w4(outputs, 64, 32, True)
-    found = npu_ops.run("linear_w4", x=x, **weights)
+    found = product(x, **weights)
     assert found.reasons == [] and found.launches.count("WeightQuantBatchMatmulV3") == 2
     close(found, x, None, **weights)
+
+
+FORMS = [(8, 129, 0, False), (4, 96, 32, False), (4, 96, 32, True), (4, 128, 128, False)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("bits", "inputs", "group", "zeros"), FORMS)
+def test_tiles_of_a_cpu_are_laid_out_first(
+    bits: int, inputs: int, group: int, zeros: bool, dtype: torch.dtype
+) -> None:
+    """What the comparison with the reference calls."""
+    for outputs in (33, 64):
+        weights = layer(outputs, inputs) if bits == 8 else layer_w4(outputs, inputs, group, zeros)
+        x, added = torch.randn(3, inputs).to(dtype), torch.randn(outputs).to(dtype)
+        found = npu_ops.run("linear_packed", x=x, **tiles(weights), bias=added, out_features=outputs)
+        assert found.reasons == [] and found.launches[-1] == "WeightQuantBatchMatmulV3"
+        close(found, x, added, **weights)
+
+
+def tiles(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    zeros = weights.get("zero_points")
+    return {
+        "tiles": prepack(weights["weight"]),
+        "scales": prepack_scales(weights["scales"]),
+        "zero_points": None if zeros is None else prepack_scales(zeros),
+    }
+
+
+def test_tiles_that_the_operator_does_not_take_are_counted() -> None:
+    weights = layer(24, 64)
+    grouped = {**tiles(weights), "scales": prepack_scales(weights["scales"][:, None].repeat(1, 2))}
+    cases = (
+        (torch.randn(2, 64), tiles(weights), "fp32"),
+        (torch.randn(0, 64).bfloat16(), tiles(weights), "no elements"),
+        (torch.randn(2, 64).bfloat16(), grouped, "8 bits in groups"),
+    )
+    for x, given, reason in cases:
+        found = npu_ops.run("linear_packed", x=x, **given, bias=None, out_features=24)
+        assert found.reasons == [reason]
+        exact = F.linear(x.double(), dequantize_w8(**weights, dtype=torch.float64))
+        assert torch.allclose(found.results[0].double(), exact, rtol=2e-2, atol=2e-2)
 
 
 def test_words_are_packed_as_is_documented() -> None:

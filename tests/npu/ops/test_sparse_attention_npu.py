@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import npu_ops
+from support.attention_cases import double
 from torch import Tensor
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -33,7 +34,7 @@ def arguments(dtype: torch.dtype, heads: int = 4, choosing: int = 4, **changed: 
 
 
 def exact(form: dict[str, object]) -> Tensor:
-    doubled = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in form.items()}
+    doubled = {name: double(value) for name, value in form.items()}
     return npu_ops.ops()["block_sparse_attention"].reference(**doubled)
 
 

@@ -64,6 +64,16 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     return torch.where(nibbles >= 8, nibbles - 16, nibbles).flatten(-2).to(torch.int8)
 
 
+def hardware_scale(
+    scale: torch.Tensor, offset: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 64-bit form of a scale, as aclnnTransQuantParamV2 makes it, and its 19-bit value in float64."""
+    bits = scale.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
+    if offset is not None:
+        bits |= (offset.to(torch.int64) & 0x1FF) << 37
+    return bits, (scale.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+
+
 class Nz:
     """A matrix stored in FRACTAL_NZ; ``.t()`` is the same storage seen transposed.
 

@@ -29,9 +29,8 @@ def test_geglu(dtype: torch.dtype, approximate: str) -> None:
     out, gelu = run("aclnnGeGluV3", strided(x), -1, code, True, empty, empty.clone())[-2:]
     close(out, F.gelu(left, approximate=approximate) * right)
     close(gelu, F.gelu(left, approximate=approximate))
-    right_activated = left * F.gelu(right, approximate=approximate)
-    close(run("aclnnGeGluV3", x, -1, code, False, empty, empty.clone())[-2], right_activated)
-    close(run("aclnnGeGlu", x, -1, code, empty, empty.clone())[-2], right_activated)
+    right_activated = run("aclnnGeGluV3", x, -1, code, False, empty, empty.clone())[-2]
+    close(right_activated, left * F.gelu(right, approximate=approximate))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -60,18 +59,8 @@ def test_refusals() -> None:
     refused("aclnnGeGluV3", x, -1, 1, True, out, None, message="outGelu is null", code=161001)
     clipped = 1.702, -1.0, 1.0, True, out
     refused("aclnnClippedSwiglu", x, None, -1, *clipped, message="limit is -1, it must be positive")
-    refused(
-        "aclnnClippedSwiglu",
-        x,
-        torch.ones(2).int(),
-        -1,
-        1.0,
-        7.0,
-        1.0,
-        True,
-        out,
-        message="groupIndex is Int",
-    )
+    clipped = 1.0, 7.0, 1.0, True, out
+    refused("aclnnClippedSwiglu", x, torch.ones(2).int(), -1, *clipped, message="groupIndex is Int")
 
 
 def test_rules_of_310p() -> None:
@@ -80,24 +69,5 @@ def test_rules_of_310p() -> None:
     refused("aclnnSwiGlu", x.bfloat16(), -1, x.bfloat16(), message="x is BFloat16", soc="310P")
     wide = torch.ones(3, 64, dtype=torch.float16)
     close(started("310P").run("aclnnSwiGlu", wide, -1, x)[2], F.silu(torch.ones(3, 32, dtype=torch.float64)))
-    refused(
-        "aclnnClippedSwiglu",
-        x,
-        None,
-        -1,
-        1.0,
-        7.0,
-        1.0,
-        True,
-        x[:, :16],
-        message="not supported on",
-        soc="310P",
-    )
-
-
-def test_swiglu_gradient() -> None:
-    x, dy = randn(3, 34), randn(3, 17)
-    leaf = x.double().requires_grad_()
-    left, right = leaf.chunk(2, -1)
-    (want,) = torch.autograd.grad(F.silu(left) * right, leaf, dy.double())
-    assert (run("aclnnSwiGluGrad", dy, x, -1, torch.empty_like(x))[-1] - want).abs().max() < 1e-5
+    clipped = 1.0, 7.0, 1.0, True, x[:, :16]
+    refused("aclnnClippedSwiglu", x, None, -1, *clipped, message="not supported on", soc="310P")

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from npu.simulator.calls import ROUNDING, randn, run, started
+from npu.simulator.calls import ROUNDING, randn, run
 from torch import Tensor
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -77,28 +77,16 @@ def fia(
     lse: Tensor | None = None,
 ) -> tuple[str, list[object]]:
     """The operator's name and its arguments in the order of the version."""
-    arguments: list[object] = [
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        q_lens,
-        kv_lens,
-        *[None] * 7,
-        table,
-        q_padding,
-        kv_padding,
-    ]
-    if version >= 2:
-        arguments += [scales[0], None, scales[1], *[None] * 4]
+    arguments: list[object] = [q, k, v, bias, mask, q_lens, kv_lens, *[None] * 7]
+    arguments += [table, q_padding, kv_padding]
+    arguments += [scales[0], None, scales[1], *[None] * 4]
     if version >= 3:
         arguments += [*(rope or (None, None)), None]
     if version >= 4:
         arguments += [None, sinks]
     arguments += [heads, scale, pre, next_, layout, kv_heads, sparse, precise, block, 0, lse is not None]
-    arguments += {1: [], 2: [*modes], 3: [*modes], 4: [*modes, 0]}[version] + [out, lse]
-    return "aclnnFusedInferAttentionScore" + (f"V{version}" if version > 1 else ""), arguments
+    arguments += [*modes, 0, out, lse] if version == 4 else [*modes, out, lse]
+    return f"aclnnFusedInferAttentionScoreV{version}", arguments
 
 
 def infer(*arguments: object, **options: object) -> list[Tensor]:
@@ -133,7 +121,7 @@ def test_layouts_and_grouped_heads(dtype: torch.dtype, layout: str, rows: int) -
     into, _, from_ = layout.partition("_")
     tensors = [to_layout(x, into) for x in (q, k, v)]
     out = torch.empty_like(to_layout(q, from_ or into))
-    for version in (1, 2, 3, 4):
+    for version in (2, 3, 4):
         options = {"heads": 6, "kv_heads": 2, "layout": layout, "scale": 0.125}
         got, got_lse = infer(
             version, tensors[0], [tensors[1]], [tensors[2]], out, lse=torch.empty(2, 6, rows, 1), **options
@@ -240,42 +228,19 @@ def test_ragged_lengths(layout: str) -> None:
     tensors = [to_layout(x, layout) for x in (q, k, v, out)]
     options = {"heads": 4, "kv_heads": 2, "layout": layout, "scale": 0.125, "sparse": 3, "mask": FIXED_MASK}
     lse = torch.empty(3, 4, 5, 1)
-    got, lse = infer(
-        4,
-        tensors[0],
-        [tensors[1]],
-        [tensors[2]],
-        tensors[3],
-        q_lens=q_lens,
-        kv_lens=kv_lens,
-        lse=lse,
-        **options,
-    )
+    options |= {"q_lens": q_lens, "kv_lens": kv_lens}
+    got, lse = infer(4, tensors[0], [tensors[1]], [tensors[2]], tensors[3], lse=lse, **options)
     near(got, to_layout(want, layout))
     assert lse[1, :, 2:].isinf().all() and lse[2].isinf().all()
     lists = [[to_layout(x[b : b + 1], layout) for b in range(3)] for x in (k, v)]
-    assert torch.equal(
-        infer(4, tensors[0], *lists, tensors[3], q_lens=q_lens, kv_lens=kv_lens, **options)[0], got
-    )
+    assert torch.equal(infer(4, tensors[0], *lists, tensors[3], **options)[0], got)
 
 
 def test_right_aligned_sequences() -> None:
     q, k, v = problem(torch.float16, 1, 2, 2, 6, 9, 64)
-    got = infer(
-        3,
-        q,
-        [k],
-        [v],
-        torch.empty_like(q),
-        heads=2,
-        kv_heads=2,
-        layout="BNSD",
-        scale=0.125,
-        q_lens=[4],
-        kv_lens=[7],
-        q_padding=torch.tensor([1]),
-        kv_padding=torch.tensor([0]),
-    )[0]
+    options = {"heads": 2, "kv_heads": 2, "layout": "BNSD", "scale": 0.125, "q_lens": [4], "kv_lens": [7]}
+    padding = {"q_padding": torch.tensor([1]), "kv_padding": torch.tensor([0])}
+    got = infer(3, q, [k], [v], torch.empty_like(q), **options, **padding)[0]
     near(got[:, :, 1:5], attention64(q[:, :, 1:5], k[:, :, 2:], v[:, :, 2:])[0])
     assert not got[:, :, 0].any() and not got[:, :, 5].any()
 
@@ -314,7 +279,7 @@ def test_paged_cache(form: str, layout: str, rows: int) -> None:
         options["q_lens"] = [rows * (b + 1) for b in range(3)]
     else:
         query, want = to_layout(q, layout), to_layout(want, layout)
-    for version in (1, 3, 4):
+    for version in (2, 3, 4):
         near(
             infer(
                 version, query, [caches[0]], [caches[1]], torch.empty_like(query), layout=layout, **options
@@ -341,22 +306,10 @@ def test_packed_sequences(dtype: torch.dtype, layout: str, window: int | None) -
     if layout == "NTD":
         want = want.transpose(0, 1)
     options = {"sparse": 3} if window is None else {"sparse": 4, "pre": window - 1, "next_": 0}
-    got, got_lse = infer(
-        4,
-        q,
-        [k],
-        [v],
-        torch.empty(want.shape, dtype=dtype),
-        heads=4,
-        kv_heads=2,
-        layout=layout,
-        scale=0.125,
-        q_lens=list(itertools.accumulate(q_lens)),
-        kv_lens=list(itertools.accumulate(kv_lens)),
-        mask=FIXED_MASK,
-        lse=torch.empty(sum(q_lens), 4, 1),
-        **options,
-    )
+    options |= {"heads": 4, "kv_heads": 2, "layout": layout, "scale": 0.125, "mask": FIXED_MASK}
+    sums = [list(itertools.accumulate(lens)) for lens in (q_lens, kv_lens)]
+    out, lse_out = torch.empty(want.shape, dtype=dtype), torch.empty(sum(q_lens), 4, 1)
+    got, got_lse = infer(4, q, [k], [v], out, q_lens=sums[0], kv_lens=sums[1], lse=lse_out, **options)
     near(got, want)
     assert (got_lse - lse).abs().max() < 1e-4
 
@@ -383,65 +336,10 @@ def test_bias_is_added_after_the_scale(rows: int, batch: int) -> None:
 def test_rotated_part_of_latent_attention_comes_apart() -> None:
     q, k, v = problem(torch.bfloat16, 1, 4, 1, 3, 5, 128)
     rope = randn(1, 4, 3, 64, dtype=torch.bfloat16), randn(1, 1, 5, 64, dtype=torch.bfloat16)
-    got = infer(
-        3,
-        q,
-        [k],
-        [v],
-        torch.empty_like(q),
-        heads=4,
-        kv_heads=1,
-        layout="BNSD",
-        scale=0.1,
-        rope=rope,
-        sparse=3,
-        mask=FIXED_MASK,
-    )[0]
+    options = {"heads": 4, "kv_heads": 1, "layout": "BNSD", "scale": 0.1, "sparse": 3, "mask": FIXED_MASK}
+    got = infer(3, q, [k], [v], torch.empty_like(q), rope=rope, **options)[0]
     whole = torch.cat((q, rope[0]), -1), torch.cat((k, rope[1]), -1)
     near(got, attention64(*whole, v, causal(3, 5, True), scale=0.1)[0])
-
-
-@pytest.mark.parametrize("soc, dtype", [("910B", torch.bfloat16), ("310P", torch.float16)])
-@pytest.mark.parametrize("layout", ["BNSD", "BSH", "BNSD_BSND"])
-def test_prompt_and_increment(soc: str, dtype: torch.dtype, layout: str) -> None:
-    q, k, v = problem(dtype, 2, 4, 4, 5, 9, 64)
-    into, _, from_ = layout.partition("_")
-    tensors = [to_layout(x, into) for x in (q, k, v)]
-    attributes = 4, 0.125, BIG, BIG, layout, 0, 0, 0
-    arguments = *tensors, None, None, [5, 3], [9, 4], *[None] * 5, *attributes
-    out = started(soc).run(
-        "aclnnPromptFlashAttentionV3", *arguments, torch.empty_like(to_layout(q, from_ or into))
-    )[-1]
-    want = torch.zeros_like(q).double()
-    want[0] = attention64(q[:1], k[:1], v[:1])[0]
-    want[1, :, :3] = attention64(q[1:, :, :3], k[1:, :, :4], v[1:, :, :4])[0]
-    near(out, to_layout(want, from_ or into))
-    if from_:
-        return
-    row = to_layout(q[:, :, :1], into)
-    arguments = row, [tensors[1]], [tensors[2]], None, None, [9, 4], *[None] * 9, 4, 0.125, layout, 0, 0, 1
-    out = started(soc).run("aclnnIncreFlashAttentionV4", *arguments, torch.empty_like(row))[-1]
-    want = torch.cat(
-        [
-            attention64(q[b : b + 1, :, :1], k[b : b + 1, :, :n], v[b : b + 1, :, :n])[0]
-            for b, n in ((0, 9), (1, 4))
-        ]
-    )
-    near(out, to_layout(want, into))
-
-
-def test_prompt_of_one_row_has_its_mode() -> None:
-    """Only the operators that serve decode ignore sparseMode there."""
-    q, k, v = problem(torch.float16, 1, 2, 2, 1, 5, 64)
-    attributes = 2, 0.125, BIG, BIG, "BNSD", 0, 2, 0
-    out = run(
-        "aclnnPromptFlashAttentionV3",
-        *(q, k, v, None, FIXED_MASK, None, None),
-        *[None] * 5,
-        *attributes,
-        torch.empty_like(q),
-    )[-1]
-    assert torch.equal(out, v[:, :, :1])
 
 
 def integers(*shape: int) -> tuple[Tensor, Tensor]:
@@ -463,21 +361,10 @@ def test_integers_with_a_scale_for_each_token_and_head(
     )
     tensors = [to_layout(x, layout) for x in (q, k, v)]
     out = torch.empty_like(tensors[0])
+    options = {"heads": 4, "kv_heads": 2, "layout": layout, "scale": 0.125, "modes": (3, 3)}
+    options |= {"kv_lens": [length] if length else None, "scales": (k_scales, v_scales)}
     for version in (2, 3, 4):
-        got, _ = infer(
-            version,
-            tensors[0],
-            [tensors[1]],
-            [tensors[2]],
-            out,
-            heads=4,
-            kv_heads=2,
-            layout=layout,
-            scale=0.125,
-            kv_lens=[length] if length else None,
-            scales=(k_scales, v_scales),
-            modes=(3, 3),
-        )
+        got, _ = infer(version, tensors[0], [tensors[1]], [tensors[2]], out, **options)
         near(got, to_layout(want, layout))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from npu.simulator.calls import refused, run, started, strided
-from npu.simulator.test_attention import BIG, FIXED_MASK, fia
+from npu.simulator.test_attention import FIXED_MASK, fia
 from torch import Tensor
 
 HALF = torch.float16
@@ -20,15 +19,8 @@ def call(
 ) -> tuple[str, list[object]]:
     """A call that is accepted, but for `options`: BNSD, 8 heads, 2 key heads."""
     q, key = zeros(2, 8, rows, d), zeros(2, 2, columns, d)
-    options = {
-        "heads": 8,
-        "kv_heads": 2,
-        "layout": "BNSD",
-        "q": q,
-        "k": [key],
-        "v": [key],
-        "out": q,
-    } | options
+    defaults = {"heads": 8, "kv_heads": 2, "layout": "BNSD", "q": q, "k": [key], "v": [key], "out": q}
+    options = defaults | options
     tensors = [options.pop(name) for name in ("q", "k", "v", "out")]
     return fia(version, *tensors, **options)
 
@@ -39,16 +31,14 @@ def check(message: str, code: int = 161002, soc: str = "910B", **options: object
 
 
 def test_the_call_the_others_differ_from_is_accepted() -> None:
-    for version in (1, 2, 3, 4):
+    for version in (2, 3, 4):
         op, arguments = call(version)
         run(op, *arguments)
 
 
 def test_availability() -> None:
-    for version in (1, 2, 3, 4):
+    for version in (2, 3, 4):
         check("not supported on Ascend310P3", soc="310P", version=version)
-    op, arguments = call(1)
-    refused(op, *arguments, message="not supported on Ascend910_9391", soc="910C")
     for version in (2, 3, 4):
         op, arguments = call(version)
         started("910C").run(op, *arguments)
@@ -78,15 +68,8 @@ def test_heads() -> None:
     check("key has 2 heads, numKeyValueHeads is 4", kv_heads=4)
     check("query has 8 heads, numHeads is 4", heads=4)
     wide = zeros(1, 65, 2, 16)
-    check(
-        "numHeads / numKeyValueHeads is 65",
-        q=wide,
-        out=wide,
-        k=[wide[:, :1]],
-        v=[wide[:, :1]],
-        heads=65,
-        kv_heads=1,
-    )
+    many = {"q": wide, "out": wide, "k": [wide[:, :1]], "v": [wide[:, :1]], "heads": 65, "kv_heads": 1}
+    check("numHeads / numKeyValueHeads is 65", **many)
     check("numHeads is 300", q=zeros(1, 300, 2, 16), heads=300)
     merged = zeros(2, 4, 100)
     check("H 100 is no multiple of numHeads 8", q=merged, out=merged, layout="BSH")
@@ -253,109 +236,6 @@ def test_latent_attention() -> None:
     check(
         "queryRope has D 32, it must be 64", rope=(zeros(2, 8, 4, 32), zeros(2, 2, 6, 32)), d=128, version=3
     )
-
-
-def prompt(message: str, soc: str = "310P", rows: int = 4, columns: int = 6, **options: object) -> None:
-    q, key = zeros(2, 8, rows, 64), zeros(2, 8, columns, 64)
-    names = {
-        "bias": None,
-        "mask": None,
-        "pre": BIG,
-        "next": BIG,
-        "layout": "BNSD",
-        "kv_heads": 0,
-        "sparse": 0,
-        "precise": 0,
-    }
-    o = names | options
-    refused(
-        "aclnnPromptFlashAttentionV3",
-        q,
-        key,
-        key,
-        o["bias"],
-        o["mask"],
-        None,
-        None,
-        *[None] * 5,
-        8,
-        1.0,
-        o["pre"],
-        o["next"],
-        o["layout"],
-        o["kv_heads"],
-        o["sparse"],
-        o["precise"],
-        q,
-        message=message,
-        soc=soc,
-    )
-
-
-def test_prompt_flash_attention() -> None:
-    prompt('inputLayout "TND"', soc="910B", layout="TND")
-    prompt("numKeyValueHeads is 8, 310P takes 0 only", kv_heads=8)
-    prompt("sparseMode is 2, 310P takes 0 only", sparse=2, mask=FIXED_MASK)
-    prompt("310P has no pseShift", bias=zeros(2, 8, 4, 6))
-    prompt("310P takes preTokens 2147483647", pre=5)
-    prompt(
-        "310P takes a mask only with equal Q_S and KV_S, multiples of 128",
-        mask=torch.zeros(4, 6, dtype=torch.bool),
-    )
-    prompt("attenMask is Byte; supported here: Bool", mask=torch.zeros(4, 6, dtype=torch.uint8))
-    q = zeros(1, 1, 4, 64, dtype=torch.bfloat16)
-    refused("aclnnPromptFlashAttentionV3", q, q, q, *[None] * 9, 1, 1.0, BIG, BIG, "BNSD", 0, 0, 0, q,
-            message="query is BFloat16; supported here: Half", soc="310P")  # fmt: skip
-    wide = zeros(1, 1, 128 * 512)
-    refused(
-        "aclnnPromptFlashAttentionV3",
-        wide,
-        wide,
-        wide,
-        *[None] * 9,
-        128,
-        1.0,
-        BIG,
-        BIG,
-        "BSH",
-        0,
-        0,
-        0,
-        wide,
-        message="N * D is 65536, it must be less than 65535 in BSH",
-    )
-
-
-@pytest.mark.parametrize("soc", ["910B", "310P"])
-def test_increment(soc: str) -> None:
-    op = "aclnnIncreFlashAttentionV4"
-    two, one, key = zeros(2, 4, 2, 64), zeros(2, 4, 1, 64), zeros(2, 4, 6, 64)
-    rest = [None] * 10, [4, 1.0, "BNSD", 0, 0]
-    refused(
-        op, two, [key], [key], None, None, *rest[0], *rest[1], 0, two, message="query has 2 rows", soc=soc
-    )
-    refused(
-        op,
-        one,
-        [key],
-        [key],
-        None,
-        None,
-        *rest[0],
-        *rest[1],
-        2,
-        one,
-        message="innerPrecise is 2: 0 or 1",
-        soc=soc,
-    )
-    grouped = [4, 1.0, "BNSD", 2, 0]
-    pair = [zeros(2, 2, 6, 64)]
-    if soc == "310P":
-        refused(
-            op, one, pair, pair, None, None, *rest[0], *grouped, 0, one, message="310P takes 0 only", soc=soc
-        )
-    else:
-        run(op, one, pair, pair, None, None, *rest[0], *grouped, 0, one)
 
 
 def integers(rows: int = 1, d: int = 64, dtype: torch.dtype = torch.bfloat16, **others: object) -> dict:

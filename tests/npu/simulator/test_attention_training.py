@@ -146,32 +146,10 @@ def test_gradient() -> None:
     double = [x.double().requires_grad_() for x in (q, k, v)]
     want = gradients(double, attention64(*double, causal(5, 7, True), scale=0.125)[0], dy)
     maximum, total, _, out = forward(1, q, k, v, 4, "BNSD", sparse=3, mask=FIXED_MASK, statistics=(2, 4, 5))
-    got = run(
-        "aclnnFlashAttentionScoreGrad",
-        q,
-        k,
-        v,
-        dy,
-        None,
-        None,
-        None,
-        FIXED_MASK,
-        maximum,
-        total,
-        None,
-        out,
-        None,
-        0.125,
-        1.0,
-        BIG,
-        BIG,
-        4,
-        "BNSD",
-        0,
-        3,
-        *[torch.empty_like(x) for x in (q, k, v)],
-        None,
-    )[-4:-1]
+    tensors = q, k, v, dy, None, None, None, FIXED_MASK, maximum, total, None, out, None
+    attributes = 0.125, 1.0, BIG, BIG, 4, "BNSD", 0, 3
+    outputs = [torch.empty_like(x) for x in (q, k, v)]
+    got = run("aclnnFlashAttentionScoreGrad", *tensors, *attributes, *outputs, None)[-4:-1]
     for a, b in zip(got, want, strict=True):
         assert (a - b).abs().max() < 1e-4
 
@@ -181,31 +159,10 @@ def test_packed_sequences(dtype: torch.dtype) -> None:
     parts = [problem(dtype, 1, 4, 2, m, n, 32) for m, n in ((3, 4), (2, 6))]
     q, k, v = (torch.cat([p[i][0].transpose(0, 1) for p in parts]) for i in range(3))
     statistics = torch.empty(5, 4, 8)
-    out = run(
-        "aclnnFlashAttentionVarLenScore",
-        q,
-        k,
-        v,
-        None,
-        None,
-        None,
-        FIXED_MASK,
-        None,
-        [3, 5],
-        [4, 10],
-        0.125,
-        1.0,
-        BIG,
-        BIG,
-        4,
-        "TND",
-        0,
-        3,
-        statistics,
-        statistics.clone(),
-        None,
-        torch.empty_like(q),
-    )[-1]
+    inputs = q, k, v, None, None, None, FIXED_MASK, None, [3, 5], [4, 10]
+    attributes = 0.125, 1.0, BIG, BIG, 4, "TND", 0, 3
+    outputs = statistics, statistics.clone(), None, torch.empty_like(q)
+    out = run("aclnnFlashAttentionVarLenScore", *inputs, *attributes, *outputs)[-1]
     masks = causal(3, 4, True), causal(2, 6, True)
     wants = [attention64(*p, m, scale=0.125)[0][0].transpose(0, 1) for p, m in zip(parts, masks, strict=True)]
     near(out, torch.cat(wants))

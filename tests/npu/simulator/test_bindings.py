@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from .operators import call, integers, normal, pack
+from .test_grouped_matmul import grouped
 
 torch_npu = pytest.importorskip("torch_npu")
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -30,30 +31,6 @@ def test_dynamic_quant(smooth):
     y, scale = torch.empty(x.shape, dtype=torch.int8), torch.empty(3, 5)
     call("aclnnDynamicQuant", x, factors, y, scale)
     same(torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=factors.npu() if smooth else None), [y, scale])
-
-
-def test_dynamic_quant_of_groups_and_with_an_offset():
-    x, factors, ends = (
-        normal((4, 8), BF16, 3),
-        normal((2, 8), BF16, 4),
-        torch.tensor([1, 4], dtype=torch.int32),
-    )
-    y, scale, offset = torch.empty(x.shape, dtype=torch.int8), torch.empty(4), torch.empty(4)
-    call("aclnnDynamicQuantV2", x, factors, ends, 2, y, scale, None)
-    a, b, c = npu(x, factors, ends)
-    same(torch_npu.npu_dynamic_quant(a, smooth_scales=b, group_index=c), [y, scale])
-    call("aclnnDynamicQuantV2", x, factors, ends, 2, y, scale, offset)
-    same(torch_npu.npu_dynamic_quant_asymmetric(a, smooth_scales=b, group_index=c), [y, scale, offset])
-
-
-def test_quantize_and_anti_quant():
-    x, scale, zero = normal((4, 6), torch.float32, 5), torch.tensor([0.1]), torch.tensor([3.0])
-    y = torch.empty(4, 6, dtype=torch.int8)
-    call("aclnnAscendQuantV3", x, scale, zero, False, "round", 2, -1, y)
-    same(torch_npu.npu_quantize(*npu(x, scale, zero), torch.qint8, -1, False), [y])
-    out = torch.empty(4, 6, dtype=HALF)
-    call("aclnnAscendAntiQuant", y, scale, zero, 1, False, out)
-    same(torch_npu.npu_anti_quant(y.npu(), scale.npu(), offset=zero.npu()), [out])
 
 
 def test_int4_packing():
@@ -82,216 +59,30 @@ def test_quant_matmul():
     call("aclnnQuantMatmulV4", x1, x2, scale, None, tokens, bias, False, False, out)
     a, b, s, t, i = npu(x1, x2, scale, tokens, bias)
     same(torch_npu.npu_quant_matmul(a, b, s, pertoken_scale=t, bias=i, output_dtype=BF16), [out])
-    bits, half = torch.empty(16, dtype=torch.int64), torch.empty(4, 16, dtype=HALF)
-    call("aclnnTransQuantParamV2", scale, None, bits)
-    same(torch_npu.npu_trans_quant_param(s), [bits])
-    call("aclnnQuantMatmulV4", x1, x2, bits, None, None, bias, False, False, half)
-    same(torch_npu.npu_quant_matmul(a, b, s, bias=i, output_dtype=HALF), [half])
-    int8, offset = torch.empty(4, 16, dtype=torch.int8), torch.full((16,), 5.0)
-    call("aclnnTransQuantParamV2", scale, offset, bits)
-    call("aclnnQuantMatmulV4", x1, x2, bits, offset, None, None, False, False, int8)
-    same(torch_npu.npu_quant_matmul(a, b, s, offset=offset.npu(), output_dtype=torch.int8), [int8])
-
-
-def test_norms_that_quantize():
-    x1, x2, gamma, beta = (
-        normal(s, BF16, 20 + k) for k, s in enumerate([(2, 3, 24), (2, 3, 24), (24,), (24,)])
-    )
-    a, b, g, h = npu(x1, x2, gamma, beta)
-    y, x, rows = torch.empty(x1.shape, dtype=torch.int8), torch.empty_like(x1), torch.empty(2, 3)
-    scale, zero = normal((24,), BF16, 24).abs() + 0.01, integers(-9, 9, (24,), 25).to(BF16)
-    call("aclnnAddRmsNormQuant", x1, x2, gamma, scale, None, zero, None, -1, 1e-5, True, y, None, x)
-    same(torch_npu.npu_add_rms_norm_quant(a, b, g, scale.npu(), zero.npu(), epsilon=1e-5), [y, None, x])
-    call(
-        "aclnnAddRmsNormDynamicQuantV2",
-        x1,
-        x2,
-        gamma,
-        gamma,
-        None,
-        beta,
-        1e-5,
-        (True, False),
-        y,
-        None,
-        x,
-        rows,
-        None,
-    )
-    out = torch_npu.npu_add_rms_norm_dynamic_quant(
-        a, b, g, smooth_scale1=g, beta=h, epsilon=1e-5, output_mask=[True, False]
-    )
-    same(out, [y, None, x, rows, None])
-    one, offset = torch.tensor([0.02], dtype=BF16), torch.tensor([3], dtype=torch.int8)
-    call("aclnnRmsNormQuant", x1, gamma, beta, one, offset, 1e-5, y)
-    same(torch_npu.npu_rms_norm_quant(a, g, h, one.npu(), offset.npu(), 1e-5), [y])
-
-
-def test_gated_activations_that_quantize():
-    x, smooth, ends = (
-        normal((4, 12), HALF, 30),
-        normal((2, 6), torch.float32, 31),
-        torch.tensor([1, 4], dtype=torch.int32),
-    )
-    y, scale = torch.empty(4, 6, dtype=torch.int8), torch.empty(4)
-    call("aclnnSwiGluQuant", x, smooth, None, ends, True, "dynamic", y, scale)
-    a, s, e = npu(x, smooth, ends)
-    same(
-        torch_npu.npu_swiglu_quant(a, smooth_scales=s, group_index=e, activate_left=True, quant_mode=1),
-        [y, scale],
-    )
-    ints, factor, tokens = (
-        integers(-99, 99, (4, 12), 32, torch.int32),
-        normal((12,), torch.float32, 33),
-        normal((4, 1), torch.float32, 34),
-    )
-    call(
-        "aclnnDequantSwigluQuant",
-        ints,
-        factor,
-        tokens,
-        None,
-        smooth[0],
-        None,
-        None,
-        True,
-        "dynamic",
-        y,
-        scale,
-    )
-    i, f, t, q = npu(ints, factor, tokens, smooth[0].contiguous())
-    out = torch_npu.npu_dequant_swiglu_quant(
-        i, weight_scale=f, activation_scale=t, quant_scale=q, activate_left=True, quant_mode=1
-    )
-    same(out, [y, scale])
 
 
 def test_routing():
     x, bias = normal((5, 16), torch.float32, 40), normal((16,), torch.float32, 41)
-    y, i, row = torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32), torch.empty(5, 3, dtype=torch.int32)
-    call("aclnnMoeGatingTopKSoftmax", x, None, 3, y, i, row)
-    same(torch_npu.npu_moe_gating_top_k_softmax(x.npu(), None, 3), [y, i, row])
+    y, i = torch.empty(5, 3), torch.empty(5, 3, dtype=torch.int32)
     call("aclnnMoeGatingTopK", x, bias, 3, 2, 4, 1, 0, 1, False, 2.5, 1e-20, y, i, None)
-    out = torch_npu.npu_moe_gating_top_k(
-        x.npu(),
-        3,
-        bias=bias.npu(),
-        k_group=2,
-        group_count=4,
-        group_select_mode=1,
-        norm_type=1,
-        routed_scaling_factor=2.5,
-    )
-    same(out, [y, i, None])
-    expanded, place = torch.empty(15, 16), torch.empty(15, dtype=torch.int32)
-    counts, row_scale = torch.empty(16, dtype=torch.int64), torch.empty(15)
-    call(
-        "aclnnMoeInitRoutingV3",
-        x,
-        i,
-        None,
-        None,
-        15,
-        0,
-        16,
-        0,
-        1,
-        True,
-        -1,
-        (0, 16),
-        0,
-        expanded,
-        place,
-        counts,
-        row_scale,
-    )
-    out = torch_npu.npu_moe_init_routing_v2(
-        x.npu(),
-        i.npu(),
-        active_num=15,
-        expert_num=16,
-        expert_tokens_num_type=1,
-        expert_tokens_num_flag=True,
-        quant_mode=-1,
-        active_expert_range=[0, 16],
-    )
-    same(out, [expanded, place, counts, None])
-    final = torch.empty(5, 16)
-    call("aclnnMoeFinalizeRoutingV2", expanded, place, x, None, None, y, None, 2, final)
-    e, s, w, p = npu(expanded, x, y, place)
-    same(torch_npu.npu_moe_finalize_routing(e, s, None, None, w, p, None, drop_pad_mode=2), [final])
-    permuted, sorted_ = torch.empty(15, 16), torch.empty(15, dtype=torch.int32)
-    call("aclnnMoeTokenPermute", x, i, 0, False, permuted, sorted_)
-    same(torch_npu.npu_moe_token_permute(x.npu(), i.npu()), [permuted, sorted_])
-    call("aclnnMoeTokenUnpermute", permuted, sorted_, y, False, None, final)
-    same(torch_npu.npu_moe_token_unpermute(permuted.npu(), sorted_.npu(), y.npu()), [final])
+    options = {"k_group": 2, "group_count": 4, "group_select_mode": 1, "norm_type": 1}
+    options |= {"bias": bias.npu(), "routed_scaling_factor": 2.5}
+    same(torch_npu.npu_moe_gating_top_k(x.npu(), 3, **options), [y, i, None])
 
 
 def test_grouped_matmul():
     x, weight, groups = normal((6, 8), HALF, 50), normal((3, 8, 4), HALF, 51), torch.tensor([2, 2, 6])
     out = torch.empty(6, 4, dtype=HALF)
-    call(
-        "aclnnGroupedMatmulV4",
-        [x],
-        [weight],
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        groups,
-        None,
-        None,
-        None,
-        3,
-        0,
-        0,
-        0,
-        [out],
-        None,
-        None,
-    )
+    call(*grouped(x, weight, out, groups, split=3))
     a, w, g = npu(x, weight, groups)
     same(torch_npu.npu_grouped_matmul([a], [w], group_list=g, split_item=3, group_type=0), [out])
-    i8, w8, scale = (
-        integers(-99, 99, (6, 8), 52),
-        integers(-99, 99, (3, 8, 4), 53),
-        normal((3, 4), BF16, 54, 0.01),
-    )
-    out8, tokens = torch.empty(6, 4, dtype=BF16), normal((6,), torch.float32, 55)
-    call(
-        "aclnnGroupedMatmulV4",
-        [i8],
-        [w8],
-        None,
-        [scale],
-        None,
-        None,
-        None,
-        [tokens],
-        groups,
-        None,
-        None,
-        None,
-        3,
-        0,
-        0,
-        0,
-        [out8],
-        None,
-        None,
-    )
-    result = torch_npu.npu_grouped_matmul(
-        [i8.npu()],
-        [w8.npu()],
-        scale=[scale.npu()],
-        per_token_scale=[tokens.npu()],
-        group_list=g,
-        split_item=3,
-        group_type=0,
-        output_dtype=BF16,
-    )
+    i8, w8 = integers(-99, 99, (6, 8), 52), integers(-99, 99, (3, 8, 4), 53)
+    scale, tokens = normal((3, 4), BF16, 54, 0.01), normal((6,), torch.float32, 55)
+    out8 = torch.empty(6, 4, dtype=BF16)
+    call(*grouped(i8, w8, out8, groups, scale=scale, tokens=tokens, split=3))
+    x8, w8, s, t = npu(i8, w8, scale, tokens)
+    options = {"group_list": g, "split_item": 3, "group_type": 0, "output_dtype": BF16}
+    result = torch_npu.npu_grouped_matmul([x8], [w8], scale=[s], per_token_scale=[t], **options)
     same(result, [out8])
 
 
@@ -307,18 +98,9 @@ def test_delta_rules():
     on_device, out = state.npu(), torch.empty(4, 4, 6, dtype=BF16)
     call("aclnnRecurrentGatedDeltaRule", q, k, v, beta, state, lengths, index, g, None, accepted, 0.25, out)
     a, b, c, d, n, i, m, h = npu(q, k, v, beta, lengths, index, accepted, g)
-    result = torch_npu.npu_recurrent_gated_delta_rule(
-        a,
-        b,
-        c,
-        on_device,
-        beta=d,
-        scale=0.25,
-        actual_seq_lengths=n,
-        ssm_state_indices=i,
-        num_accepted_tokens=m,
-        g=h,
-    )
+    options = {"beta": d, "scale": 0.25, "g": h}
+    options |= {"actual_seq_lengths": n, "ssm_state_indices": i, "num_accepted_tokens": m}
+    result = torch_npu.npu_recurrent_gated_delta_rule(a, b, c, on_device, **options)
     same([result, on_device], [out, state])
 
 

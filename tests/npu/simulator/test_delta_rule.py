@@ -11,10 +11,8 @@ BF16 = torch.bfloat16
 
 
 def delta_inputs(tokens, key_heads, value_heads, dk, dv, seed):
-    q = torch.nn.functional.normalize(normal((tokens, key_heads, dk), torch.float32, seed), dim=-1).to(BF16)
-    k = torch.nn.functional.normalize(normal((tokens, key_heads, dk), torch.float32, seed + 1), dim=-1).to(
-        BF16
-    )
+    keys = (normal((tokens, key_heads, dk), torch.float32, seed + k) for k in range(2))
+    q, k = (torch.nn.functional.normalize(each, dim=-1).to(BF16) for each in keys)
     v = normal((tokens, value_heads, dv), BF16, seed + 2)
     beta = torch.rand(tokens, value_heads, generator=generator(seed + 3)).to(BF16)
     g = -torch.rand(tokens, value_heads, generator=generator(seed + 4))
@@ -50,21 +48,8 @@ def test_recurrent_rule_accepts_part_of_what_was_speculated(heads, dims):
     index = torch.randperm(blocks, generator=generator(10))[:tokens].int()
     accepted = torch.tensor([2, 1, 3, 1], dtype=torch.int32)
     before, out = state.clone(), torch.empty(tokens, heads[1], dims[1], dtype=BF16)
-    call(
-        "aclnnRecurrentGatedDeltaRule",
-        q,
-        k,
-        v,
-        beta,
-        state,
-        torch.tensor(lengths, dtype=torch.int32),
-        index,
-        g,
-        None,
-        accepted,
-        0.25,
-        out,
-    )
+    given = torch.tensor(lengths, dtype=torch.int32), index, g, None, accepted
+    call("aclnnRecurrentGatedDeltaRule", q, k, v, beta, state, *given, 0.25, out)
     start, untouched = 0, set(range(blocks))
     for length, many in zip(lengths, accepted.tolist(), strict=True):
         end = start + length
@@ -90,21 +75,9 @@ def test_recurrent_rule_decays_each_key_dimension():
     gk = -torch.rand(3, 2, 6, generator=generator(21))
     state = normal((3, 2, 4, 6), BF16, 22)
     initial, out = state[0].double(), torch.empty(3, 2, 4, dtype=BF16)
-    call(
-        "aclnnRecurrentGatedDeltaRule",
-        q,
-        k,
-        v,
-        beta,
-        state,
-        torch.tensor([3], dtype=torch.int32),
-        torch.tensor([0, 1, 2], dtype=torch.int32),
-        None,
-        gk,
-        torch.tensor([1], dtype=torch.int32),
-        1.0,
-        out,
-    )
+    lengths, index, accepted = (torch.tensor(each, dtype=torch.int32) for each in ([3], [0, 1, 2], [1]))
+    given = lengths, index, None, gk, accepted
+    call("aclnnRecurrentGatedDeltaRule", q, k, v, beta, state, *given, 1.0, out)
     s, expected = initial, []
     for t in range(3):
         s = s * gk[t].double().exp()[:, None, :]
@@ -122,19 +95,8 @@ def test_chunk_rule(state_dtype, lengths):
     q, k, v, beta, g = delta_inputs(tokens, 2, 4, 16, 8, 30)
     initial = normal((len(lengths), 4, 8, 16), state_dtype, 35)
     final, out = torch.empty_like(initial), torch.empty(tokens, 4, 8, dtype=BF16)
-    call(
-        "aclnnChunkGatedDeltaRule",
-        q,
-        k,
-        v,
-        beta,
-        initial,
-        torch.tensor(lengths, dtype=torch.int32),
-        g,
-        0.25,
-        out,
-        final,
-    )
+    given = initial, torch.tensor(lengths, dtype=torch.int32), g
+    call("aclnnChunkGatedDeltaRule", q, k, v, beta, *given, 0.25, out, final)
     start = 0
     for b, length in enumerate(lengths):
         part = slice(start, start + length)
@@ -152,19 +114,8 @@ def test_chunk_rule_without_a_gate_does_not_decay():
     outs = []
     for gate in (None, torch.zeros_like(g)):
         final, out = torch.empty_like(initial), torch.empty(5, 1, 8, dtype=BF16)
-        call(
-            "aclnnChunkGatedDeltaRule",
-            q,
-            k,
-            v,
-            beta,
-            initial,
-            torch.tensor([5], dtype=torch.int32),
-            gate,
-            1.0,
-            out,
-            final,
-        )
+        given = initial, torch.tensor([5], dtype=torch.int32), gate
+        call("aclnnChunkGatedDeltaRule", q, k, v, beta, *given, 1.0, out, final)
         outs.append((out, final))
     assert torch.equal(outs[0][0], outs[1][0]) and torch.equal(outs[0][1], outs[1][1])
 
@@ -270,40 +221,16 @@ def test_rain_fusion_attention(layout, dtype, kv_heads):
     heads, d, bx, by, scale = 4, 16, 8, 6, 0.25
     lengths, kv_lengths = [13, 8], [17, 20]
     if layout == "BNSD":  # padded to the longest
-        q, k, v = (
-            normal((2, n, s, d), dtype, 60 + i)
-            for i, (n, s) in enumerate([(heads, 13), (kv_heads, 20), (kv_heads, 20)])
-        )
+        shapes = [(2, heads, 13, d), *[(2, kv_heads, 20, d)] * 2]
     else:
-        q, k, v = (
-            normal((s, n, d), dtype, 60 + i)
-            for i, (n, s) in enumerate([(heads, 21), (kv_heads, 37), (kv_heads, 37)])
-        )
+        shapes = [(21, heads, d), *[(37, kv_heads, d)] * 2]
+    q, k, v = (normal(shape, dtype, 60 + i) for i, shape in enumerate(shapes))
     select, counts, lists = chosen_blocks(lengths, kv_lengths, heads, bx, by, 63)
     assert (counts == 0).any()  # a block that chooses nothing gives zeros
     out = torch.zeros_like(q)
-    call(
-        "aclnnRainFusionAttention",
-        q,
-        k,
-        v,
-        select,
-        counts,
-        (bx, by),
-        None,
-        lengths,
-        kv_lengths,
-        None,
-        layout,
-        layout,
-        kv_heads,
-        0,
-        scale,
-        0,
-        0,
-        out,
-        None,
-    )
+    blocks = select, counts, (bx, by), None, lengths, kv_lengths, None
+    attributes = layout, layout, kv_heads, 0, scale, 0, 0
+    call("aclnnRainFusionAttention", q, k, v, *blocks, *attributes, out, None)
     expected = torch.zeros(q.shape, dtype=torch.float64)
     block = start = kv_start = 0
     for b, (length, kv) in enumerate(zip(lengths, kv_lengths, strict=True)):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from npu.launching import simulated
 
 pytest.importorskip("torch_npu", reason="needs torch_npu and CANN", exc_type=ImportError)
 
@@ -53,16 +51,7 @@ print(json.dumps([found, refused]))
 def test_there_and_back(options: tuple[str, ...], op: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "cann_sim", "run", *options, str(program)],
-        env={**os.environ, "TASK_QUEUE_ENABLE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found, refused = json.loads(done.stdout.splitlines()[-1])
+    found, refused = json.loads(simulated(*options, program, TASK_QUEUE_ENABLE="0")[-1])
     for each in found:
         assert each == {"ops": [op, op], "formats": [29, 2], "right": True, "padded": True}
     assert "not simulated" in refused  # any other operator of the graph engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import Nz, call, close, integers, normal, on_soc, pack, refused
+from .operators import call, close, hardware_scale, integers, normal, on_soc, pack, refused
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -26,34 +26,12 @@ def grouped(
     group_type=0,
     list_type=0,
     activation=0,
-    five=False,
 ):
     some = lambda t: None if t is None else t if isinstance(t, list) else [t]  # noqa: E731
-    tail = [None] if five else []
-    name = "aclnnGroupedMatmulV5" if five else "aclnnGroupedMatmulV4"
-    return (
-        name,
-        some(x),
-        some(weight),
-        some(bias),
-        some(scale),
-        some(offset),
-        some(aq_scale),
-        some(aq_offset),
-        some(tokens),
-        group_list,
-        None,
-        None,
-        None,
-        split,
-        group_type,
-        list_type,
-        activation,
-        *tail,
-        some(out),
-        None,
-        None,
-    )
+    scales = map(some, (bias, scale, offset, aq_scale, aq_offset, tokens))
+    attributes = split, group_type, list_type, activation
+    inputs = some(x), some(weight), *scales, group_list, None, None, None
+    return "aclnnGroupedMatmulV4", *inputs, *attributes, some(out), None, None
 
 
 def slices(sizes):
@@ -77,7 +55,7 @@ def test_grouped_matmul_by_rows(dtype, list_type):
     x, weight = normal((11, 14), dtype, 1), normal((4, 14, 6), dtype, 2)
     bias = normal((4, 6), torch.float16 if dtype == torch.float16 else torch.float32, 3)
     out = torch.full((11, 6), 7.0, dtype=dtype)
-    call(*grouped(x, weight, out, group_list(list_type), bias=bias, list_type=list_type, five=list_type == 2))
+    call(*grouped(x, weight, out, group_list(list_type), bias=bias, list_type=list_type))
     for e, (start, end) in enumerate(slices(SIZES)):
         if end > start:
             close(out[start:end], x[start:end].double() @ weight[e].double() + bias[e].double(), inside=1e-6)
@@ -126,9 +104,7 @@ def test_grouped_matmul_of_int8(out_dtype, tokens):
         scale = factor.bfloat16()
         value = scale.double()
     elif out_dtype == torch.int8:
-        scale = torch.empty(4, 8, dtype=torch.int64)
-        call("aclnnTransQuantParamV2", factor, None, scale)
-        value = (factor.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+        scale, value = hardware_scale(factor)
     token_scale = normal((9,), torch.float32, 11).abs() if tokens else None
     out = torch.empty(9, 8, dtype=out_dtype)
     scale = None if out_dtype == torch.int32 else scale
@@ -169,24 +145,13 @@ def test_grouped_matmul_of_integer_weights(bits, per_group):
 def test_grouped_matmul_of_8_by_4_bits():
     x, weight = integers(-128, 127, (9, 512), 16), integers(-8, 7, (4, 512, 8), 17)
     factor = normal((4, 2, 8), torch.float32, 18, 0.002).abs()
-    flat = torch.empty(64, dtype=torch.int64)
-    call("aclnnTransQuantParamV2", factor.flatten(), None, flat)
-    value = (factor.view(torch.int32) & ~0x1FFF).view(torch.float32).double().repeat_interleave(256, 1)
+    scale, value = hardware_scale(factor)
+    value = value.repeat_interleave(256, 1)
     bias = (8 * weight.double() * value).sum(1).float()
     tokens = normal((9,), torch.float32, 19).abs()
     out = torch.empty(9, 8, dtype=torch.bfloat16)
-    call(
-        *grouped(
-            x,
-            pack(weight),
-            out,
-            group_list(1),
-            bias=bias,
-            scale=flat.view(4, 2, 8),
-            tokens=tokens,
-            list_type=1,
-        )
-    )
+    scales = {"bias": bias, "scale": scale, "tokens": tokens}
+    call(*grouped(x, pack(weight), out, group_list(1), **scales, list_type=1))
     for e, (start, end) in enumerate(slices(SIZES)):
         if end > start:
             real = x[start:end].double() @ (weight[e].double() * value[e]) * tokens[start:end, None].double()
@@ -208,26 +173,6 @@ def test_grouped_matmul_activates_its_output(activation):
         real * torch.sigmoid(real),
     ][activation - 1]
     close(out, expected, inside=1e-6)
-
-
-@pytest.mark.parametrize("name", ["aclnnGroupedMatmulSwigluQuant", "aclnnGroupedMatmulSwigluQuantWeightNZ"])
-def test_grouped_matmul_swiglu_quant(name):
-    x, weight = integers(-128, 127, (11, 40), 22), integers(-128, 127, (4, 40, 24), 23)
-    scale, tokens = normal((4, 24), torch.float32, 24, 0.002), normal((11,), torch.float32, 25).abs()
-    out, out_scale = torch.full((11, 12), 7, dtype=torch.int8), torch.full((11,), 7.0)
-    call(name, x, Nz(weight), None, None, scale, tokens, group_list(0), out, out_scale, None)
-    for e, (start, end) in enumerate(slices(SIZES)):
-        if end == start:
-            continue
-        real = (
-            x[start:end].double() @ weight[e].double() * scale[e].double() * tokens[start:end, None].double()
-        )
-        a, gate = real.chunk(2, -1)
-        real = a * torch.sigmoid(a) * gate
-        s = real.abs().amax(-1) / 127
-        close(out_scale[start:end], s, roundings=20)
-        assert (out[start:end].double() - real / s[:, None]).abs().max() <= 0.51
-    assert (out[9:] == 7).all() and (out_scale[9:] == 7).all()
 
 
 def test_limits_of_grouped_matmul():
@@ -281,10 +226,3 @@ def test_limits_of_grouped_matmul():
         refused("310P takes Half", *grouped(*i8, out, groups, scale=scale))
         refused("310P takes Half", *grouped(x.float(), w.float(), out.float(), groups))
         call(*grouped(x, w, out, groups))
-    swiglu, q, rows = "aclnnGroupedMatmulSwigluQuant", torch.empty(9, 3, dtype=torch.int8), torch.ones(9)
-    refused("must be FRACTAL_NZ", swiglu, *i8, None, None, scale, rows, groups, q, rows, None)
-    nz = Nz(i8[1])
-    refused("takes no bias", swiglu, i8[0], nz, scale, None, scale, rows, groups, q, rows, None)
-    refused("xScale has shape", swiglu, i8[0], nz, None, None, scale, rows[:3], groups, q, rows, None)
-    refused("output has shape", swiglu, i8[0], nz, None, None, scale, rows, groups, q[:, :2], rows, None)
-    refused("n is 10242", swiglu, i8[0], nz, None, None, torch.ones(4, 10242), rows, groups, q, rows, None)

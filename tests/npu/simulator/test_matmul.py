@@ -124,29 +124,6 @@ def test_nz_storage_read_as_nd_is_garbage() -> None:
     assert (wrong - right).abs().max() > 1
 
 
-def test_size_of_a_weight() -> None:
-    """The examples of the documents."""
-    for shape, dtype, want in (
-        ([510, 510], None, 262144),
-        ([510, 510], torch.bfloat16, 262144),
-        ([510, 270], torch.int8, 147456),
-        ([3, 17, 16], torch.float16, 3 * 32 * 16),
-    ):
-        assert started().ask("weight_size", shape, dtype)["size"] == want
-    assert b"2 to 6 are needed" in started().ask("weight_size", [510], None)["message"]
-    assert b"float16, bfloat16 or int8" in started().ask("weight_size", [5, 5], torch.float32)["message"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_trans_matmul_weight(dtype: torch.dtype) -> None:
-    x, weight = randn(2, 21, dtype=dtype), randn(21, 40, dtype=dtype)
-    answer = started().ask("nz_chain", weight, x, torch.empty(2, 40, dtype=dtype))
-    assert answer["code"] == 0, answer["message"]
-    assert answer["size"] == 32 * 48
-    assert torch.equal(answer["buffer"], nz_pack(weight, 16).flatten())
-    close(answer["out"], x.double() @ weight.double(), roundings=1.02)
-
-
 # ---- what is refused ---------------------------------------------------------------------------
 def test_products_refuse() -> None:
     a, b, out = torch.ones(3, 32), torch.ones(32, 4), torch.ones(3, 4)
@@ -173,17 +150,6 @@ def test_products_refuse() -> None:
     )
     half = a.bfloat16(), b.bfloat16(), out.bfloat16()
     refused("aclnnMm", *half, KEEP, message="self is BFloat16; supported here: Float, Half", soc="310P")
-    refused(
-        "aclnnFusedMatmul",
-        a,
-        b,
-        None,
-        a,
-        "add",
-        KEEP,
-        out,
-        message="not supported on Ascend910B2, only on 950",
-    )
 
 
 def test_nz_refuses() -> None:
@@ -208,9 +174,6 @@ def test_nz_refuses() -> None:
     wrong = Stored(nz(weight).tensor, NZ, [2, 1, 16, 16])
     refused("aclnnNpuFormatCast", weight, wrong, message="it must be [1, 2, 16, 16]")
     refused("aclnnNpuFormatCast", weight[0], weight[0], message="srcTensor has 1 axes")
-    refused("aclnnTransMatmulWeight", weight.float(), message="mmWeightRef is Float")
-    refused("aclnnTransMatmulWeight", weight.bfloat16(), message="mmWeightRef is BFloat16", soc="310P")
-    refused("aclnnTransMatmulWeight", nz(weight), message="in FRACTAL_NZ already")
     refused("aclnnNpuFormatCast", weight, nz(weight), message="not supported on", soc="310P")
     assert "do not have NpuFormatCast" in started("310P").ask("storage_of", weight, NZ, -1)["message"]
 

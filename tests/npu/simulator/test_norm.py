@@ -58,11 +58,6 @@ def test_add_rms_norm(dtype: torch.dtype) -> None:
         roundings=1.02 if dtype == torch.float32 else 3,
     )
 
-    left, right, _, _, rstd = run(
-        "aclnnInplaceAddRmsNorm", a.clone(), b.clone(), gamma, EPS, torch.empty(3, 7, 1)
-    )
-    assert torch.equal(left, y) and torch.equal(right, x)
-
 
 def test_add_rms_norm_norms_the_rounded_sum() -> None:
     """1 + 2^-9 is 1 in bfloat16: normed from the unrounded sum, the large element would come out smaller."""
@@ -84,18 +79,6 @@ def test_add_rms_norm_without_rstd(with_sum: bool) -> None:
     assert not with_sum or torch.equal(x.double(), total)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_add_rms_norm_cast(dtype: torch.dtype) -> None:
-    a, b, gamma = randn(5, 48, dtype=dtype), randn(5, 48, dtype=dtype), randn(48, dtype=dtype)
-    outputs = torch.empty(5, 48), torch.empty_like(a), torch.empty(5, 1), torch.empty_like(a)
-    *_, y1, y2, _, x = run("aclnnAddRmsNormCast", a, b, gamma, EPS, *outputs)
-    total = a.double() + b.double()
-    normed = rounded(total, dtype) if dtype == torch.float16 else total
-    close(y2, normed * rms64(normed) * gamma.double(), roundings=3 if dtype == torch.float16 else 1)
-    assert torch.equal(y1, y2.float())
-    assert torch.equal(x.double(), rounded(total, dtype))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("weights", ["both", "float32", "weight", "none"])
 def test_layer_norm(dtype: torch.dtype, weights: str) -> None:
@@ -113,16 +96,6 @@ def test_layer_norm(dtype: torch.dtype, weights: str) -> None:
         EPS,
     )
     close(outputs[5], want)
-    assert torch.equal(
-        run("aclnnLayerNormWithImplMode", *_layer_norm_arguments(x, weight, bias), 0)[5], outputs[5]
-    )
-    if dtype == torch.float16 and weights == "both":
-        rough = run("aclnnLayerNormWithImplMode", *_layer_norm_arguments(x, weight, bias), 2)[5]
-        assert (rough - want).abs().max() < 2.0**-7  # every step rounds to float16
-
-
-def _layer_norm_arguments(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> list[object]:
-    return [x, [33], weight, bias, EPS, torch.empty_like(x), None, None]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -159,34 +132,13 @@ def test_add_rms_norm_refuses() -> None:
     op = "aclnnAddRmsNorm"
     refused(op, X, X, GAMMA, EPS, X, RSTD, None, message="xOut is null and rstdOut is not", code=161001)
     refused(op, X, X, torch.ones(1, 32), EPS, X, None, X, message="float32 needs rstdOut and xOut")
-    refused(
-        op,
-        HALF[0],
-        HALF[0],
-        HALF[1],
-        EPS,
-        HALF[0],
-        None,
-        None,
-        message="without rstdOut gamma must have shape [1, 32]",
-    )
-    refused(op, HALF[0], X, HALF[1], EPS, HALF[0], RSTD, HALF[0], message="x2 is Float, x1 is Half")
-    refused(op, HALF[0], HALF[0], GAMMA, EPS, HALF[0], RSTD, HALF[0], message="gamma is Float, x1 is Half")
+    half, gamma = HALF
+    needed = "without rstdOut gamma must have shape [1, 32]"
+    refused(op, half, half, gamma, EPS, half, None, None, message=needed)
+    refused(op, half, X, gamma, EPS, half, RSTD, half, message="x2 is Float, x1 is Half")
+    refused(op, half, half, GAMMA, EPS, half, RSTD, half, message="gamma is Float, x1 is Half")
     refused(op, X, X[:2], GAMMA, EPS, X, RSTD, X, message="x2 has shape [2, 32]")
     refused(op, X, X, GAMMA, -1.0, X, RSTD, X, message="epsilon is -1")
-    refused("aclnnInplaceAddRmsNorm", strided(X), X, GAMMA, EPS, RSTD, message="x1Ref is not contiguous")
-    refused(
-        "aclnnAddRmsNormCast",
-        X,
-        X,
-        GAMMA,
-        EPS,
-        X,
-        X,
-        RSTD,
-        X,
-        message="x1 is Float; supported here: Half, BFloat16",
-    )
 
 
 def test_layer_norm_refuses() -> None:
@@ -197,54 +149,19 @@ def test_layer_norm_refuses() -> None:
         op, HALF[0], [32], GAMMA, None, EPS, HALF[0], None, None, message="weight is Float with input of Half"
     )
     refused(op, X, None, None, None, EPS, X, None, None, message="normalizedShape is null", code=161001)
-    refused(
-        "aclnnLayerNormWithImplMode",
-        X,
-        [32],
-        GAMMA,
-        GAMMA,
-        EPS,
-        X,
-        None,
-        None,
-        2,
-        message="every input in float16",
-    )
-    refused(
-        "aclnnAddLayerNorm",
-        X,
-        X,
-        GAMMA,
-        GAMMA,
-        None,
-        EPS,
-        True,
-        X,
-        RSTD,
-        RSTD[:, 0],
-        X,
-        message="rstdOut has shape [3]",
-    )
+    added = X, X, GAMMA, GAMMA, None, EPS, True
+    refused("aclnnAddLayerNorm", *added, X, RSTD, RSTD[:, 0], X, message="rstdOut has shape [3]")
 
 
 def test_rules_of_310p() -> None:
     bf16 = X.bfloat16(), GAMMA.bfloat16()
-    refused(
-        "aclnnRmsNorm",
-        *bf16,
-        EPS,
-        bf16[0],
-        RSTD,
-        message="x is BFloat16; supported here: Float, Half",
-        soc="310P",
-    )
-    refused(
-        "aclnnRmsNorm", HALF[0], GAMMA, EPS, HALF[0], RSTD, message="gamma is Float, x is Half", soc="310P"
-    )
-    short = torch.ones(3, 8).half()
-    refused(
-        "aclnnRmsNorm", short, short[0], EPS, short, RSTD, message="has 16 bytes, 310P needs 32", soc="310P"
-    )
+    half, short = HALF[0], torch.ones(3, 8).half()
+    for arguments, message in (
+        ((*bf16, EPS, bf16[0], RSTD), "x is BFloat16; supported here: Float, Half"),
+        ((half, GAMMA, EPS, half, RSTD), "gamma is Float, x is Half"),
+        ((short, short[0], EPS, short, RSTD), "has 16 bytes, 310P needs 32"),
+    ):
+        refused("aclnnRmsNorm", *arguments, message=message, soc="310P")
     refused("aclnnGemmaRmsNorm", X, GAMMA, EPS, X, RSTD, message="not supported on Ascend310P3", soc="310P")
     refused("aclnnLayerNorm", X, [32], None, None, EPS, X, None, None, message="not supported on", soc="310P")
     outputs = torch.empty_like(X), torch.empty_like(RSTD), torch.empty_like(X)
@@ -259,14 +176,3 @@ def test_rules_of_310p() -> None:
     assert mean.isnan().all() and rstd.isnan().all()
     mixed = HALF[0], X, GAMMA, GAMMA, None, EPS, True, *outputs
     refused("aclnnAddLayerNorm", *mixed, message="x2 is Float, x1 is Half", soc="310P")
-
-
-def test_gradients() -> None:
-    x, dy, weight, bias = randn(4, 33), randn(4, 33), randn(33), randn(33)
-    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
-    out = leaves[0] * torch.rsqrt(leaves[0].pow(2).mean(-1, keepdim=True) + EPS) * leaves[1]
-    want = torch.autograd.grad(out, leaves[:2], dy.double())
-    rstd = rms64(x).float()
-    got = run("aclnnRmsNormGrad", dy, x, rstd, weight, torch.empty_like(x), torch.empty(33))[-2:]
-    for a, b in zip(got, want, strict=True):
-        assert (a - b).abs().max() < 1e-5

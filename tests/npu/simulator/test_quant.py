@@ -38,83 +38,16 @@ def test_dynamic_quant_of_a_row_of_zeros_is_zero():
 def test_dynamic_quant_to_int4_packs_eight_in_an_int32():
     x = normal((5, 24), torch.bfloat16, 3)
     y, scale = torch.empty(5, 3, dtype=torch.int32), torch.empty(5)
-    call("aclnnDynamicQuantV2", x, None, None, 3, y, scale, None)
+    call("aclnnDynamicQuant", x, None, y, scale)
     real = x.double() / (x.double().abs().amax(-1, keepdim=True) / 7)
     rounded(unpack(y), real, bits=4)
 
 
-def test_dynamic_quant_with_an_offset():
-    x = normal((6, 33), torch.float16, 4) + 1
-    y, scale, offset = torch.empty(6, 33, dtype=torch.int8), torch.empty(6), torch.empty(6)
-    call("aclnnDynamicQuantV2", x, None, None, 2, y, scale, offset)
-    real = x.double()
-    s = (real.amax(-1) - real.amin(-1)) / 255
-    close(scale, s)
-    close(offset, 127 - real.amax(-1) / s, roundings=4)
-    rounded(y, real / s[:, None] + (127 - real.amax(-1) / s)[:, None])
-
-
-def test_dynamic_quant_smooths_each_expert_by_its_own_factors():
-    x, factors = normal((7, 10), torch.bfloat16, 5), normal((3, 10), torch.bfloat16, 6).abs() + 0.5
-    ends = torch.tensor([2, 2, 7], dtype=torch.int32)  # the second expert has no row
-    y, scale = torch.empty(7, 10, dtype=torch.int8), torch.empty(7)
-    call("aclnnDynamicQuantV2", x, factors, ends, 2, y, scale, None)
-    real = x.double() * factors.double()[[0, 0, 2, 2, 2, 2, 2]]
-    top = real.abs().amax(-1)
-    close(scale, top / 127)
-    rounded(y, real / (top / 127)[:, None])
-
-
-@pytest.mark.parametrize("mode", ["round", "ceil", "floor", "trunc"])
-@pytest.mark.parametrize("axis", [-1, 0])
-def test_ascend_quant_rounds_as_asked(mode, axis):
-    x, n = normal((9, 13), torch.float32, 7, 3.0), (9, 13)[axis]
-    scale, offset = normal((n,), torch.float32, 8).abs() + 4, integers(-9, 9, (n,), 9).float()
-    y = torch.empty(9, 13, dtype=torch.int8)
-    call("aclnnAscendQuantV3", x, scale, offset, False, mode, 2, axis, y)
-    shape = (1, 13) if axis == -1 else (9, 1)
-    real = x.double() * scale.double().view(shape) + offset.double().view(shape)
-    real = {"round": torch.round, "ceil": torch.ceil, "floor": torch.floor, "trunc": torch.trunc}[mode](real)
-    wrong = y.double() != real.clamp(-128, 127)
-    assert wrong.sum() <= 1  # a value that float32 moved over a step
-    assert y.unique().numel() > 20
-
-
-def test_ascend_quant_rounds_half_to_even():
-    x = torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, 200.0]])
-    y = torch.empty(1, 8, dtype=torch.int8)
-    call("aclnnAscendQuantV3", x, torch.ones(1), None, False, "round", 2, -1, y)
+def test_dynamic_quant_rounds_half_to_even():
+    x = torch.tensor([[0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, 127.0]], dtype=torch.float16)  # scale 1
+    y, scale = torch.empty(1, 8, dtype=torch.int8), torch.empty(1)
+    call("aclnnDynamicQuant", x, None, y, scale)
     assert y.tolist() == [[0, 2, 2, 0, -2, -2, 126, 127]]
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("sqrt_mode", [False, True])
-def test_ascend_anti_quant(dtype, sqrt_mode):
-    x = integers(-128, 127, (5, 19), 10)
-    scale, offset = normal((19,), torch.float32, 11), integers(-5, 5, (19,), 12).float()
-    y = torch.empty(5, 19, dtype=dtype)
-    call("aclnnAscendAntiQuant", x, scale, offset, 1 if dtype == torch.float16 else 27, sqrt_mode, y)
-    s = scale.double() ** (2 if sqrt_mode else 1)
-    close(y, (x.double() + offset.double()) * s)
-
-
-def test_ascend_anti_quant_reads_int4():
-    values = integers(-8, 7, (3, 16), 13)
-    y = torch.empty(3, 16, dtype=torch.float16)
-    call("aclnnAscendAntiQuant", pack(values), torch.full((16,), 0.25), None, 1, False, y)
-    assert torch.equal(y, (values.float() * 0.25).half())
-
-
-def test_scales_of_the_cube_unit_hold_19_bits_and_an_offset_of_9():
-    scale = torch.tensor([1.0, 0.1, -3.7])
-    offset = torch.tensor([0.0, -256.4, 255.5])
-    out = torch.empty(3, dtype=torch.int64)
-    call("aclnnTransQuantParamV2", scale, None, out)
-    bits = scale.view(torch.int32).to(torch.int64) & 0xFFFFE000
-    assert out.tolist() == (bits | (1 << 46)).tolist()
-    call("aclnnTransQuantParamV2", scale, offset, out)
-    assert [(v >> 37) & 0x1FF for v in out.tolist()] == [0, 256, 255]  # -256 in nine bits; saturated
-    assert all(v >> 46 & 1 for v in out.tolist())
 
 
 def test_weight_packing():
@@ -126,6 +59,38 @@ def test_weight_packing():
     call("aclnnConvertWeightToINT4Pack", values, blocks)
     assert blocks.storage.shape == (1, 1, 16, 8)
     assert torch.equal(blocks.storage, Nz(packed).storage)
+
+
+# ---- norm, then quantize ---------------------------------------------------------------------------------
+
+
+def residual(dtype, seed, shape=(2, 3, 72)):
+    """Two summands, a weight, and the sum rounded to ``dtype``."""
+    x1, x2 = normal(shape, dtype, seed), normal(shape, dtype, seed + 1)
+    gamma = normal(shape[-1:], dtype, seed + 2)
+    return x1, x2, gamma, (x1.double() + x2.double()).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_add_rms_norm_dynamic_quant(dtype, count):
+    """Without smoothing scales there is one output, and with two of them there are two."""
+    x1, x2, gamma, x = residual(dtype, 40)
+    smooth = [normal((72,), dtype, 44 + k).abs() + 0.5 if k < count else None for k in range(2)]
+    y = [torch.full(x.shape, 7, dtype=torch.int8) for _ in range(2)]
+    scale, out = [torch.full(x.shape[:-1], 7.0) for _ in range(2)], torch.empty_like(x)
+    call("aclnnAddRmsNormDynamicQuant", x1, x2, gamma, *smooth, 1e-5, *y, out, *scale)
+    assert torch.equal(out, x)
+    total = x.double()
+    normed = total / torch.sqrt((total * total).mean(-1, keepdim=True) + 1e-5) * gamma.double()
+    for k in range(2):
+        if k >= max(count, 1):
+            assert (y[k] == 7).all() and (scale[k] == 7).all()
+            continue
+        real = normed * (1 if smooth[k] is None else smooth[k].double())
+        s = real.abs().amax(-1) / 127
+        close(scale[k], s, roundings=4)
+        rounded(y[k], real / s.unsqueeze(-1))
 
 
 # ---- limits ----------------------------------------------------------------------------------------------
@@ -140,50 +105,40 @@ def test_limits_of_dynamic_quant():
     refused("scaleOut is Double", "aclnnDynamicQuant", x, None, y, scale.double())
     refused("scaleOut has shape", "aclnnDynamicQuant", x, None, y, scale[:2])
     refused("yOut is Short", "aclnnDynamicQuant", x, None, y.short(), scale)
+    refused("divisible by 8", "aclnnDynamicQuant", x[:, :36], None, y[:, :4].int(), scale)
     refused("yOut is null", "aclnnDynamicQuant", x, None, None, scale, code=161001)
-    refused("divisible by 8", "aclnnDynamicQuantV2", x[:, :36], None, None, 3, y[:, :4].int(), scale, None)
-    refused("dstType 4", "aclnnDynamicQuantV2", x, None, None, 4, y, scale, None)
-    refused("but dstType 3", "aclnnDynamicQuantV2", x, None, None, 3, y, scale, None)
-    groups = torch.tensor([1, 4], dtype=torch.int32)
-    refused("groupIndex needs smoothScales", "aclnnDynamicQuantV2", x, None, groups, 2, y, scale, None)
-    refused("groupIndex is Long", "aclnnDynamicQuantV2", x, x[:2], groups.long(), 2, y, scale, None)
-    refused("Ascend 950", "aclnnDynamicQuantV3", x, None, None, 2, True, "pertoken", y, scale, None)
     with on_soc("310P"):
         refused("multiple of 32", "aclnnDynamicQuant", x, None, y, scale)
         refused("x .310P. is BFloat16", "aclnnDynamicQuant", x.bfloat16(), None, y, scale)
         call("aclnnDynamicQuant", x[:, :32].contiguous(), None, y[:, :32].contiguous(), scale)
-        refused("symmetrically", "aclnnDynamicQuantV2", x[:, :32], None, None, 2, y[:, :32], scale, scale)
 
 
-def test_limits_of_the_plain_quantizations():
-    x, y = normal((4, 6), torch.float32, 1), torch.empty(4, 6, dtype=torch.int8)
-    one = torch.ones(1)
-    quant = "aclnnAscendQuantV3"
-    refused("roundMode 'rint'", quant, x, one, None, False, "rint", 2, -1, y)
-    refused("dstType 4", quant, x, one, None, False, "round", 4, -1, y)
-    refused("axis -3", quant, x, one, None, False, "round", 2, -3, y)
-    refused("scale has 5 values", quant, x, torch.ones(5), None, False, "round", 2, -1, y)
-    refused("x is Double", quant, x.double(), one, None, False, "round", 2, -1, y)
-    refused("divisible by 8", quant, x, one, None, False, "round", 3, -1, y.int())
-    anti, half = "aclnnAscendAntiQuant", torch.empty(4, 6, dtype=torch.float16)
-    refused("dstType 0", anti, y, one, None, 0, False, half)
-    refused("scale has 2 axes", anti, y, one[None], None, 1, False, half)
-    refused("scale has 3 values", anti, y, torch.ones(3), None, 1, False, half)
-    refused("y is Half but dstType 27", anti, y, one, None, 27, False, half)
-    refused("x is Byte", anti, y.to(torch.uint8), one, None, 1, False, half)
-    refused("scale is Half", "aclnnTransQuantParamV2", one.half(), None, torch.empty(1, dtype=torch.int64))
-    refused("out has shape", "aclnnTransQuantParamV2", one, None, torch.empty(2, dtype=torch.int64))
-    refused(
-        "out has 1 values", "aclnnTransQuantParamV2", one, torch.ones(2), torch.empty(1, dtype=torch.int64)
-    )
-    pack_ = "aclnnConvertWeightToINT4Pack"
-    refused("weight is Char", pack_, y, torch.empty(4, 1, dtype=torch.int32))
-    refused("divisible by 8", pack_, y.int(), torch.empty(4, 1, dtype=torch.int32))
-    refused(
-        "contiguous", pack_, torch.zeros(8, 8, dtype=torch.int32).t(), torch.empty(8, 1, dtype=torch.int32)
-    )
+def test_limits_of_packing():
+    pack_, weight = "aclnnConvertWeightToINT4Pack", torch.zeros(4, 6, dtype=torch.int32)
+    packed = torch.empty(4, 1, dtype=torch.int32)
+    refused("weight is Char", pack_, weight.char(), packed)
+    refused("divisible by 8", pack_, weight, packed)
+    square, column = torch.zeros(8, 8, dtype=torch.int32), torch.empty(8, 1, dtype=torch.int32)
+    refused("contiguous", pack_, square.t(), column)
     with on_soc("310P"):
-        refused("last one only", quant, x, torch.ones(4), None, False, "round", 2, 0, y)
-        refused("x is BFloat16", quant, x.bfloat16(), one, None, False, "round", 2, -1, y)
-        refused("dstType 27", anti, y, one, None, 27, False, half.bfloat16())
-        refused("310P", pack_, torch.zeros(8, 8, dtype=torch.int32), torch.empty(8, 1, dtype=torch.int32))
+        refused("310P", pack_, square, column)
+
+
+def test_limits_of_add_rms_norm_dynamic_quant():
+    x1, x2, gamma, x = residual(torch.float16, 90, (4, 48))
+    y, rows = torch.empty(4, 48, dtype=torch.int8), torch.empty(4)
+
+    def norm(**changed):
+        outputs = {"y1": y, "y2": y, "x": x, "scale1": rows, "scale2": rows}
+        arguments = {"x1": x1, "x2": x2, "gamma": gamma, "smooth1": None, "smooth2": None, "eps": 1e-6}
+        return "aclnnAddRmsNormDynamicQuant", *(arguments | outputs | changed).values()
+
+    refused("x1 is Float", *norm(x1=x1.float()))
+    refused("x2 is BFloat16", *norm(x2=x2.bfloat16()))
+    refused("gamma has shape", *norm(gamma=gamma[:4]))
+    refused("xOut is null", *norm(x=None), code=161001)
+    refused("smoothScale2 needs smoothScale1", *norm(smooth2=gamma))
+    refused("smoothScale is BFloat16", *norm(smooth1=gamma.bfloat16()))
+    refused("y1Out is Int", *norm(y1=y.int()))
+    with on_soc("310P"):
+        refused("310P", *norm())

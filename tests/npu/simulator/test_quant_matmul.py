@@ -5,18 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import Nz, call, close, integers, normal, on_soc, pack, refused, rounded
+from .operators import Nz, call, close, hardware_scale, integers, normal, on_soc, pack, refused, rounded
 
 HALVES = (torch.float16, torch.bfloat16)
-
-
-def hardware_scale(
-    scale: torch.Tensor, offset: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 64-bit form of a scale, and its 19-bit value in float64."""
-    out = torch.empty(scale.shape, dtype=torch.int64)
-    call("aclnnTransQuantParamV2", scale, offset, out)
-    return out, (scale.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
 
 
 # ---- 16-bit activations, 8- or 4-bit weights -------------------------------------------------------------
@@ -66,18 +57,8 @@ def test_weight_quant_int4_per_channel_transposed():
     x = normal((3, 40), torch.float16, 21)
     weight, scale, _ = weight_only(torch.float16, 40, 9, None, 22, 4)
     y = torch.empty(3, 9, dtype=torch.float16)
-    call(
-        "aclnnWeightQuantBatchMatmulV2",
-        x,
-        pack(weight.t().contiguous()).t(),
-        scale,
-        None,
-        None,
-        None,
-        None,
-        0,
-        y,
-    )
+    given = pack(weight.t().contiguous()).t()
+    call("aclnnWeightQuantBatchMatmulV2", x, given, scale, None, None, None, None, 0, y)
     close(y, x.double() @ dequantized(weight, scale, torch.zeros(9), torch.float16))
 
 
@@ -152,18 +133,9 @@ def test_quant_matmul_to_bfloat16(shape, tokens, bias_dtype):
 def test_quant_matmul_sums_exactly_in_int32():
     x1, x2 = operands(3, 4096, 2, 6)
     out = torch.empty(3, 2, dtype=torch.int32)
-    call(
-        "aclnnQuantMatmulV3",
-        x1,
-        x2,
-        torch.ones(2),
-        None,
-        torch.tensor([1, -2], dtype=torch.int32),
-        False,
-        False,
-        out,
-    )
-    assert torch.equal(out.long(), x1.long() @ x2.long() + torch.tensor([1, -2]))
+    bias = torch.tensor([1, -2], dtype=torch.int32)
+    call("aclnnQuantMatmulV4", x1, x2, torch.ones(2), None, None, bias, False, False, out)
+    assert torch.equal(out.long(), x1.long() @ x2.long() + bias)
 
 
 @pytest.mark.parametrize("transposed", ["flags", "views"])
@@ -205,34 +177,8 @@ def test_quant_matmul_of_int4():
 def test_quant_matmul_broadcasts_a_batch():
     x1, x2 = integers(-128, 127, (2, 3, 20), 15), integers(-128, 127, (1, 20, 6), 16)
     out = torch.empty(2, 3, 6, dtype=torch.int32)
-    call("aclnnQuantMatmulV3", x1, x2, torch.ones(1), None, None, False, False, out)
+    call("aclnnQuantMatmulV4", x1, x2, torch.ones(1), None, None, None, False, False, out)
     assert torch.equal(out.long(), x1.long() @ x2.long())
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_quant_matmul_weight_nz(transposed):
-    x1, x2 = operands(4, 70, 45, 17)
-    scale, tokens = normal((45,), torch.float32, 19, 0.01), normal((4,), torch.float32, 20).abs()
-    out = torch.empty(4, 45, dtype=torch.float16)
-    nz = Nz(x2.t().contiguous()).t() if transposed else Nz(x2)
-    absent = torch.empty(0)
-    call(
-        "aclnnQuantMatmulWeightNz",
-        x1,
-        nz,
-        tokens,
-        scale,
-        absent,
-        absent,
-        None,
-        absent,
-        None,
-        False,
-        False,
-        0,
-        out,
-    )
-    close(out, x1.double() @ x2.double() * scale.double() * tokens.double()[:, None])
 
 
 def test_quant_matmul_by_blocks():
@@ -243,22 +189,8 @@ def test_quant_matmul_by_blocks():
     out = torch.empty(m, n, dtype=torch.bfloat16)
     group = 128 | 128 << 16 | 1 << 32
     given = x2.t().contiguous()  # (n, k), its scale (n blocks, k blocks)
-    call(
-        "aclnnQuantMatmulV5",
-        x1,
-        given,
-        s1,
-        s2.t().contiguous(),
-        None,
-        None,
-        None,
-        None,
-        bias,
-        False,
-        True,
-        group,
-        out,
-    )
+    scales = s1, s2.t().contiguous(), None, None, None, None
+    call("aclnnQuantMatmulV5", x1, given, *scales, bias, False, True, group, out)
     column = lambda i, size: torch.arange(size) // 128  # noqa: E731
     a = x1.double() * s1.double()[:, column(1, k)]
     b = x2.double() * s2.double()[column(0, k)][:, column(1, n)]
@@ -268,27 +200,13 @@ def test_quant_matmul_by_blocks():
 def test_quant_matmul_of_8_by_4_bits_makes_up_for_the_shift():
     m, k, n = 3, 512, 16
     x1, x2 = integers(-128, 127, (m, k), 26), integers(-8, 7, (k, n), 27)
-    flat, value = hardware_scale(normal((2 * n,), torch.float32, 28, 0.01).abs())
-    bits, value = flat.view(2, n), value.view(2, n).repeat_interleave(256, 0)
+    bits, value = hardware_scale(normal((2, n), torch.float32, 28, 0.01).abs())
+    value = value.repeat_interleave(256, 0)
     tokens = normal((m, 1), torch.float32, 29).abs()
     shift = (8 * x2.double() * value).sum(0).float()
     out = torch.empty(m, n, dtype=torch.bfloat16)
-    call(
-        "aclnnQuantMatmulV5",
-        x1,
-        pack(x2),
-        tokens,
-        bits,
-        None,
-        None,
-        None,
-        shift,
-        None,
-        False,
-        False,
-        256,
-        out,
-    )
+    scales = tokens, bits, None, None, None, shift
+    call("aclnnQuantMatmulV5", x1, pack(x2), *scales, None, False, False, 256, out)
     close(out, (x1.double() @ (x2.double() * value)) * tokens.double(), inside=1e-5)
 
 
@@ -417,7 +335,7 @@ def test_limits_of_quant_matmul():
         refused("x2 in NZ", *quant(tokens=torch.ones(4), out=half))
 
 
-def quant5(name="aclnnQuantMatmulV5", **changed):
+def quant5(**changed):
     arguments = {
         "x1": torch.zeros(4, 256, dtype=torch.int8),
         "x2": torch.zeros(128, 256, dtype=torch.int8),
@@ -433,10 +351,10 @@ def quant5(name="aclnnQuantMatmulV5", **changed):
         "group": 128 | 128 << 16 | 1 << 32,
         "out": torch.empty(4, 128, dtype=torch.bfloat16),
     }
-    return name, *(arguments | changed).values()
+    return "aclnnQuantMatmulV5", *(arguments | changed).values()
 
 
-def test_limits_of_block_scales_and_of_nz():
+def test_limits_of_block_scales_and_of_8_by_4_bits():
     refused("of int8 .1, 128, 128.", *quant5(group=64 | 128 << 16 | 1 << 32))
     refused("x1Scale has shape", *quant5(s1=torch.ones(4)))
     refused("x2Scale has shape", *quant5(s2=torch.ones(2, 1)))
@@ -450,7 +368,3 @@ def test_limits_of_block_scales_and_of_nz():
     bits = torch.ones(1, 128, dtype=torch.int64)
     refused("yOffset .of int8 x int4. is null", *quant5(**mixed, s2=bits), code=161001)
     refused("x1Scale of m = 4", *quant5(**mixed, s2=bits, yo=torch.ones(128)))
-    nz = "aclnnQuantMatmulWeightNz"
-    refused("x2 must be FRACTAL_NZ", *quant5(nz))
-    refused("groupSize is not supported", *quant5(nz, x2=Nz(torch.zeros(128, 256, dtype=torch.int8))))
-    refused("larger than 1", *quant5(nz, x2=Nz(torch.zeros(1, 256, dtype=torch.int8)), group=0))

@@ -41,14 +41,8 @@ def test_rotary_position_embedding(dtype: torch.dtype, name: str) -> None:
         rope64(x, cos, sin),
     )
     if table[0] == 1 or name == "TND":
-        out = run("aclnnRotaryPositionEmbeddingV2", x, cos, sin, 1, None, torch.empty_like(x))[-1]
+        out = run("aclnnRotaryPositionEmbedding", x, cos, sin, 1, torch.empty_like(x))[-1]
         close(out, rope64(x, cos, sin, interleave=True))
-
-
-def test_rotary_with_a_matrix() -> None:
-    x, cos, sin, matrix = (randn(*s) for s in [(2, 9, 4, 32), (1, 9, 1, 32), (1, 9, 1, 32), (32, 32)])
-    out = run("aclnnRotaryPositionEmbeddingV2", x, cos, sin, 0, matrix, torch.empty_like(x))[-1]
-    close(out, x.double() * cos.double() + (x.double() @ matrix.double()) * sin.double(), roundings=4)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -65,59 +59,6 @@ def test_apply_rotary_pos_emb_is_in_place(dtype: torch.dtype, packed: bool) -> N
                 close(got, parts[0] + parts[1])
             else:
                 close(got, rope64(x, cos, sin))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_interleave_rope_gives_halves(dtype: torch.dtype) -> None:
-    x, cos, sin = (
-        randn(2, 3, 5, 64, dtype=dtype),
-        randn(2, 1, 5, 64, dtype=dtype),
-        randn(2, 1, 5, 64, dtype=dtype),
-    )
-    halves = torch.cat((x[..., ::2], x[..., 1::2]), -1)
-    close(run("aclnnInterleaveRope", x, cos, sin, torch.empty_like(x))[-1], rope64(halves, cos, sin))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("neox", [True, False])
-@pytest.mark.parametrize("width", [64, 32])
-def test_rope_with_sin_cos_cache(dtype: torch.dtype, neox: bool, width: int) -> None:
-    table, positions = randn(50, width, dtype=dtype), torch.tensor([3, 0, 49, 7])
-    q, k = randn(4, 3 * 64, dtype=dtype), randn(4, 64, dtype=dtype)
-    outputs = torch.empty_like(q), torch.empty_like(k)
-    got = run("aclnnRopeWithSinCosCache", positions, q, k, table, None, 64, neox, *outputs)[-2:]
-    cos, sin = table[positions].unsqueeze(1).chunk(2, -1)
-    cos, sin = (torch.cat((t, t), -1) if neox else t.repeat_interleave(2, -1) for t in (cos, sin))
-    for out, x in zip(got, (q, k), strict=True):
-        heads = x.view(4, -1, 64)
-        turned = rope64(heads[..., :width], cos, sin, interleave=not neox)
-        close(out, torch.cat((turned, heads[..., width:].double()), -1).flatten(1))
-
-
-def test_rope_with_sections() -> None:
-    table, positions = randn(50, 128), torch.randint(0, 50, (3, 5))
-    q, k = randn(5, 2 * 128), randn(5, 128)
-    sections = [16, 24, 24]
-    rows = table[positions].double()  # [section, token, 128]
-    parts = [rows[i, :, None].chunk(2, -1) for i in range(3)]
-
-    def want(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rope64(x.view(5, -1, 128), torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)).flatten(1)
-
-    begins = [0, 16, 40, 64]
-    cos, sin = (
-        torch.cat([parts[i][which][..., begins[i] : begins[i + 1]] for i in range(3)], -1) for which in (0, 1)
-    )
-    arguments = positions, q, k, table, sections, 128, True
-    out = run("aclnnRopeWithSinCosCache", *arguments, torch.empty_like(q), torch.empty_like(k))[-2]
-    close(out, want(q, cos, sin))
-
-    cos, sin = (parts[0][which].clone() for which in (0, 1))
-    for mixed, which in ((cos, 0), (sin, 1)):
-        for i in (1, 2):
-            mixed[..., i:72:3] = parts[i][which][..., i:72:3]
-    out = run("aclnnRopeWithSinCosCacheV2", *arguments, 1, torch.empty_like(q), torch.empty_like(k))[-2]
-    close(out, want(q, cos, sin))
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -178,26 +119,6 @@ def test_apply_rotary_pos_emb_refuses() -> None:
     refused(op, q, k, cos[:1], sin[:1], 1, message="cos of shape [1, 3, 1, 128] differs from queryRef")
     refused(op, q, k, q, q, 1, message="cos and sin must have one head")
     refused("aclnnApplyRotaryPosEmbV2", q, k, cos, sin, 1, "interleave", message='only "half" is supported')
-
-
-def test_other_refusals() -> None:
-    x, table = torch.ones(2, 3, 5, 32), torch.ones(2, 1, 5, 32)
-    refused("aclnnInterleaveRope", x, table, table, x, message="D is 32, it must be 64")
-    positions, q, k, rows = (
-        torch.zeros(4, dtype=torch.int64),
-        torch.ones(4, 128),
-        torch.ones(4, 64),
-        torch.ones(9, 64),
-    )
-    op = "aclnnRopeWithSinCosCache"
-    refused(op, positions.int(), q, k, rows, None, 64, True, q, k, message="positions is Int")
-    refused(
-        op, positions, q, k, rows, None, 40, True, q, k, message="headSize is 40, it must be a multiple of 16"
-    )
-    refused(op, positions, q, k, torch.ones(9, 80), None, 64, True, q, k, message="at most headSize 64")
-    refused(op, positions, q, k, rows, [8, 8, 16], 64, True, q, k, message="mropeSection is [8, 8, 16]")
-    answer = started().call(op, positions + 9, q, k, rows, None, 64, True, q, k)
-    assert answer["phase"] == 2 and "a position is not in the cosine and sine table" in answer["message"]
 
 
 def test_rules_of_310p() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from cann_sim.environment import environment
+
+from .programs import output
 
 FUSED = """
 import torch, torch_npu
@@ -59,7 +58,4 @@ assert torch.equal(torch_npu.npu_format_cast(z, 2).cpu(), w)
 
 @pytest.mark.parametrize("release, program", [("8.5.0", FUSED), ("9.1.0", WEIGHT_IN_NZ)], ids=["fused", "NZ"])
 def test_program(release: str, program: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(release), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    output(program, environment(release))

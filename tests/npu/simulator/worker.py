@@ -28,13 +28,9 @@ NUMBERS = {
 
 acl = ctypes.CDLL("libascendcl.so", mode=ctypes.RTLD_GLOBAL)
 opapi = ctypes.CDLL("libopapi.so", mode=ctypes.RTLD_GLOBAL)
-for library, names in (
-    (acl, ["aclGetRecentErrMsg"]),
-    (opapi, ["simcann_signature", "simcann_directions"]),
-):
-    for name in names:
-        getattr(library, name).restype = ctypes.c_char_p
-for kind in ("Tensor", "Scalar", "IntArray", "BoolArray", "TensorList"):
+for function in (acl.aclGetRecentErrMsg, opapi.simcann_signature):
+    function.restype = ctypes.c_char_p
+for kind in ("Tensor", "Scalar", "IntArray", "TensorList"):
     getattr(opapi, f"aclCreate{kind}").restype = ctypes.c_void_p
 
 
@@ -110,9 +106,6 @@ class Device:
         if kind == "int_array":
             made = opapi.aclCreateIntArray((ctypes.c_int64 * len(value))(*value), ctypes.c_uint64(len(value)))
             return self.keep("IntArray", made)
-        if kind == "bool_array":
-            made = opapi.aclCreateBoolArray((ctypes.c_bool * len(value))(*value), ctypes.c_uint64(len(value)))
-            return self.keep("BoolArray", made)
         if kind == "scalar":
             return self.keep("Scalar", opapi.aclCreateScalar(ctypes.byref(ctypes.c_double(value)), 11))
         raise ValueError(f"an argument of kind {kind} is not served")
@@ -176,61 +169,6 @@ def call(op: str, arguments: list[Any]) -> dict[str, Any]:
         device.free()
 
 
-def nz_chain(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
-    """aclnnTransMatmulWeight on a buffer of aclnnCalculateMatmulWeightSizeV2 elements, then
-    aclnnMatmulWeightNz with the tensor it marked."""
-    device = Device()
-    try:
-        rows, columns = weight.shape
-        shape = opapi.aclCreateIntArray((ctypes.c_int64 * 2)(rows, columns), ctypes.c_uint64(2))
-        count = ctypes.c_uint64()
-        check(
-            opapi.aclnnCalculateMatmulWeightSizeV2(
-                ctypes.c_void_p(shape), DTYPES[weight.dtype], ctypes.byref(count)
-            )
-        )
-        device.keep("IntArray", shape)
-        buffer = torch.zeros(count.value, dtype=weight.dtype)
-        buffer[: weight.numel()] = weight.flatten()
-        handle = device.tensor((buffer[: weight.numel()].view(rows, columns), FORMAT_ND, None))
-        size, executor = ctypes.c_uint64(), ctypes.c_void_p()
-        code = opapi.aclnnTransMatmulWeightGetWorkspaceSize(
-            handle, ctypes.byref(size), ctypes.byref(executor)
-        )
-        code = code or opapi.aclnnTransMatmulWeight(device.workspace(size), size, executor, None)
-        left, right = device.tensor((x, FORMAT_ND, None)), device.tensor((out, FORMAT_ND, None))
-        code = code or opapi.aclnnMatmulWeightNzGetWorkspaceSize(
-            left, handle, right, ctypes.c_int8(0), ctypes.byref(size), ctypes.byref(executor)
-        )
-        code = code or opapi.aclnnMatmulWeightNz(device.workspace(size), size, executor, None)
-        message = acl.aclGetRecentErrMsg() if code else b""
-        device.read_back()
-        return {
-            "code": code,
-            "message": (message or b"").decode(),
-            "size": count.value,
-            "buffer": buffer,
-            "out": out,
-        }
-    finally:
-        device.free()
-
-
-def weight_size(shape: list[int], dtype: torch.dtype | None) -> dict[str, Any]:
-    """aclnnCalculateMatmulWeightSize, with a dtype V2: elements of a weight in FRACTAL_NZ."""
-    array = opapi.aclCreateIntArray((ctypes.c_int64 * len(shape))(*shape), ctypes.c_uint64(len(shape)))
-    size = ctypes.c_uint64()
-    try:
-        if dtype is None:
-            code = opapi.aclnnCalculateMatmulWeightSize(ctypes.c_void_p(array), ctypes.byref(size))
-        else:
-            function = opapi.aclnnCalculateMatmulWeightSizeV2
-            code = function(ctypes.c_void_p(array), DTYPES[dtype], ctypes.byref(size))
-        return {"code": code, "message": acl.aclGetRecentErrMsg() if code else b"", "size": size.value}
-    finally:
-        opapi.aclDestroyIntArray(ctypes.c_void_p(array))
-
-
 def storage_of(tensor: torch.Tensor, form: int, additional_dtype: int) -> dict[str, Any]:
     """aclnnNpuFormatCastCalculateSizeAndFormat: the storage shape and format it answers with."""
     device = Device()
@@ -270,10 +208,7 @@ def hccl() -> ctypes.CDLL:
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     check(acl.aclInit(None))
     check(acl.aclrtSetDevice(0))
-    functions = {
-        function.__name__: function
-        for function in (call, nz_chain, storage_of, weight_size, group_root, open_group)
-    }
+    functions = {function.__name__: function for function in (call, storage_of, group_root, open_group)}
     while True:
         try:
             function, arguments = pickle.load(requests)

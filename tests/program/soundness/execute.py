@@ -131,8 +131,8 @@ def _written(program: Program) -> Iterator[Path]:
 
 def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], Any]) -> trace.Trace:
     made = trace.Trace()
-    before = {rule: tally.calls for rule, tally in report.tallies.items()}
-    reasons = dict(report.tally(RULE).fallbacks)
+    before = {rule: counter.calls for rule, counter in report.counters.items()}
+    reasons = dict(report.counter(RULE).fallbacks)
     with as_found(), _loaded(path) as module, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -147,9 +147,9 @@ def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], 
                 _Script(program, module, model, made).run()
         finally:
             liteboost_adaptor.undo()  # before `as_found` puts back what is ours, too
-    made.calls = {rule: tally.calls - before.get(rule, 0) for rule, tally in report.tallies.items()}
+    made.calls = {rule: counter.calls - before.get(rule, 0) for rule, counter in report.counters.items()}
     made.replays = made.calls.get(RULE, 0)
-    now = report.tally(RULE).fallbacks
+    now = report.counter(RULE).fallbacks
     made.reasons = [reason for reason, count in now.items() if count > reasons.get(reason, 0)]
     return made
 
