@@ -13,7 +13,7 @@ from support.ways import FAMILIES, compare, families
 import liteboost_adaptor
 
 #: Families whose cache can be rolled back, which assistants and prompt lookup need.
-ROLLED_BACK = ("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "deepseek_v3")
+ROLLED_BACK = ("llama", "gpt2", "gemma2", "mixtral", "gpt_neox", "gpt_oss", "deepseek_v3")
 CONTRASTIVE = Path(__file__).parent / "contrastive_search"
 
 

@@ -19,7 +19,7 @@ def forward(model: torch.nn.Module, **settings: Any) -> Any:
     return model(**numbers.padded_inputs(model), **settings)
 
 
-@families(*FAMILIES)
+@families(*FAMILIES, "qwen3")
 def test_output_hidden_states(family: str, level: int) -> None:
     model = tiny_models.build(family)
     runs = compare(model, level, lambda: forward(model, output_hidden_states=True).hidden_states)
