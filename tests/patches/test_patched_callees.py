@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -21,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import wrapt
 from support import calls, numbers, processes, tiny_models
+from support.replaced import replaced
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +28,6 @@ from transformers.models.llama import modeling_llama
 
 import liteboost_adaptor
 from liteboost_adaptor import watch
-from liteboost_adaptor.engine import callees
 
 #: One of each kind of attention, norm, MLP and experts that there are rules for.
 FAMILIES = ("llama", "gemma2", "lfm2", "gpt_oss", "qwen3_next", "gptj", "falcon_h1", "deepseek_v3", "bloom")
@@ -39,30 +37,6 @@ TOLERANCE = 2e-5
 def forward(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.no_grad():
         return model(**inputs, use_cache=False).logits
-
-
-@contextmanager
-def replaced(place: watch.Place, value: Any) -> Iterator[None]:
-    """Somebody sets the attribute; afterwards it is as it was, also where it was inherited."""
-    space = vars(place.space) if isinstance(place.space, type) else place.space
-    was_there, former = place.name in space, space.get(place.name)
-    _set(place, value)
-    try:
-        yield
-    finally:
-        if was_there:
-            _set(place, former)
-        elif isinstance(place.space, type):
-            delattr(place.space, place.name)
-        else:
-            del place.space[place.name]
-
-
-def _set(place: watch.Place, value: Any) -> None:
-    if isinstance(place.space, type):
-        setattr(place.space, place.name, value)
-    else:
-        place.space[place.name] = value
 
 
 #: Not by what tensors or modules of torch call, which are replaced here.
@@ -405,114 +379,3 @@ with torch.no_grad():
 print("same" if numbers.relative(found, expected) <= 2e-5 else "other")
 print("called" if count and len(seen) == 2 * count else f"called {len(seen)} times")
 """
-
-
-def test_torchs_own_functions_are_known_as_such() -> None:
-    """Of the namespaces in which originals look, everything that computes on tensors."""
-    spaces: list[tuple[Any, Callable[..., watch.Place]]] = [
-        (vars(F), watch.place_in_module),
-        (vars(torch._C._nn), watch.place_in_module),
-        (torch.Tensor, watch.place_in_class),
-        (nn.Linear, watch.place_in_class),
-        (nn.LayerNorm, watch.place_in_class),
-    ]
-    foreign = []
-    for space, place_in in spaces:
-        for name in dir(space) if isinstance(space, type) else list(space):
-            place = place_in(space, name)
-            kinds = (types.BuiltinFunctionType, types.MethodDescriptorType)
-            if isinstance(place.value(), kinds) and watch.Watch([place])():
-                foreign.append(str(place))
-    assert not foreign
-
-
-def _functions_of(space: dict[str, Any]) -> Iterator[tuple[str, types.FunctionType]]:
-    for name, value in list(space.items()):
-        is_public = isinstance(value, types.FunctionType) and not name.startswith("_")
-        if is_public and value.__module__.startswith("torch.nn."):
-            yield name, value
-
-
-def test_nothing_that_torchs_own_functions_call_is_taken_for_somebody_elses() -> None:
-    """Of every function and module of torch that an original may call, whatever those call in turn."""
-    reasons = {}
-    for name, function in _functions_of(vars(F)):
-        place = watch.place_in_module(vars(F), name)
-        reasons[name] = watch.Watch([place, *callees.of_function(function)])()
-    for name, kind in vars(nn.modules).items():
-        if isinstance(kind, type) and issubclass(kind, nn.Module):
-            reasons[name] = watch.Watch(callees.of_function(kind.forward, kind))()
-    assert len(reasons) > 250
-    assert not {name: reason for name, reason in reasons.items() if reason}
-
-
-@pytest.mark.parametrize("space", [torch.special, torch.linalg, torch.fft], ids=lambda space: space.__name__)
-def test_functions_named_after_their_module_are_torchs_own(space: types.ModuleType) -> None:
-    names = [name for name, value in vars(space).items() if type(value) is types.BuiltinFunctionType]
-    names = [name for name in names if not name.startswith("_")]
-    places = [watch.place_in_module(vars(space), name) for name in names]
-    assert len(places) > 15 and watch.Watch(places)() == ""
-    asked = watch.Watch(places)
-    with replaced(places[0], vars(space)[names[1]]):
-        assert asked() == f"{places[0]} was replaced by someone else"
-
-
-def test_what_torch_makes_of_functions_is_looked_into() -> None:
-    """Results of torch's own factories have the factory's code, whatever they were made of."""
-    from torch._jit_internal import boolean_dispatch
-
-    place = watch.place_in_module(vars(F), "max_pool2d")
-    asked = watch.Watch([place])
-    assert asked() == ""
-    of_a_users = boolean_dispatch(
-        arg_name="return_indices",
-        arg_index=6,
-        default=False,
-        if_true=F.max_pool2d_with_indices,
-        if_false=lambda *args, **kwargs: args[0] * 2,
-        module_name="torch.nn.functional",
-        func_name="max_pool2d",
-    )
-    for value in (of_a_users, torch.no_grad()(F.max_pool2d), functools.partial(F.max_pool2d)):
-        with replaced(place, value):
-            assert asked() == f"{place} was replaced by someone else"
-
-
-def test_importing_a_part_of_a_package_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, part = types.ModuleType("lazy"), types.ModuleType("lazy.part")
-    for kind in ("torch.lazy", "lazy"):
-        package.__name__ = kind
-        vars(package).pop("part", None)
-        place = watch.place_in_module(vars(package), "part")
-        asked = watch.Watch([place])
-        with replaced(place, part):
-            assert asked() == f"{place} was replaced by someone else"
-        assert asked() == ""
-        monkeypatch.setitem(sys.modules, f"{kind}.part", part)
-        with replaced(place, part):
-            assert asked() == ""
-        with replaced(place, types.ModuleType("part")):
-            assert asked() == f"{place} was replaced by someone else"
-
-
-def test_operators_count_with_their_reflections() -> None:
-    names = {place.name for place in callees.of_operators("mul")}
-    assert names == {"__mul__", "__rmul__"}
-
-
-def test_in_python_and_in_cpp_a_watch_says_the_same() -> None:
-    places = [
-        watch.place_in_module(vars(F), "silu"),
-        watch.place_in_class(torch.Tensor, "softmax"),
-        watch.place_in_class(torch.Tensor, "__torch_function__"),
-        watch.place_in_class(nn.Linear, "_call_impl"),
-        watch.place_in_module(vars(modeling_llama), "rotate_half"),
-        watch.place_in_module(vars(modeling_llama), "no_such_name"),
-    ]
-    here = watch.Watch(places)
-    for each in [ask for ask in (here.ask, here._written_out()) if ask is not None]:
-        assert each() == ""
-        for place in places:
-            with replaced(place, lambda *args: None):
-                assert each() == f"{place} was replaced by someone else"
-            assert each() == ""
