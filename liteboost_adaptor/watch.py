@@ -333,7 +333,10 @@ def _overridden_kernel() -> str:
     kernels = torch.library._impls
     for entry in [*_overridden.difference(kernels)]:
         # With the first of two libraries that is gone torch forgets the kernel of the other, too.
-        (kernels.add if _is_kernel_of_python(entry) else _overridden.discard)(entry)
+        if _is_kernel_of_python(entry):
+            kernels.add(entry)
+        else:
+            _overridden.discard(entry)
     for entry in kernels - own_kernels:
         namespace, operator, key = entry.split("/", 2)
         if namespace == "aten" and key in _KEYS:

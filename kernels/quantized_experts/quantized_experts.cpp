@@ -21,9 +21,8 @@ at::Tensor experts_packed_meta(const at::Tensor& x, const at::Tensor& tiles, con
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def(
-      "experts_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, Tensor "
-      "index, "
-      "SymInt out_features) -> Tensor");
+      "experts_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
+      "Tensor index, SymInt out_features) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("experts_packed", &liteboost::experts_packed_meta); }

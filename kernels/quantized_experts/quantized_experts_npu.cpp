@@ -6,8 +6,8 @@
 // with zero points in several groups are multiplied one after the other (WeightQuantBatchMatmul), for which the host
 // waits to know them, counted. CANN up to 8.5 wants offsets where there are none, too: zeros, made once.
 //
-// Layers on an NPU keep their weights as _npu_experts_packed takes them; experts_packed, whose weights lie as a CPU reads them,
-// lays them out first. It is what the comparison with the reference calls.
+// Layers on an NPU keep their weights as _npu_experts_packed takes them; experts_packed, whose weights lie as a CPU reads
+// them, lays them out first. It is what the comparison with the reference calls.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/rsub.h>
@@ -163,9 +163,8 @@ at::Tensor npu_experts_packed(const at::Tensor& x, const at::Tensor& weight, con
                   weight.is_contiguous() && scales.dim() == (is_words ? 3 : 2) &&
                   scales.size(0) == weight.size(0) && scales.size(-1) == weight.size(1) && index.dim() == 2 &&
                   x.size(-1) == weight.size(2) * (is_words ? kInWord : 1),
-              "liteboost: _npu_experts_packed takes int8 [E, N, K] with scales [E, N], or words [E, N, K / "
-              "8] with scales "
-              "[E, groups, N], got ",
+              "liteboost: _npu_experts_packed takes int8 [E, N, K] with scales [E, N], or words "
+              "[E, N, K / 8] with scales [E, groups, N], got ",
               weight.scalar_type(), " ", weight.sizes(), " and ", scales.sizes(), " for x ", x.sizes(),
               "; let QuantizedExperts prepack them");
   const c10::DeviceGuard guard(x.device());
@@ -182,9 +181,8 @@ at::Tensor npu_experts_packed_meta(const at::Tensor& x, const at::Tensor& weight
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def(
-      "_npu_experts_packed(Tensor x, Tensor weight, Tensor scales, Tensor? offsets, Tensor? bias, Tensor "
-      "index) -> "
-      "Tensor");
+      "_npu_experts_packed(Tensor x, Tensor weight, Tensor scales, Tensor? offsets, Tensor? bias, "
+      "Tensor index) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) {

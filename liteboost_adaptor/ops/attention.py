@@ -86,7 +86,7 @@ def attention(
     if mask is not None:
         mask = mask.expand(batch, num_heads, q_len, kv_len)
 
-    walked = isinstance(q_len, int)  # a symbolic length cannot be, while a graph is traced
+    walked = isinstance(q_len, int)  # the symbolic length of a traced graph cannot be
     step = QUERY_BLOCK if walked else q_len
     outputs = []
     for start in range(0, q_len, step) if walked else (0,):

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 from support import npu_ops
+from support.quantized_layers import packed
 
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
     pack_w4,
-    prepack,
-    prepack_scales,
 )
 from liteboost_adaptor.quantization.layers import QuantizedExperts, WeightShape
 from liteboost_adaptor.quantization.schemes import QuantScheme
@@ -38,15 +37,6 @@ def layer(bits: int, experts: int, outputs: int, inputs: int, group: int = 32, z
     if zeros:
         weights["zero_points"] = torch.randint(0, 17, (rows, inputs // group), dtype=torch.uint8)
     return weights
-
-
-def tiles(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-    zeros = weights.get("zero_points")
-    return {
-        "tiles": prepack(weights["weight"]),
-        "scales": prepack_scales(weights["scales"]),
-        "zero_points": None if zeros is None else prepack_scales(zeros),
-    }
 
 
 def near(result: torch.Tensor, x: torch.Tensor, bias: Any, index: torch.Tensor, weights: Any, n: int) -> None:
@@ -79,7 +69,12 @@ def test_one_product(
         index = torch.randint(0, experts + 1, (tokens, slots))
         x = torch.randn(*((tokens, inputs) if shared else (tokens, slots, inputs))).to(dtype)
         added = torch.randn(experts, outputs).to(dtype) if bias else None
-        arguments = tiles(weights) | {"x": x, "bias": added, "index": index, "out_features": outputs}
+        arguments = packed(weights) | {
+            "x": x,
+            "bias": added,
+            "index": index,
+            "out_features": outputs,
+        }
         found = npu_ops.run("experts_packed", **arguments)
         assert found.reasons == [] and found.launches.count(GROUPED) == 1
         near(found.results[0], x, added, index, weights, outputs)
@@ -134,7 +129,12 @@ def test_what_the_operator_does_not_take_is_multiplied_one_by_one_and_counted() 
         (layer(4, 5, 32, 96), torch.float32, "fp32"),
     ):
         x = torch.randn(4, 96).to(dtype)
-        arguments = tiles(weights) | {"x": x, "bias": None, "index": index, "out_features": 32}
+        arguments = packed(weights) | {
+            "x": x,
+            "bias": None,
+            "index": index,
+            "out_features": 32,
+        }
         found = npu_ops.run("experts_packed", **arguments)
         assert reason in found.reasons
         if dtype != torch.float32:
@@ -144,7 +144,7 @@ def test_what_the_operator_does_not_take_is_multiplied_one_by_one_and_counted() 
 def test_zero_points_of_one_group_are_offsets() -> None:
     index, x = torch.randint(0, 6, (4, 2)), torch.randn(4, 64).bfloat16()
     weights = layer(4, 5, 32, 64, 64, zeros=True)
-    arguments = tiles(weights) | {"x": x, "bias": None, "index": index, "out_features": 32}
+    arguments = packed(weights) | {"x": x, "bias": None, "index": index, "out_features": 32}
     found = npu_ops.run("experts_packed", **arguments)
     assert found.reasons == [] and native_npu.calls()
     near(found.results[0], x, None, index, weights, 32)

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import npu_ops, quantized_layers
+from support.quantized_layers import packed
 
 from liteboost_adaptor.ops.quantized_linear import (
     dequantize_w4,
     dequantize_w8,
     from_int4,
     pack_w4,
-    prepack,
     prepack_scales,
 )
 from liteboost_adaptor.quantization.schemes import QuantScheme
@@ -156,26 +156,20 @@ def test_tiles_of_a_cpu_are_laid_out_first(
     for outputs in (33, 64):
         weights = layer(outputs, inputs) if bits == 8 else layer_w4(outputs, inputs, group, zeros)
         x, added = torch.randn(3, inputs).to(dtype), torch.randn(outputs).to(dtype)
-        found = npu_ops.run("linear_packed", x=x, **tiles(weights), bias=added, out_features=outputs)
+        found = npu_ops.run("linear_packed", x=x, **packed(weights), bias=added, out_features=outputs)
         assert found.reasons == [] and found.launches[-1] == "WeightQuantBatchMatmulV3"
         close(found, x, added, **weights)
 
 
-def tiles(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-    zeros = weights.get("zero_points")
-    return {
-        "tiles": prepack(weights["weight"]),
-        "scales": prepack_scales(weights["scales"]),
-        "zero_points": None if zeros is None else prepack_scales(zeros),
-    }
-
-
 def test_tiles_that_the_operator_does_not_take_are_counted() -> None:
     weights = layer(24, 64)
-    grouped = {**tiles(weights), "scales": prepack_scales(weights["scales"][:, None].repeat(1, 2))}
+    grouped = {
+        **packed(weights),
+        "scales": prepack_scales(weights["scales"][:, None].repeat(1, 2)),
+    }
     cases = (
-        (torch.randn(2, 64), tiles(weights), "fp32"),
-        (torch.randn(0, 64).bfloat16(), tiles(weights), "no elements"),
+        (torch.randn(2, 64), packed(weights), "fp32"),
+        (torch.randn(0, 64).bfloat16(), packed(weights), "no elements"),
         (torch.randn(2, 64).bfloat16(), grouped, "8 bits in groups"),
     )
     for x, given, reason in cases:
