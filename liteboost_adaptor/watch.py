@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from . import python_kernels
+
 #: A mode of this attribute only observes what runs, and wants to see our ops.
 OBSERVES = "sees_liteboost_ops"
 #: Packages whose functions in torch's namespaces are taken for torch's own: a device's own part of torch,
@@ -58,19 +60,6 @@ _OWN_CLOSURES = {
     "torch.nn.modules.utils": "_ntuple.<locals>.parse",
     "torch._jit_internal": "boolean_dispatch.<locals>.fn",
 }
-#: Dispatch keys under which a kernel of ``aten`` acts on what our ops would compute.
-_KEYS = frozenset(
-    key + device for key in ("", "Autograd", "Autocast") for device in ("CPU", "PrivateUse1")
-) | {
-    "Autograd",
-    "ADInplaceOrView",
-    "BackendSelect",
-    "CompositeImplicitAutograd",
-    "CompositeExplicitAutograd",
-    "CompositeExplicitAutogradNonFunctional",
-}
-#: Kernels of ``aten`` that this package registers, as ``torch.library`` names them: ``aten/op/key``.
-own_kernels: set[str] = set()
 _MISSING = object()
 
 
@@ -171,7 +160,7 @@ class Watch:
         # What was found when it was last looked for, and of functions, the code.
         self._held: list[Any] = []
         self._codes: list[Any] = []
-        self._kernels, self._said = [-1], [""]
+        self._kernels, self._said = [-1, -1], [""]
         self._entries = [entry for place in self.places for entry in place.entries()]
         self._expected: list[Any] = []
         self._functions: list[types.FunctionType] = []
@@ -192,7 +181,7 @@ class Watch:
         self._expected[:] = [space.get(name, _MISSING) for space, name in self._entries]
         self._function_codes[:] = [function.__code__ for function in self._functions]
         self._said[0] = self._reason()
-        self._kernels[0] = len(torch.library._impls)
+        self._kernels[:] = python_kernels.count()
         return self._said[0]
 
     def _reason(self) -> str:
@@ -200,7 +189,7 @@ class Watch:
             value = place.value()
             if not _is_own(place, value, first) or (value is first and _code(value) is not code):
                 return f"{place} was replaced by someone else"
-        return _overridden_kernel()
+        return python_kernels.someone_elses()
 
     def _compiled(self) -> Callable[[], str] | None:
         """`_look_again`, but only where something has changed, from C++; None where it is not to be had."""
@@ -214,6 +203,7 @@ class Watch:
         self._members = [spaces, names, self._expected, self._functions, self._function_codes]
         self._members += [
             torch.library._impls,
+            python_kernels.registered,
             self._said,
             _MISSING,
             self._look_again,
@@ -224,7 +214,7 @@ class Watch:
     def _written_out(self) -> Callable[[], str]:
         """The same in Python, written out: a loop over the places would take three times as long."""
         names: dict[str, Any] = {f"s{n}": place.searched for n, place in enumerate(self.places)}
-        tests = ["len(kernels) != count[0]"]
+        tests = ["len(kernels) != count[0] or len(registered) != count[1]"]
         for n, place in enumerate(self.places):
             is_class, is_there = isinstance(place.searched, type), self._held[n] is not _MISSING
             is_there &= (
@@ -244,6 +234,7 @@ class Watch:
         names |= {"held": self._held, "codes": self._codes, "said": self._said, "missing": _MISSING}
         names |= {
             "kernels": torch.library._impls,
+            "registered": python_kernels.registered,
             "count": self._kernels,
             "look_again": self._look_again,
             "mode": intercepting_mode,
@@ -322,34 +313,6 @@ _HARMLESS_MODES = ("torch.utils._device", "torch.fx.experimental.proxy_tensor", 
 
 def _is_observing(mode: Any) -> bool:
     return type(mode).__module__.split(".")[0] == "liteboost_adaptor" or getattr(mode, OBSERVES, False)
-
-
-#: Kernels of ``aten`` that somebody has registered from Python and may have taken back since.
-_overridden: set[str] = set()
-
-
-def _overridden_kernel() -> str:
-    """Why torch's own kernels may not be what runs: somebody has registered others from Python."""
-    kernels = torch.library._impls
-    for entry in [*_overridden.difference(kernels)]:
-        # With the first of two libraries that is gone torch forgets the kernel of the other, too.
-        if _is_kernel_of_python(entry):
-            kernels.add(entry)
-        else:
-            _overridden.discard(entry)
-    for entry in kernels - own_kernels:
-        namespace, operator, key = entry.split("/", 2)
-        if namespace == "aten" and key in _KEYS:
-            _overridden.add(entry)
-            return f"a kernel of aten::{operator} was registered by someone else"
-    return ""
-
-
-def _is_kernel_of_python(entry: str) -> bool:
-    """Whether the dispatcher's kernel has no signature in C++."""
-    _, operator, key = entry.split("/", 2)
-    lines = torch._C._dispatch_dump(f"aten::{operator}").splitlines()
-    return any(line.startswith(f"{key}: ") and ":: (none)" in line for line in lines)
 
 
 def _is_own(place: Place, value: Any, first: Any) -> bool:

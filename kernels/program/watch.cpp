@@ -61,15 +61,21 @@ const Python* python() {
 // What is compared, and what is asked where it differs. Whoever asks keeps all these objects alive.
 //
 // `spaces` and `names` say where objects are looked up (dicts), `held` what is expected there; `functions` are those whose
-// code is expected to be in `codes`; `kernels` is a set of which the size is compared; `said` is a list of
-// the last answer alone.
+// code is expected to be in `codes`; of `kernels`, a set, and `registered`, a list, the size is compared; `said` is a
+// list of the last answer alone.
 struct Watch {
-  Object *spaces, *names, *held, *functions, *codes, *kernels, *said, *missing, *look_again, *mode;
+  Object *spaces, *names, *held, *functions, *codes, *kernels, *registered, *said, *missing, *look_again,
+      *mode;
   std::vector<Object*> looked_up;  // of `spaces` and `names`, in turn
-  std::ptrdiff_t count, code_count, kernel_count;
+  std::ptrdiff_t count, code_count, kernel_count, registered_count;
+
+  void note_counts(const Python& p) {
+    kernel_count = p.set_size(kernels);
+    registered_count = p.list_size(registered);
+  }
 
   bool is_as_it_was(const Python& p) const {
-    if (p.set_size(kernels) != kernel_count) return false;
+    if (p.set_size(kernels) != kernel_count || p.list_size(registered) != registered_count) return false;
     for (std::ptrdiff_t i = 0; i < count; ++i) {
       Object* value = p.dict_item(looked_up[2 * i], looked_up[2 * i + 1]);
       if ((value == nullptr ? missing : value) != p.list_item(held, i)) return false;
@@ -94,7 +100,7 @@ Object* ask(Object* capsule, Object*) {
   }
   if (!watch->is_as_it_was(p)) {
     Object* reason = p.call(watch->look_again, nullptr);
-    watch->kernel_count = p.set_size(watch->kernels);
+    watch->note_counts(p);
     return reason;
   }
   Object* said = p.list_item(watch->said, 0);
@@ -113,12 +119,12 @@ Method method{"ask", ask, kNoArguments,
 // their order; whoever asks keeps it alive for as long as the function.
 extern "C" __attribute__((visibility("default"))) void* liteboost_watch(Object* objects) {
   const Python* p = python();
-  constexpr std::ptrdiff_t kMembers = 10;
+  constexpr std::ptrdiff_t kMembers = 11;
   if (p == nullptr || p->list_size(objects) != kMembers) return nullptr;
   auto watch = std::make_unique<Watch>();
-  Object** members[kMembers] = {&watch->spaces,     &watch->names,   &watch->held, &watch->functions,
-                                &watch->codes,      &watch->kernels, &watch->said, &watch->missing,
-                                &watch->look_again, &watch->mode};
+  Object** members[kMembers] = {&watch->spaces,  &watch->names,      &watch->held,       &watch->functions,
+                                &watch->codes,   &watch->kernels,    &watch->registered, &watch->said,
+                                &watch->missing, &watch->look_again, &watch->mode};
   for (std::ptrdiff_t i = 0; i < kMembers; ++i) *members[i] = p->list_item(objects, i);
   watch->count = p->list_size(watch->names);
   for (std::ptrdiff_t i = 0; i < watch->count; ++i) {
@@ -126,7 +132,7 @@ extern "C" __attribute__((visibility("default"))) void* liteboost_watch(Object* 
     watch->looked_up.push_back(p->list_item(watch->names, i));
   }
   watch->code_count = p->list_size(watch->functions);
-  watch->kernel_count = p->set_size(watch->kernels);
+  watch->note_counts(*p);
   Object* capsule = p->new_capsule(watch.get(), kCapsule, destroy);
   if (capsule == nullptr) return nullptr;
   watch.release();

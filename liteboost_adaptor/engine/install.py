@@ -64,10 +64,10 @@ class UndoStack:
         """
         import torch
 
-        from .. import watch
+        from .. import python_kernels
 
         ours = {f"{namespace}/{operator}/{key}" for operator in kernels}
-        watch.own_kernels.update(ours)
+        python_kernels.own.update(ours)
         library = torch.library.Library(namespace, "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
@@ -76,7 +76,7 @@ class UndoStack:
 
         def undo() -> str:
             library._destroy()
-            watch.own_kernels.difference_update(ours)
+            python_kernels.own.difference_update(ours)
             return ""
 
         self._push(undo)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import eligibility, native, native_npu, watch
+from .. import eligibility, native, native_npu, python_kernels, watch
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
@@ -107,6 +107,7 @@ class Runtime:
             # A model of a higher level may need more of them than those that came before it.
             registries.install(active_rules(settings), self.entries)
             if is_first:
+                self.entries.set_attribute("torch.library", "Library.impl", python_kernels.counting)
                 adapters.hook_injection(self.entries, self.adopt)
                 self.entries.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
 

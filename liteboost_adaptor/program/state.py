@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from .. import native
+from .. import native, python_kernels
 from . import known
 from .execution import Execution
 from .objects import MISSING, attributes_of, cell_content, slot_content
@@ -59,7 +59,7 @@ class State:
         self._process = _process()
         self._registered: object = None
         #: How many kernels were registered from Python.
-        self._kernels = -1
+        self._kernels: tuple[int, int] | None = None
         #: What Python was told of tensors: see `Recorder.tell`.
         self._told: list[tuple[torch.Tensor, str, Any]] = []
         # Operators ask for it in every run; a comparison on an NPU sets it for a while.
@@ -130,7 +130,7 @@ class State:
         Nor a class with an abstract one, where code was read that may ask: libraries do so in any import.
         Not before: what a step that is recorded imports does both.
         """
-        self._told, self._kernels = told, len(torch.library._impls)
+        self._told, self._kernels = told, python_kernels.count()
         self._registered = abc.get_cache_token() if self._asks_for_classes else None
 
     def _has_settings(self) -> bool:
@@ -141,7 +141,7 @@ class State:
             return False
         if self._asks_for_ranks and _has_ranks() != self._ranks:
             return False
-        if self._kernels not in (-1, len(torch.library._impls)):
+        if self._kernels not in (None, python_kernels.count()):
             return False
         return not is_registered and _process() == self._process
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gc
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -225,50 +224,6 @@ def test_code_put_into_a_function_counts() -> None:
     finally:
         modeling_llama.rotate_half.__code__ = code
     assert numbers.relative(found, expected) <= TOLERANCE
-
-
-def test_a_kernel_registered_from_python_is_what_runs() -> None:
-    pair = Pair("llama")
-    seen: list[int] = []
-
-    def mm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        seen.append(1)
-        return torch.einsum("ij,jk->ijk", self, other).sum(1) * 1.125
-
-    library = torch.library.Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            library.impl("mm", mm, "CPU")
-        expected, count = forward(pair.plain, pair.inputs), len(seen)
-        found = forward(pair.served, pair.inputs)
-    finally:
-        library._destroy()
-    assert count and len(seen) == 2 * count
-    assert numbers.relative(found, expected) <= TOLERANCE
-    with calls.served() as served:
-        forward(pair.served, pair.inputs)
-    assert served.rules and not served.fallbacks
-
-
-def test_of_two_kernels_for_one_operator_the_one_that_is_left_runs() -> None:
-    """Torch lists kernels as a set, from which the first library that goes takes that of the other, too."""
-    pair, libraries = Pair("llama"), [torch.library.Library("aten", "IMPL") for _ in range(2)]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for library in libraries:
-                library.impl("mm", lambda a, b: torch.einsum("ij,jk->ijk", a, b).sum(1) * 1.125, "CPU")
-        for library in reversed(libraries):
-            expected, found = forward(pair.plain, pair.inputs), forward(pair.served, pair.inputs)
-            assert numbers.relative(found, expected) <= TOLERANCE
-            library._destroy()
-    finally:
-        for library in libraries:
-            library._destroy()
-    with calls.served() as served:
-        forward(pair.served, pair.inputs)
-    assert served.rules and not served.fallbacks
 
 
 class Scaling(TorchFunctionMode):

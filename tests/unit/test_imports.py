@@ -19,7 +19,7 @@ LONGEST = 500
 
 #: Parts of the package, from those nobody stands under to those nobody stands on.
 LAYERS = (
-    ("errors", "memory"),
+    ("errors", "memory", "python_kernels"),
     ("config",),
     ("report", "watch"),
     ("native",),
@@ -42,7 +42,7 @@ LAYERS = (
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 #: Beside the order above: the engine knows no model and no op, and only those who bind models, or set
 #: something on its undo stack, know it.
-ENGINE_IMPORTS = {"config", "errors", "report", "watch"}
+ENGINE_IMPORTS = {"config", "errors", "python_kernels", "report", "watch"}
 #: Packages of a part, and "" for its own modules: each may import those before it.
 WITHIN = {
     "parallel": ("runtime", "tensor", "sequence", "data", "checkpoint", ""),
