@@ -36,6 +36,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_other_tests_left_is_not_looked_through() -> None:
+    """As above, before each file: modules of transformers that a file imports stay for all after it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _steps_are_recorded_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tests of a few tokens run recorded steps, too."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +56,15 @@ print(json.dumps({
 """
 
 
+@functools.cache
+def _empty_venv() -> Path:
+    """To be copied, which takes a tenth of the time that it takes to make one: a venv may be moved."""
+    folder = Path(tempfile.mkdtemp(prefix="liteboost-venv-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    return folder / "venv"
+
+
 @dataclass
 class Sandbox:
     """A venv in ``folder`` whose Python sees this environment's packages, except ``without`` and us."""
@@ -63,7 +75,7 @@ class Sandbox:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
-        subprocess.run([sys.executable, "-m", "venv", str(self.folder / "venv")], check=True)
+        shutil.copytree(_empty_venv(), self.folder / "venv", symlinks=True)
         self._seen = self.folder / "seen"
         self._seen.mkdir()
         for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:

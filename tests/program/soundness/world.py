@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import os
 import random
 import sys
@@ -72,6 +73,7 @@ def as_found() -> Iterator[None]:
     profile, recursion = sys.getprofile(), sys.getrecursionlimit()
     fills, mkldnn = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.mkldnn.enabled
     seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    arithmetic = decimal.getcontext().copy()
     try:
         yield
     finally:
@@ -94,6 +96,7 @@ def as_found() -> Iterator[None]:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
         torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.backends.mkldnn.enabled = mkldnn
+        decimal.setcontext(arithmetic)
         random.setstate(seeds[0])
         np.random.set_state(seeds[1])
         torch.set_rng_state(seeds[2])

@@ -188,7 +188,7 @@ add(
         part@n = x * @v
         alias@n = part@n.detach()
         alias@n.transpose_(-1, -2)
-        x = x + part@n * alias@n.size(-1) + alias@n.mean()
+        x = x + part@n * (0.5 + alias@n.size(-1)) + alias@n.mean()
     """,
 )
 add(
@@ -197,7 +197,7 @@ add(
         part@n = x * @v
         alias@n = part@n.data
         alias@n.transpose_(-1, -2)
-        x = x + part@n * alias@n.size(-1) + alias@n.mean()
+        x = x + part@n * (0.5 + alias@n.size(-1)) + alias@n.mean()
     """,
 )
 add(
