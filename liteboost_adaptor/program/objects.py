@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copyreg
 import functools
 import gc
 import types
@@ -21,7 +22,13 @@ _IN_C = (type(object.__init__), type(str.join), types.ClassMethodDescriptorType)
 
 
 def namespace_of(cls: type) -> dict[str, Any]:
-    """The dict behind what a class shows as its ``__dict__``."""
+    """The dict behind what a class shows as its ``__dict__``.
+
+    Python keeps a class's slots there (``__slotnames__``) from the first time that an instance is copied or
+    pickled. It is done here, lest a copy of a cache or ``torch.save`` of a tensor look like a change.
+    """
+    if type(cls).__setattr__ is type.__setattr__:
+        copyreg._slotnames(cls)  # type: ignore[attr-defined]
     return next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
 
 

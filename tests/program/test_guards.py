@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from .conftest import Pair, reasons, served
 
@@ -147,6 +149,24 @@ def test_a_function_of_somebody_else_is_called_for_every_token(monkeypatch: pyte
     pair.agree(8)
     assert len(called) == 2 * 9 and served() == before
     assert any(reason.startswith("changes") for reason in reasons())
+
+
+def test_the_first_copy_of_a_cache_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python notes the slots of a class in its namespace when the first instance is copied or pickled."""
+    for cls in (DynamicCache, DynamicLayer, torch.Tensor):
+        monkeypatch.delattr(cls, "__slotnames__", raising=False)
+    pair = Pair()
+    pair.start()
+    pair.agree(40)
+    assert served()
+    copied = copy.deepcopy(pair.caches[0])
+    pickle.dumps(torch.ones(2))
+    assert all("__slotnames__" in vars(cls) for cls in (DynamicCache, DynamicLayer, torch.Tensor))
+    pair.agree(2)  # the cache takes memory of its own again
+    before = served()
+    pair.agree(3)
+    assert served() == before + 3
+    assert copied.get_seq_length() + 5 == pair.caches[0].get_seq_length()
 
 
 def test_who_is_told_of_collected_garbage_is_no_part_of_a_step() -> None:
