@@ -86,7 +86,12 @@ def _token_id(default, cfg):
 @functools.cache
 def rules(size: Sizes) -> list:
     """(regular expression for the whole field name, tiny value or function(default, default_config))."""
-    table = [
+    table = [*_decoder_rules(size), *_other_rules(size)]
+    return [(re.compile(pattern), value) for pattern, value in table]
+
+
+def _decoder_rules(size: Sizes) -> list:
+    return [
         # vocabulary and special tokens
         (r"vocab_size|decoder_vocab_size|vocab_size_per_layer_input", VOCAB),
         (r"unpadded_vocab_size", _unless_none(VOCAB)),
@@ -154,6 +159,11 @@ def rules(size: Sizes) -> list:
         (r"index_topk", 8),
         (r"index_topk_blocks", 2),
         (r"index_block_size", 8),
+    ]
+
+
+def _other_rules(size: Sizes) -> list:
+    return [
         # mixture of experts
         (
             r"num_experts|n_routed_experts|num_local_experts|moe_num_experts|zero_expert_num",
@@ -196,21 +206,186 @@ def rules(size: Sizes) -> list:
         ),
         (r"initializer_range|init_std", 0.1),
     ]
-    return [(re.compile(pattern), value) for pattern, value in table]
 
 
 @functools.cache
 def overrides(size: Sizes) -> dict[str, dict]:
     """What the rules cannot know. Keys are model types; nested dicts address sub-configurations."""
-    gemma4_text = {"global_head_dim": 2 * size.head_dim}
-    gemma4_assistant_text = gemma4_text | {
+    return _text_overrides(size) | _recurrent_overrides(size) | _composite_overrides(size)
+
+
+def _text_overrides(size: Sizes) -> dict[str, dict]:
+    blt_part = {
+        "hidden_size": size.hidden,
+        "hidden_size_global": 2 * size.hidden,
+        "vocab_size": 260,
+        "num_key_value_heads": size.heads,
+    }
+    return {
+        "blt": {
+            "vocab_size": 260,
+            "encoder_hash_byte_group_vocab": 64,
+            "encoder_hash_byte_group_size": [2, 3],
+            "patch_size": 4,
+            "patcher_config": blt_part,
+            "encoder_config": blt_part,
+            "decoder_config": blt_part,
+            "global_config": {"hidden_size": 2 * size.hidden, "num_key_value_heads": size.heads},
+        },
+        "cohere_compass_text": _cohere_compass_text(size),
+        "dbrx": {
+            "attn_config": {"rope_theta": 10000.0, "kv_n_heads": size.kv_heads, "clip_qkv": 8.0},
+            "ffn_config": {"moe_top_k": TOP_K},
+        },
+        "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1},
+        "dots3_note_text": _dots3_text(size),
+        "gemma3n_text": {
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        },
+        "flint": {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_only_layers": [0],
+        },
+        "gemma4_text": _gemma4_text(size)
+        | {
+            "enable_moe_block": True,
+            "num_experts": EXPERTS,
+            "top_k_experts": TOP_K,
+            "moe_intermediate_size": MOE_FFN,
+        },
+        "gemma4_unified_text": _gemma4_text(size),
+        "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+        "granitemoe_swa": {"shared_intermediate_size": MOE_FFN},
+        "granitemoeshared": {"shared_intermediate_size": MOE_FFN},
+        "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "layer_types": ["hybrid_sliding", "hybrid"]},
+        "longcat_flash": {"head_dim": size.head_dim // 2},
+        "minimax_m3_vl_text": {
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        "nemotron": {"num_key_value_heads": size.kv_heads},
+        "qwen4_exp_text": _qwen4_text(size),
+        "roc_bert": {
+            "pronunciation_vocab_size": 64,
+            "shape_vocab_size": 64,
+            "pronunciation_embed_dim": 32,
+            "shape_embed_dim": 32,
+        },
+        "xmod": {"default_language": "en_XX"},
+        "stablelm": {"qk_layernorm": True},
+    }
+
+
+def _recurrent_overrides(size: Sizes) -> dict[str, dict]:
+    """Of families with state-space, recurrent or hashed layers."""
+    return {
+        "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": size.hidden // 4},
+        "granitemoehybrid": {
+            "position_embedding_type": "rope",
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mamba_n_heads": 8,
+            "mamba_d_head": size.hidden // 4,
+        },
+        "jamba": {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1},
+        "lfm2": {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "full_attn_idxs": DROP,
+        },
+        "lfm2_moe": {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+        },
+        "mamba2": {"num_heads": 8, "head_dim": size.hidden // 4},
+        "recurrent_gemma": {"num_hidden_layers": 3},
+        "reformer": {
+            "axial_pos_embds_dim": [size.hidden // 2, size.hidden // 2],
+            "axial_pos_shape": [16, 16],
+            "attn_layers": ["local", "lsh"],
+            "num_hidden_layers": 2,
+            "lsh_attn_chunk_length": 8,
+            "local_attn_chunk_length": 8,
+            "num_buckets": 4,
+            "hash_seed": 1,
+        },
+        "xlstm": {"hidden_size": 2 * size.hidden, "embedding_dim": 2 * size.hidden},
+        "zamba2": {"use_mem_rope": True},
+        "zamba": {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "attention_hidden_size": 2 * size.hidden,
+            "attention_head_dim": 2 * size.hidden // size.heads,
+        },
+    }
+
+
+def _composite_overrides(size: Sizes) -> dict[str, dict]:
+    """Of configurations that hold others, one for the text."""
+    gemma4_assistant_text = _gemma4_text(size) | {
         "hidden_size_per_layer_input": 0,
         "vocab_size_per_layer_input": 0,
         "num_hidden_layers": 2,
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
     }
-    qwen4_text = {
+    mrope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    return {
+        "dots3_note": {
+            "text_config": _dots3_text(size),
+            "vision_config": {
+                "adapter_in_dim": size.hidden,
+                "adapter_out_dim": size.hidden,
+                "pyramid_num_routed": [-1, 2],
+                "num_hidden_layers": 2,
+                "mlp_layer_types": DROP,
+            },
+            "audio_config": {"adapter_input_size": size.hidden, "adapter_out_dim": size.hidden},
+        },
+        "gemma4": {"text_config": _gemma4_text(size)},
+        "gemma4_unified": {"text_config": _gemma4_text(size)},
+        "gemma4_assistant": {"backbone_hidden_size": size.hidden, "text_config": gemma4_assistant_text},
+        "gemma4_unified_assistant": {
+            "backbone_hidden_size": size.hidden,
+            "text_config": gemma4_assistant_text,
+        },
+        "qwen4_exp": {"text_config": _qwen4_text(size)},
+        **{
+            name: {"text_config": {"rope_parameters": mrope}}
+            for name in (
+                *("cosmos3_edge", "glm46v", "glm4v", "glm_ocr", "glmga", "hunyuan_vl"),
+                *("paddleocr_vl", "qwen2_vl", "qwen2_5_vl"),
+            )
+        },
+        "chameleon": {"vocabulary_map": {"<image>": 4}},
+        "cohere_compass": {"text_config": _cohere_compass_text(size)},
+        "ernie4_5_vl_moe": {
+            "text_config": {
+                "moe_intermediate_size": [MOE_FFN, MOE_FFN],
+                "rope_parameters": mrope | {"mrope_section": [3, 3, 2]},
+            }
+        },
+        "glm4v_moe": {"text_config": {"rope_parameters": mrope | {"mrope_section": [2, 1, 1]}}},
+        "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
+        "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+        "qwen2_5_omni_thinker": {"vision_start_token_id": 5, "text_config": {"rope_parameters": mrope}},
+        "qwen3_omni_moe_thinker": {"vision_start_token_id": 5},
+        "step3p7": {"text_config": {"sliding_window": WINDOW}},
+        "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    }
+
+
+def _gemma4_text(size: Sizes) -> dict:
+    return {"global_head_dim": 2 * size.head_dim}
+
+
+def _qwen4_text(size: Sizes) -> dict:
+    return {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
         "indexer_head_dim": size.head_dim,
@@ -224,7 +399,10 @@ def overrides(size: Sizes) -> dict[str, dict]:
         "heads_per_ngram": 2,
         "make_ngram_vocab_size_divisible_by": 8,
     }
-    dots3_text = {
+
+
+def _dots3_text(size: Sizes) -> dict:
+    return {
         "num_hidden_layers": 4,
         "layer_types": ["indexed_attention", "indexed_attention", "sliding_attention", "indexed_attention"],
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
@@ -246,15 +424,10 @@ def overrides(size: Sizes) -> dict[str, dict]:
         "swa_qk_nope_head_dim": size.unrotated,
         "swa_v_head_dim": size.head_dim,
     }
-    blt_part = {
-        "hidden_size": size.hidden,
-        "hidden_size_global": 2 * size.hidden,
-        "vocab_size": 260,
-        "num_key_value_heads": size.heads,
-    }
 
-    mrope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
-    cohere_compass_text = {
+
+def _cohere_compass_text(size: Sizes) -> dict:
+    return {
         "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {
@@ -264,144 +437,6 @@ def overrides(size: Sizes) -> dict[str, dict]:
                 "rope_theta": 10000.0,
                 "mrope_section": [4, 2, 2],
             },
-        },
-    }
-    return {
-        "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": size.hidden // 4},
-        "blt": {
-            "vocab_size": 260,
-            "encoder_hash_byte_group_vocab": 64,
-            "encoder_hash_byte_group_size": [2, 3],
-            "patch_size": 4,
-            "patcher_config": blt_part,
-            "encoder_config": blt_part,
-            "decoder_config": blt_part,
-            "global_config": {"hidden_size": 2 * size.hidden, "num_key_value_heads": size.heads},
-        },
-        "cohere_compass_text": cohere_compass_text,
-        "dbrx": {
-            "attn_config": {"rope_theta": 10000.0, "kv_n_heads": size.kv_heads, "clip_qkv": 8.0},
-            "ffn_config": {"moe_top_k": TOP_K},
-        },
-        "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1},
-        "dots3_note": {
-            "text_config": dots3_text,
-            "vision_config": {
-                "adapter_in_dim": size.hidden,
-                "adapter_out_dim": size.hidden,
-                "pyramid_num_routed": [-1, 2],
-                "num_hidden_layers": 2,
-                "mlp_layer_types": DROP,
-            },
-            "audio_config": {"adapter_input_size": size.hidden, "adapter_out_dim": size.hidden},
-        },
-        "dots3_note_text": dots3_text,
-        "gemma3n_text": {
-            "num_hidden_layers": 4,
-            "num_kv_shared_layers": 2,
-            "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        },
-        "flint": {
-            "num_hidden_layers": 3,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "mlp_only_layers": [0],
-        },
-        "gemma4": {"text_config": gemma4_text},
-        "gemma4_text": gemma4_text
-        | {
-            "enable_moe_block": True,
-            "num_experts": EXPERTS,
-            "top_k_experts": TOP_K,
-            "moe_intermediate_size": MOE_FFN,
-        },
-        "gemma4_unified": {"text_config": gemma4_text},
-        "gemma4_unified_text": gemma4_text,
-        "gemma4_assistant": {"backbone_hidden_size": size.hidden, "text_config": gemma4_assistant_text},
-        "gemma4_unified_assistant": {
-            "backbone_hidden_size": size.hidden,
-            "text_config": gemma4_assistant_text,
-        },
-        "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-        "granitemoe_swa": {"shared_intermediate_size": MOE_FFN},
-        "granitemoeshared": {"shared_intermediate_size": MOE_FFN},
-        "granitemoehybrid": {
-            "position_embedding_type": "rope",
-            "num_hidden_layers": 2,
-            "layer_types": ["linear_attention", "full_attention"],
-            "mamba_n_heads": 8,
-            "mamba_d_head": size.hidden // 4,
-        },
-        "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "layer_types": ["hybrid_sliding", "hybrid"]},
-        "jamba": {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1},
-        "lfm2": {
-            "num_hidden_layers": 3,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "full_attn_idxs": DROP,
-        },
-        "lfm2_moe": {
-            "num_hidden_layers": 3,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "num_dense_layers": 1,
-        },
-        "longcat_flash": {"head_dim": size.head_dim // 2},
-        "mamba2": {"num_heads": 8, "head_dim": size.hidden // 4},
-        "minimax_m3_vl_text": {
-            "layer_types": ["full_attention", "minimax_m3_sparse"],
-            "mlp_layer_types": ["dense", "sparse"],
-        },
-        "nemotron": {"num_key_value_heads": size.kv_heads},
-        "qwen4_exp": {"text_config": qwen4_text},
-        "qwen4_exp_text": qwen4_text,
-        "recurrent_gemma": {"num_hidden_layers": 3},
-        "reformer": {
-            "axial_pos_embds_dim": [size.hidden // 2, size.hidden // 2],
-            "axial_pos_shape": [16, 16],
-            "attn_layers": ["local", "lsh"],
-            "num_hidden_layers": 2,
-            "lsh_attn_chunk_length": 8,
-            "local_attn_chunk_length": 8,
-            "num_buckets": 4,
-            "hash_seed": 1,
-        },
-        "roc_bert": {
-            "pronunciation_vocab_size": 64,
-            "shape_vocab_size": 64,
-            "pronunciation_embed_dim": 32,
-            "shape_embed_dim": 32,
-        },
-        # Image-text families.
-        **{
-            name: {"text_config": {"rope_parameters": mrope}}
-            for name in (
-                *("cosmos3_edge", "glm46v", "glm4v", "glm_ocr", "glmga", "hunyuan_vl"),
-                *("paddleocr_vl", "qwen2_vl", "qwen2_5_vl"),
-            )
-        },
-        "chameleon": {"vocabulary_map": {"<image>": 4}},
-        "cohere_compass": {"text_config": cohere_compass_text},
-        "ernie4_5_vl_moe": {
-            "text_config": {
-                "moe_intermediate_size": [MOE_FFN, MOE_FFN],
-                "rope_parameters": mrope | {"mrope_section": [3, 3, 2]},
-            }
-        },
-        "glm4v_moe": {"text_config": {"rope_parameters": mrope | {"mrope_section": [2, 1, 1]}}},
-        "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
-        "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
-        "qwen2_5_omni_thinker": {"vision_start_token_id": 5, "text_config": {"rope_parameters": mrope}},
-        "qwen3_omni_moe_thinker": {"vision_start_token_id": 5},
-        "step3p7": {"text_config": {"sliding_window": WINDOW}},
-        "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
-        "xlstm": {"hidden_size": 2 * size.hidden, "embedding_dim": 2 * size.hidden},
-        "xmod": {"default_language": "en_XX"},
-        "stablelm": {"qk_layernorm": True},
-        "zamba2": {"use_mem_rope": True},
-        "zamba": {
-            "num_hidden_layers": 4,
-            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-            "attention_hidden_size": 2 * size.hidden,
-            "attention_head_dim": 2 * size.hidden // size.heads,
         },
     }
 

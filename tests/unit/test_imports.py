@@ -15,7 +15,7 @@ from liteboost_adaptor.engine import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(liteboost_adaptor.__file__).resolve().parent
-LONGEST = 500
+LONGEST, LONGEST_FUNCTION = 500, 80
 
 #: Parts of the package, from those nobody stands under to those nobody stands on.
 LAYERS = (
@@ -156,6 +156,18 @@ def test_no_source_file_is_longer_than_500_lines() -> None:
     }
     assert lengths
     assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
+
+
+def test_no_function_is_longer_than_80_lines() -> None:
+    functions = [
+        (f"{file.relative_to(ROOT)}: {node.name}", node.end_lineno - node.lineno + 1)
+        for file in tracked_files()
+        if file.suffix == ".py" and file.exists()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert functions
+    assert [name for name, length in functions if length > LONGEST_FUNCTION] == []
 
 
 def test_every_name_in_the_catalogue_resolves() -> None:
