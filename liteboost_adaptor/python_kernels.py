@@ -27,8 +27,8 @@ _KEYS = frozenset(
 }
 #: Kernels that this package registers, as ``torch.library`` names them: ``aten/op/key``.
 own: set[str] = set()
-#: The namespace of every kernel that is registered. Who compares its length and that of torch's set (`count`)
-#: sees every change.
+#: The namespace of every kernel that is registered, and an empty one for each time that counting begins. Who
+#: compares its length and that of torch's set (`count`) sees every change.
 registered: list[str] = []
 #: Kernels that somebody has registered and may have taken back since.
 _seen: set[str] = set()
@@ -44,6 +44,7 @@ def counting(impl: Callable[..., None]) -> Callable[..., None]:
         registered.append(self.ns)
 
     _seen.update(_of_living_libraries())
+    registered.append("")  # what came and went since the last time was not counted
     return counted
 
 

@@ -119,6 +119,35 @@ def test_a_kernel_that_comes_while_another_goes_is_what_runs() -> None:
     assert pair.is_served()
 
 
+def test_a_kernel_that_comes_while_another_goes_between_undo_and_apply_is_what_runs() -> None:
+    """Nobody counts meanwhile."""
+    pair = Pair()
+    with libraries(1, OTHER) as (other,), libraries(1) as (library,):
+        other.define("nothing(Tensor x) -> Tensor")
+        other.impl("nothing", torch.clone, "CPU")
+        assert pair.is_served()
+        liteboost_adaptor.undo()
+        other._destroy()
+        library.impl("mm", mm, "CPU")
+        liteboost_adaptor.apply(pair.served)
+        found, expected = pair.forwards()
+        assert numbers.relative(found, expected) <= TOLERANCE
+    assert pair.is_served()
+
+
+def test_a_kernel_that_goes_while_another_comes_between_undo_and_apply_is_forgotten() -> None:
+    pair = Pair()
+    with libraries(1, OTHER) as (other,), libraries(1) as (library,):
+        library.impl("mm", mm, "CPU")
+        assert not pair.is_served()
+        liteboost_adaptor.undo()
+        library._destroy()
+        other.define("nothing(Tensor x) -> Tensor")
+        other.impl("nothing", torch.clone, "CPU")
+        liteboost_adaptor.apply(pair.served)
+        assert pair.is_served()
+
+
 @pytest.mark.parametrize("form", ["in C++", "in Python"])
 def test_a_watch_sees_a_kernel_that_comes_while_another_goes(form: str) -> None:
     Pair()  # from then on registrations are counted
