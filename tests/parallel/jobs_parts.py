@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from typing import Any
 
@@ -15,7 +16,7 @@ from support import families, tiny_models
 from torch.nn.parallel import DistributedDataParallel
 
 import liteboost_adaptor
-from liteboost_adaptor.parallel.runtime import groups
+from liteboost_adaptor.parallel.runtime import call_group, groups
 
 
 def whole_again(folder: str, names: list[str]) -> dict[str, Any]:
@@ -149,13 +150,21 @@ def quantized(folder: str) -> dict[str, Any]:
         }
 
 
-def memory(folder: str) -> str:
-    """What parting says where there is no room for the whole model."""
+def memory_seen_late(folder: str) -> str:
+    """As `memory`; rank 0, which serves the store, could end long before rank 1 looks for the reason."""
+    if os.environ["RANK"] == "1":
+        call_group._POLL_INTERVALS_S = (2.0, 2.0)
+    return memory(folder, float(os.environ["RANK"] == "0"))
+
+
+def memory(folder: str, wait: float = 0.0) -> str:
+    """What parting says where there is no room for the whole model; asked ``wait`` seconds after loading."""
     _quiet()
     from liteboost_adaptor.parallel.data import memory as room
 
     model = class_of(folder).from_pretrained(folder)
     room.free_memory = lambda: 1000
+    time.sleep(wait)
     text = _raised(lambda: generated(model, int(os.environ["RANK"])))
     again = generated(model) if hasattr(model, PLAN) and not groups.divergence.reason else []
     ranks.report({"text": text, "again": again})

@@ -120,11 +120,26 @@ class CallGroup:
         except StoreUnavailable as fault:  # by one that has read the same, and ended
             raise RanksDiverged(reason or str(fault)) from fault
         if reason:
+            self._wait_for_readers(key, found)
             raise RanksDiverged(reason)
         self._collect(key, own, monitor, lambda: False, found)
         self._clear(store)
         self._resume(found)
         return {rank: each["facts"] for rank, each in found.items()}
+
+    def _wait_for_readers(self, key: str, found: dict[int, Any]) -> None:
+        """Let the ranks that have come read why they diverge, before this one may end.
+
+        Rank 0 may serve the store; without it the others could say no more than that it does not answer.
+        """
+        heartbeat = self.heartbeat
+        with contextlib.suppress(StoreUnavailable):
+            heartbeat.store.put(f"{key}/read/{heartbeat.rank}", b"")
+            readers = [rank for rank in self._others if rank in found] if heartbeat.rank == 0 else []
+            until = time.monotonic() + timeouts.ahead
+            for rank in readers:
+                while not heartbeat.store.has(f"{key}/read/{rank}") and time.monotonic() < until:
+                    time.sleep(_POLL_INTERVALS_S[1])
 
     def announce(
         self, facts: dict[str, Any], why_diverged: Callable[[dict[int, dict[str, Any]]], str]
