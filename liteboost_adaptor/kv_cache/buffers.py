@@ -35,12 +35,14 @@ class KVBuffer:
         memory: The tensor, ``capacity`` long along ``dim``, zero behind ``end``.
         dim: Counted from the front.
         end: Positions that have ever been handed out end here.
+        in_inference_mode: Whether the last append was made under ``torch.inference_mode``: a concatenation
+            there makes an inference tensor, so what is copied out of the memory becomes one.
     """
 
-    __slots__ = ("__weakref__", "_layer", "dim", "end", "memory")
+    __slots__ = ("__weakref__", "_layer", "dim", "end", "in_inference_mode", "memory")
 
     def __init__(self, layer: Any, like: torch.Tensor, dim: int, length: int) -> None:
-        self.dim, self.end = dim, 0
+        self.dim, self.end, self.in_inference_mode = dim, 0, False
         self._layer = weakref.ref(layer)
         # Not an inference tensor: a cache filled under inference_mode is used outside of it, too.
         with torch.inference_mode(False), torch.no_grad():
@@ -72,8 +74,17 @@ class KVBuffer:
 
     def append(self, start: int, length: int, new: torch.Tensor) -> torch.Tensor:
         """Write ``new`` behind the ``length`` positions from ``start``, and give all of them."""
-        self.end = start + length + new.size(self.dim)
+        self.extend_to(start + length + new.size(self.dim))
         return ops._cache_append(self.memory, new, self.dim, start, length)
+
+    def extend_to(self, end: int) -> None:
+        """Note that positions up to ``end`` are written, in the mode of this thread."""
+        self.end, self.in_inference_mode = end, torch.is_inference_mode_enabled()
+
+    def copy(self, view: torch.Tensor) -> torch.Tensor:
+        """``view``, which this memory shows, as the concatenation would have made it."""
+        with torch.inference_mode(self.in_inference_mode), torch.no_grad():
+            return view.clone(memory_format=torch.contiguous_format)
 
 
 #: Those alive, for the status.

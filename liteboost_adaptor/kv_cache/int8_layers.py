@@ -148,10 +148,12 @@ def hand_out(own: dict[str, Any], name: str, rows: Int8KVTensor) -> torch.Tensor
 
     The rows lie beside until more come: where the values are still theirs, they are not rounded again.
     """
-    with torch.inference_mode(False), torch.no_grad():
+    mine = own.setdefault(buffers.BUFFERS, {})
+    buffer = mine.get(name)
+    in_inference_mode = isinstance(buffer, buffers.KVBuffer) and buffer.in_inference_mode
+    with torch.inference_mode(in_inference_mode), torch.no_grad():
         own[name] = rows.dequantized_kv()
     own.pop(_SCALES + name, None)
-    mine = own.setdefault(buffers.BUFFERS, {})
     mine[name] = Given(rows, mine.get(name))
     return own[name]
 

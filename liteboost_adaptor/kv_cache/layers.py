@@ -205,9 +205,7 @@ def _hand_out(own: dict[str, Any], name: str) -> Any:
         return int8_layers.hand_out(own, name, value)
     buffer = own.get(buffers.BUFFERS, {}).get(name)
     if isinstance(buffer, buffers.KVBuffer) and buffer.shows(value):
-        # Not an inference tensor: a cache that was read under inference_mode is used outside of it, too.
-        with torch.inference_mode(False), torch.no_grad():
-            own[name] = value.clone(memory_format=torch.contiguous_format)
+        own[name] = buffer.copy(value)
         _let_go(own, name)
     return own[name]
 

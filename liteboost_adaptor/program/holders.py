@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..kv_cache import buffers
-from .tensors import set_version, version
+from .tensors import version, write_back
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Kept:
         for buffer, end in self._ends:
             buffer.end = end
         for tensor, value, number in self._values:
-            tensor.copy_(value)
-            set_version(tensor, number)
+            write_back(tensor, value, number)
 
 
 def holders(layers: list[Any]) -> list[Holder]:

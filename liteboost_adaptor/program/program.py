@@ -169,7 +169,7 @@ class Program:
     def commit(self, run: Run, cache: Any) -> Any:
         """The result of the call, with what it does to ``cache``."""
         for _, buffer, count in run.appended:
-            buffer.end += count
+            buffer.extend_to(buffer.end + count)
         for (holder, name), value in (*run.kept.items(), *run.numbers.items()):
             run.owns[holder][name] = value
         for counter, calls in self._counts:

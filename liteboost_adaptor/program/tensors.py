@@ -103,8 +103,7 @@ class Written:
         for tensor, former, values in reversed(self._before.values()):
             if place(tensor) != place(former):
                 tensor.set_(former.untyped_storage(), former.storage_offset(), former.size(), former.stride())
-            tensor.copy_(values)
-            set_version(tensor, self._versions[id(tensor)])
+            write_back(tensor, values, self._versions[id(tensor)])
 
 
 def writes(func: Any) -> bool:
@@ -136,6 +135,14 @@ def set_version(tensor: torch.Tensor, number: int) -> None:
     """Have ``tensor`` say that it was written to ``number`` times."""
     if not tensor.is_inference():
         torch._C._autograd._unsafe_set_version_counter((tensor,), (number,))
+
+
+def write_back(tensor: torch.Tensor, values: torch.Tensor, number: int) -> None:
+    """Give ``tensor`` the ``values`` it had when it was written to ``number`` times."""
+    # An inference tensor may be written to nowhere else, and what raises for that has written to it already.
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        tensor.copy_(values)
+    set_version(tensor, number)
 
 
 def storage(tensor: torch.Tensor) -> int:

@@ -380,14 +380,14 @@ def test_layers_that_keep_something_else_let_go_of_their_memory():
 def test_inference_mode_and_no_grad_may_take_turns():
     ours, theirs = DynamicLayer(), DynamicLayer()
     served(ours)
-    for layer in (ours, theirs):
-        with torch.inference_mode():
-            layer.update(*states(5, 0))
-            layer.update(*states(1, 1))
-        layer.update(*states(1, 2))
-        with torch.inference_mode():
-            layer.update(*states(1, 3))
-        layer.update(*states(1, 4))
+    for number, (fills, reads) in enumerate([(True, True), (True, False), (False, True), (False, False)]):
+        for token in range(4):
+            for layer in (ours, theirs):
+                with torch.inference_mode() if fills ^ (token == 1) else torch.no_grad():
+                    layer.update(*states(1, 10 * number + token))
+        assert buffers.BUFFERS in vars(ours)
+        with torch.inference_mode() if reads else torch.no_grad():  # where it is read has no say
+            assert ours.keys.is_inference() == theirs.keys.is_inference() == fills
     assert torch.equal(ours.keys, theirs.keys)
 
 

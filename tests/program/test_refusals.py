@@ -12,6 +12,7 @@ import torch
 
 import liteboost_adaptor
 from liteboost_adaptor.program import known, reading
+from liteboost_adaptor.program import step as steps
 
 from .conftest import Pair, reasons, served
 
@@ -108,3 +109,34 @@ def test_names_and_instructions_are_read() -> None:
     assert {"relu", "exp", "scale"} <= names.all
     assert not reading.fault_of(plain.__code__)
     assert "assigns the global TOTAL" in reading.fault_of(with_a_global.__code__)
+
+
+@pytest.mark.parametrize("at", range(-2, 3))
+def test_what_raises_for_an_inference_tensor_has_written_to_it_once(at: int) -> None:
+    pair = Pair()
+
+    def count(model: Any) -> None:
+        norm = model.model.norm
+        norm.counts = False
+        with torch.inference_mode():
+            norm.seen = torch.zeros(1)
+
+        class Counting(type(norm)):  # type: ignore[misc]
+            def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+                if self.counts:
+                    self.seen.add_(1)
+                return super().forward(hidden_states)
+
+        norm.__class__ = Counting
+
+    pair.both(count)
+    pair.start()
+    pair.agree(steps.RECORDED_AT + at)
+    ids = pair.tokens(1, 1)
+    for model, cache in zip((pair.ours, pair.theirs), pair.caches, strict=True):
+        model.model.norm.counts = True
+        with pytest.raises(RuntimeError, match="inference tensor"):
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+        assert model.model.norm.seen.item() == 1
+        model.model.norm.counts = False
+    pair.agree(40)
