@@ -208,12 +208,12 @@ at::Tensor gated_activation_npu(const at::Tensor& gate, const at::Tensor& up, c1
   const at::ScalarType dtype = gate.scalar_type();
   Refusal refusal = gate.numel() == 0 ? kNoElements : gating_refusal(dtype, gate.size(-1), how);
   if (refusal == kServed) refusal = npu::unverified(op, gating_kind(dtype, how));
-  if (refusal != kServed) {
-    return fall_back<decltype(gated_activation_npu)>(op, refusal)
-        .call(gate, up, activation, alpha, limit, up_offset);
-  }
-  npu::count_served(op);
-  return gated(gate, up, how);
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(gated_activation_npu)>(op, why).call(gate, up, activation, alpha, limit,
+                                                                   up_offset);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(op, [&]() -> at::Tensor { return gated(gate, up, how); }, reference);
 }
 
 at::Tensor activation_npu(const at::Tensor& x, c10::string_view activation, double alpha) {
@@ -230,13 +230,18 @@ at::Tensor activation_npu(const at::Tensor& x, c10::string_view activation, doub
     const std::string kind = gating_kind(x.scalar_type(), how);
     refusal = npu::unverified(op, alpha == 1.0 ? kind : kind + " slope");
   }
-  if (refusal != kServed) {
-    return fall_back<decltype(activation_npu)>(op, refusal).call(x, activation, alpha);
-  }
-  npu::count_served(op);
-  at::Tensor out = like(x);
-  launch_alone(x, which, alpha, out);
-  return out;
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(activation_npu)>(op, why).call(x, activation, alpha);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        at::Tensor out = like(x);
+        launch_alone(x, which, alpha, out);
+        return out;
+      },
+      reference);
 }
 
 }  // namespace

@@ -207,12 +207,13 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
       refusal = npu::unverified(kOp, kind(call, plan));
     }
   }
-  if (refusal != kServed) {
-    return fall_back<decltype(attention_npu)>(kOp, refusal)
-        .call(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
-  }
-  npu::count_served(kOp);
-  return call.is_half() ? fused(call, plan) : flash(call);
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(attention_npu)>(kOp, why).call(query, key, value, mask, scaling, is_causal,
+                                                             sliding_window, softcap, sinks);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      kOp, [&]() -> at::Tensor { return call.is_half() ? fused(call, plan) : flash(call); }, reference);
 }
 
 }  // namespace

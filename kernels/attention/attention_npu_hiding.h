@@ -49,12 +49,12 @@ struct Call {
   bool can_repair() const { return !is_one() || query.size(3) == 64 || query.size(3) == 128; }
   // Whether the triangular mask is needed.
   bool is_diagonal() const { return hides() == Hides::causality || hides() == Hides::window; }
-  // Whether there are sinks that the operator does not take.
+  // Whether there are sinks that the operator does not take; from CANN 9.0 on it takes bf16 only.
   bool has_late_sinks() const {
     if (!given(sinks)) return false;
     const bool takes_size = query.size(3) == 64 || query.size(3) == 128;
-    return !takes_size || sinks->dim() != 1 || sinks->scalar_type() != query.scalar_type() ||
-           hides() == Hides::shift;
+    const bool is_bf16 = sinks->scalar_type() == at::kBFloat16 && query.scalar_type() == at::kBFloat16;
+    return !takes_size || sinks->dim() != 1 || !is_bf16 || hides() == Hides::shift;
   }
 };
 
@@ -141,10 +141,11 @@ inline Hiding hiding(const Call& call, int64_t columns) {
     case Hides::nothing:
       break;
     case Hides::mask: {
-      const at::Tensor hidden = hidden_by_mask(call);
+      how.hidden = hidden_by_mask(call);
       // Of several queries the operator takes one mask for all sequences, of one query it does not.
-      how.mask = hidden.expand({call.is_one() ? call.query.size(0) : -1, -1, -1, -1}).contiguous();
-      how.hidden = hidden;
+      const int64_t behind = columns - call.keys.length();
+      const at::Tensor whole = behind > 0 ? at::constant_pad_nd(how.hidden, {0, behind}, true) : how.hidden;
+      how.mask = whole.expand({call.is_one() ? call.query.size(0) : -1, -1, -1, -1}).contiguous();
       break;
     }
     case Hides::shift:

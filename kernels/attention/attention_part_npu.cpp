@@ -76,12 +76,13 @@ std::tuple<at::Tensor, at::Tensor> attention_part_npu(const at::Tensor& query, c
       refusal = npu::unverified(kOp, kind(call, plan));
     }
   }
-  if (refusal != kServed) {
-    return npu::fall_back<decltype(attention_part_npu)>(kOp, refusal)
-        .call(query, key, value, mask, scaling, is_causal, softcap);
-  }
-  npu::count_served(kOp);
-  return fused(call, plan);
+  const auto reference = [&](Refusal why) {
+    return npu::fall_back<decltype(attention_part_npu)>(kOp, why).call(query, key, value, mask, scaling,
+                                                                       is_causal, softcap);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      kOp, [&]() -> std::tuple<at::Tensor, at::Tensor> { return fused(call, plan); }, reference);
 }
 
 }  // namespace

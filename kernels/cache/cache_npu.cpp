@@ -56,21 +56,26 @@ void kv_append_npu(const at::Tensor& keys, const at::Tensor& values, const at::T
   const c10::DeviceGuard guard(keys.device());
   Refusal refusal = refusal_of(keys, values, key, value);
   if (refusal == kServed) refusal = npu::unverified(kOp, npu::dtype_name(keys.scalar_type()));
-  if (refusal != kServed) {
-    return fall_back<decltype(kv_append_npu)>(kOp, refusal).call(keys, values, key, value, slots);
-  }
-  npu::count_served(kOp);
-  const at::Tensor places = slots.contiguous();
-  if (!in_one_launch(keys)) {
-    const at::Tensor indices = places.view({-1, 1});
-    scatter(keys, indices, key);
-    scatter(values, indices, value);
-    return;
-  }
-  static const int64_t ones[] = {1, 1}, zeros[] = {0, 0};
-  kScatterPaKvCache(tokens_of(key), keys.transpose(1, 2), places.view({-1}), tokens_of(value),
-                    values.transpose(1, 2), at::Tensor(), at::Tensor(), at::Tensor(), "Norm", "None",
-                    at::IntArrayRef(ones), at::IntArrayRef(zeros));
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(kv_append_npu)>(kOp, why).call(keys, values, key, value, slots);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      kOp,
+      [&]() -> void {
+        const at::Tensor places = slots.contiguous();
+        if (!in_one_launch(keys)) {
+          const at::Tensor indices = places.view({-1, 1});
+          scatter(keys, indices, key);
+          scatter(values, indices, value);
+          return;
+        }
+        static const int64_t ones[] = {1, 1}, zeros[] = {0, 0};
+        kScatterPaKvCache(tokens_of(key), keys.transpose(1, 2), places.view({-1}), tokens_of(value),
+                          values.transpose(1, 2), at::Tensor(), at::Tensor(), at::Tensor(), "Norm", "None",
+                          at::IntArrayRef(ones), at::IntArrayRef(zeros));
+      },
+      reference);
 }
 
 // Why a token like this one would not be appended to keys and values in one launch; empty where it would.

@@ -70,22 +70,27 @@ std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule_npu(const at::Tensor& 
   Refusal refusal = refusal_of(key, value, beta, normalize);
   if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(value.scalar_type()));
   if (refusal == kServed) refusal = decays_refusal(g);
-  if (refusal != kServed) {
-    return fall_back<decltype(chunk_gated_delta_rule_npu)>(op, refusal)
-        .call(query, key, value, g, beta, initial_state, scaling, normalize);
-  }
-  npu::count_served(op);
-  const int64_t batch = value.size(0), tokens = value.size(1);
-  const std::vector<int64_t> turned{batch, value.size(2), value.size(3), key.size(3)};
-  const auto state_options = value.options().dtype(at::kFloat);
-  const at::Tensor from = initial_state.has_value() ? initial_state->transpose(2, 3).contiguous()
-                                                    : at::zeros(turned, state_options);
-  const at::Tensor lengths = at::full({batch}, tokens, value.options().dtype(at::kInt));
-  const at::Tensor out = at::empty(value.sizes(), value.options());
-  const at::Tensor to = at::empty(turned, state_options);
-  kChunk(in_one_row(query), in_one_row(key), in_one_row(value), in_one_row(beta), from, lengths,
-         in_one_row(g.to(at::kFloat)), static_cast<float>(scaling), out.flatten(0, 1), to);
-  return {out, to.transpose(2, 3).contiguous()};
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(chunk_gated_delta_rule_npu)>(op, why).call(query, key, value, g, beta,
+                                                                         initial_state, scaling, normalize);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> std::tuple<at::Tensor, at::Tensor> {
+        const int64_t batch = value.size(0), tokens = value.size(1);
+        const std::vector<int64_t> turned{batch, value.size(2), value.size(3), key.size(3)};
+        const auto state_options = value.options().dtype(at::kFloat);
+        const at::Tensor from = initial_state.has_value() ? initial_state->transpose(2, 3).contiguous()
+                                                          : at::zeros(turned, state_options);
+        const at::Tensor lengths = at::full({batch}, tokens, value.options().dtype(at::kInt));
+        const at::Tensor out = at::empty(value.sizes(), value.options());
+        const at::Tensor to = at::empty(turned, state_options);
+        kChunk(in_one_row(query), in_one_row(key), in_one_row(value), in_one_row(beta), from, lengths,
+               in_one_row(g.to(at::kFloat)), static_cast<float>(scaling), out.flatten(0, 1), to);
+        return {out, to.transpose(2, 3).contiguous()};
+      },
+      reference);
 }
 
 at::Tensor recurrent_gated_delta_rule_npu(const at::Tensor& query, const at::Tensor& key,

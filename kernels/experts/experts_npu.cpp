@@ -47,11 +47,13 @@ at::Tensor experts_linear_npu(const at::Tensor& x, const at::Tensor& weight, con
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = linear_refusal(x, weight, index);
   if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
-  if (refusal != kServed) {
-    return fall_back<decltype(experts_linear_npu)>(op, refusal).call(x, weight, bias, index);
-  }
-  npu::count_served(op);
-  return npu::expert_products(x, weight, bias.value_or(at::Tensor()), index);
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(experts_linear_npu)>(op, why).call(x, weight, bias, index);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op, [&]() -> at::Tensor { return npu::expert_products(x, weight, bias.value_or(at::Tensor()), index); },
+      reference);
 }
 
 at::Tensor experts_combine_npu(const at::Tensor& y, const at::Tensor& scores) {
@@ -65,13 +67,20 @@ at::Tensor experts_combine_npu(const at::Tensor& y, const at::Tensor& scores) {
   }
   if (refusal == kServed && !kBatchMatMul.available()) refusal = "not in this CANN";
   if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(y.scalar_type()));
-  if (refusal != kServed) return fall_back<decltype(experts_combine_npu)>(op, refusal).call(y, scores);
-  npu::count_served(op);
-  // fp32 scores are not rounded: the operator wants one dtype, and y is widened to theirs.
-  const at::Tensor states = y.to(scores.scalar_type());
-  const at::Tensor out = at::empty({y.size(0), 1, y.size(2)}, states.options());
-  kBatchMatMul(scores.unsqueeze(1), states, out, kKeepDtype);
-  return out.squeeze(1).to(y.scalar_type());
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(experts_combine_npu)>(op, why).call(y, scores);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        // fp32 scores are not rounded: the operator wants one dtype, and y is widened to theirs.
+        const at::Tensor states = y.to(scores.scalar_type());
+        const at::Tensor out = at::empty({y.size(0), 1, y.size(2)}, states.options());
+        kBatchMatMul(scores.unsqueeze(1), states, out, kKeepDtype);
+        return out.squeeze(1).to(y.scalar_type());
+      },
+      reference);
 }
 
 }  // namespace

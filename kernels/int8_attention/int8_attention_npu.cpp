@@ -53,17 +53,17 @@ at::Tensor attend(const at::Tensor& query, const Integers8& key, const Integers8
       if (of_copies != kind) refusal = npu::unverified(kOp, of_copies);
     }
   }
-  if (refusal == kServed) {
-    npu::count_served(kOp);
-    return attend_integers(call, scales, within_cache);
-  }
-  static const auto attention =
-      c10::Dispatcher::singleton().findSchemaOrThrow("liteboost::attention", "").typed<Attention>();
-  const at::ScalarType dtype = query.scalar_type();
-  const at::Tensor result = attention.call(query, dequantized(key, dtype), dequantized(value, dtype), mask,
-                                           scaling, is_causal, sliding_window, softcap, sinks);
-  npu::count_fallback(kOp, refusal);
-  return result;
+  const auto of_dequantized = [&](Refusal why) {
+    static const auto attention =
+        c10::Dispatcher::singleton().findSchemaOrThrow("liteboost::attention", "").typed<Attention>();
+    const at::ScalarType dtype = query.scalar_type();
+    const at::Tensor result = attention.call(query, dequantized(key, dtype), dequantized(value, dtype), mask,
+                                             scaling, is_causal, sliding_window, softcap, sinks);
+    npu::count_fallback(kOp, why);
+    return result;
+  };
+  if (refusal != kServed) return of_dequantized(refusal);
+  return npu::serve(kOp, [&] { return attend_integers(call, scales, within_cache); }, of_dequantized);
 }
 
 // Rows with their scales behind them, taken apart; those of a cache with all of the cache, as a copy.
@@ -136,19 +136,22 @@ Refusal rows_refusal(const at::Tensor& x) {
 std::tuple<at::Tensor, at::Tensor> quantize_kv_apart(const at::Tensor& x) {
   check_quantize_kv(x);
   const c10::DeviceGuard guard(x.device());
-  if (const Refusal refusal = rows_refusal(x); refusal != kServed) {
-    const at::Tensor rows = npu::fall_back<at::Tensor(const at::Tensor&)>(kRows, refusal).call(x);
-    const int64_t size = x.size(-1);
+  const int64_t size = x.size(-1);
+  using Rows = std::tuple<at::Tensor, at::Tensor>;
+  const auto reference = [&](Refusal why) -> Rows {
+    const at::Tensor rows = npu::fall_back<at::Tensor(const at::Tensor&)>(kRows, why).call(x);
     return {rows.narrow(-1, 0, size).contiguous(),
             // A copy: what is contiguous may begin at any byte, and a view of floats may not.
             rows.narrow(-1, size, kInt8ScaleBytes).clone(at::MemoryFormat::Contiguous).view(at::kFloat)};
-  }
-  npu::count_served(kRows);
-  const auto made = empty_rows(x);
-  const int64_t size = x.size(-1);
-  kQuantize(x.contiguous().view({-1, size}), at::Tensor(), std::get<0>(made).view({-1, size}),
-            std::get<1>(made).view({-1}));
-  return made;
+  };
+  if (const Refusal refusal = rows_refusal(x); refusal != kServed) return reference(refusal);
+  const auto launch = [&]() -> Rows {
+    const Rows made = empty_rows(x);
+    kQuantize(x.contiguous().view({-1, size}), at::Tensor(), std::get<0>(made).view({-1, size}),
+              std::get<1>(made).view({-1}));
+    return made;
+  };
+  return npu::serve(kRows, launch, reference);
 }
 
 }  // namespace

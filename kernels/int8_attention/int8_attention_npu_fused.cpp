@@ -115,7 +115,8 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
     if (reading.integers->at_end) after = counted_from_end(reading.integers->after, on.query.device());
   }
   const Hiding how = hiding(call, on.key.size(2));
-  const bool is_masked = call.hides() == Hides::mask, can_repair = call.can_repair();
+  // Of one query over integers the operator repairs no row.
+  const bool is_masked = call.hides() == Hides::mask, can_repair = !is_one;
   infer(call, on, how, after, is_masked && can_repair ? kPreciseAndRepaired : kPrecise, false);
   if (is_masked && !can_repair) on.out.mul_(how.hidden.all(-1).logical_not().unsqueeze(-1));
   const at::Tensor heads = on.out.view(asked.query.sizes());

@@ -11,6 +11,7 @@
 // the embedding of padding may be.
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -41,6 +42,15 @@ const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tens
 // x1, x2, gamma, smoothScale1, smoothScale2, epsilon, y1, y2, x, scale1, scale2
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, double, Tensor, Tensor, Tensor, Tensor, Tensor>
     kNorm{"aclnnAddRmsNormDynamicQuant"};
+
+using AddRmsNorm = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                      const OptionalTensor&, double, double, bool);
+using QuantizeRows = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&);
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> op_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
 
 constexpr bool kAsItIs = false, kTransposed = true;
 constexpr int64_t kNoGroups = 0;
@@ -74,17 +84,22 @@ at::Tensor linear_w8a8_npu(const at::Tensor& x, const at::Tensor& weight, const 
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = refusal_of(x, weight);
   if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
-  if (refusal != kServed) {
-    return fall_back<decltype(linear_w8a8_npu)>(op, refusal).call(x, weight, scales, bias);
-  }
-  npu::count_served(op);
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}), none;
-  const at::Tensor integers = at::empty(rows.sizes(), rows.options().dtype(at::kChar));
-  const at::Tensor row_scales = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
-  kQuantize(rows, none, integers, row_scales);
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return product(integers, row_scales, weight, scales, bias, x.scalar_type()).view(sizes);
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(linear_w8a8_npu)>(op, why).call(x, weight, scales, bias);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        const at::Tensor rows = x.reshape({-1, x.size(-1)}), none;
+        const at::Tensor integers = at::empty(rows.sizes(), rows.options().dtype(at::kChar));
+        const at::Tensor row_scales = at::empty({rows.size(0)}, rows.options().dtype(at::kFloat));
+        kQuantize(rows, none, integers, row_scales);
+        std::vector<int64_t> sizes = x.sizes().vec();
+        sizes.back() = weight.size(0);
+        return product(integers, row_scales, weight, scales, bias, x.scalar_type()).view(sizes);
+      },
+      reference);
 }
 
 // linear_w8a8 of rows that are integers already, [..., K] with scales [..., 1].
@@ -97,11 +112,20 @@ at::Tensor linear_int8_npu(const at::Tensor& integers, const at::Tensor& row_sca
               integers.sizes(), ", ", row_scales.sizes(), " and ", weight.sizes(),
               "; make them with _npu_quantize_kv");
   const c10::DeviceGuard guard(integers.device());
-  npu::count_served("linear_w8a8");
   std::vector<int64_t> sizes = integers.sizes().vec();
   sizes.back() = weight.size(0);
-  return product(integers.view({-1, weight.size(1)}), row_scales.view({-1}), weight, scales, bias, dtype)
-      .view(sizes);
+  const auto launch = [&] {
+    return product(integers.view({-1, weight.size(1)}), row_scales.view({-1}), weight, scales, bias, dtype)
+        .view(sizes);
+  };
+  const auto of_floats = [&](Refusal why) {
+    npu::count_fallback("linear_w8a8", why);
+    const at::Tensor rows = integers.view({-1, weight.size(1)}).to(at::kFloat);
+    at::Tensor sums = at::linear(rows, weight.to(at::kFloat));
+    sums.mul_(row_scales.view({-1, 1})).mul_(scales.to(at::kFloat));
+    return (bias.has_value() ? sums.add_(*bias) : sums).to(dtype).view(sizes);
+  };
+  return npu::serve("linear_w8a8", launch, of_floats);
 }
 
 // add_rms_norm whose result is rounded to integers [..., K] with scales [..., 1]; beside them the sum.
@@ -110,18 +134,28 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> add_rms_norm_int8_npu(const at::T
                                                                      const at::Tensor& weight, double eps) {
   TORCH_CHECK(kNorm.available(), "liteboost: this CANN has no ", kNorm.name(), "; use a release that has it");
   const c10::DeviceGuard guard(x.device());
-  npu::count_served("add_rms_norm");
-  std::vector<int64_t> sizes = x.sizes().vec();
-  const auto empty = [&](at::IntArrayRef shape, at::ScalarType dtype) {
-    return at::empty(shape, x.options().dtype(dtype));
+  using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+  const auto launch = [&]() -> Three {
+    std::vector<int64_t> sizes = x.sizes().vec();
+    const auto empty = [&](at::IntArrayRef shape, at::ScalarType dtype) {
+      return at::empty(shape, x.options().dtype(dtype));
+    };
+    const at::Tensor integers = empty(sizes, at::kChar), sum = empty(sizes, x.scalar_type()), none;
+    sizes.pop_back();
+    const at::Tensor row_scales = empty(sizes, at::kFloat);
+    // The second pair is for another smoothing of the same rows.
+    kNorm(x, residual, weight, none, none, eps, integers, empty({1}, at::kChar), sum, row_scales,
+          empty({1}, at::kFloat));
+    return {integers, row_scales.unsqueeze(-1), sum};
   };
-  const at::Tensor integers = empty(sizes, at::kChar), sum = empty(sizes, x.scalar_type()), none;
-  sizes.pop_back();
-  const at::Tensor row_scales = empty(sizes, at::kFloat);
-  // The second pair is for another smoothing of the same rows.
-  kNorm(x, residual, weight, none, none, eps, integers, empty({1}, at::kChar), sum, row_scales,
-        empty({1}, at::kFloat));
-  return {integers, row_scales.unsqueeze(-1), sum};
+  const auto in_two = [&](Refusal why) -> Three {
+    npu::count_fallback("add_rms_norm", why);
+    const auto [normed, sum] =
+        op_named<AddRmsNorm>("liteboost::add_rms_norm").call(x, residual, weight, eps, 0.0, false);
+    const auto [integers, row_scales] = op_named<QuantizeRows>("liteboost::_npu_quantize_kv").call(normed);
+    return {integers, row_scales, sum};
+  };
+  return npu::serve("add_rms_norm", launch, in_two);
 }
 
 // Why a norm's rows are not made integers by the operator that adds and norms; empty where they are.

@@ -118,12 +118,19 @@ at::Tensor linear_npu(const at::Tensor& x, const at::Tensor& weight, const Optio
   if (refusal == kServed) {
     refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()) + nz_kind(is_nz(weight), given(bias)));
   }
-  if (refusal != kServed) return fall_back<decltype(linear_npu)>(op, refusal).call(x, in_nd(weight), bias);
-  npu::count_served(op);
-  const at::Tensor rows = rows_of(x);
-  const at::Tensor out = at::empty({rows.size(0), weight.size(0)}, x.options());
-  launch(rows, weight, bias, out);
-  return out.view(result_sizes(x, weight));
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(linear_npu)>(op, why).call(x, in_nd(weight), bias);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        const at::Tensor rows = rows_of(x);
+        const at::Tensor out = at::empty({rows.size(0), weight.size(0)}, x.options());
+        launch(rows, weight, bias, out);
+        return out.view(result_sizes(x, weight));
+      },
+      reference);
 }
 
 at::Tensor gated_linear_npu(const at::Tensor& x, const at::Tensor& gate_weight,
@@ -142,28 +149,34 @@ at::Tensor gated_linear_npu(const at::Tensor& x, const at::Tensor& gate_weight,
         nz_kind(is_nz(gate_weight) || is_nz(up_weight), given(gate_bias) || given(up_bias));
     refusal = npu::unverified(op, gating_kind(x.scalar_type(), how) + layout);
   }
-  if (refusal != kServed) {
-    return fall_back<decltype(gated_linear_npu)>(op, refusal)
-        .call(x, in_nd(gate_weight), gate_bias, in_nd(up_weight), up_bias, activation, alpha);
-  }
-  npu::count_served(op);
-  const at::Tensor rows = rows_of(x);
-  const int64_t cols = gate_weight.size(0);
-  if (const at::Tensor weight = npu::merged_view({gate_weight, up_weight});
-      weight.defined() && up_weight.size(0) == cols) {
-    const at::Tensor bias =
-        given(gate_bias) && given(up_bias) ? npu::merged_view({*gate_bias, *up_bias}) : at::Tensor();
-    if (bias.defined() || (!given(gate_bias) && !given(up_bias))) {
-      const at::Tensor out = at::empty({rows.size(0), 2 * cols}, x.options());
-      launch(rows, weight, bias, out);
-      return gated(out.narrow(1, 0, cols), out.narrow(1, cols, cols), how).view(result_sizes(x, gate_weight));
-    }
-  }
-  const at::Tensor both = at::empty({2, rows.size(0), cols}, x.options());
-  const at::Tensor gate = both.select(0, 0), up = both.select(0, 1);
-  launch(rows, gate_weight, gate_bias, gate);
-  launch(rows, up_weight, up_bias, up);
-  return gated(gate, up, how).view(result_sizes(x, gate_weight));
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(gated_linear_npu)>(op, why).call(x, in_nd(gate_weight), gate_bias,
+                                                               in_nd(up_weight), up_bias, activation, alpha);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        const at::Tensor rows = rows_of(x);
+        const int64_t cols = gate_weight.size(0);
+        if (const at::Tensor weight = npu::merged_view({gate_weight, up_weight});
+            weight.defined() && up_weight.size(0) == cols) {
+          const at::Tensor bias =
+              given(gate_bias) && given(up_bias) ? npu::merged_view({*gate_bias, *up_bias}) : at::Tensor();
+          if (bias.defined() || (!given(gate_bias) && !given(up_bias))) {
+            const at::Tensor out = at::empty({rows.size(0), 2 * cols}, x.options());
+            launch(rows, weight, bias, out);
+            return gated(out.narrow(1, 0, cols), out.narrow(1, cols, cols), how)
+                .view(result_sizes(x, gate_weight));
+          }
+        }
+        const at::Tensor both = at::empty({2, rows.size(0), cols}, x.options());
+        const at::Tensor gate = both.select(0, 0), up = both.select(0, 1);
+        launch(rows, gate_weight, gate_bias, gate);
+        launch(rows, up_weight, up_bias, up);
+        return gated(gate, up, how).view(result_sizes(x, gate_weight));
+      },
+      reference);
 }
 
 // linear(x, w, b) for each of the weights, and of the biases if there are any.

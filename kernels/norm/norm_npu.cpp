@@ -133,11 +133,11 @@ at::Tensor rms_norm_npu(const at::Tensor& x, const OptionalTensor& weight, doubl
   const Scale scale = scale_of(weight, weight_offset);
   Refusal refusal = rms_norm_refusal(x, weight, weight_offset);
   if (refusal == kServed) refusal = npu::unverified(op, kind(x, scale));
-  if (refusal != kServed) {
-    return fall_back<decltype(rms_norm_npu)>(op, refusal).call(x, weight, eps, weight_offset, late);
-  }
-  npu::count_served(op);
-  return normed(x, weight, eps, scale);
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(rms_norm_npu)>(op, why).call(x, weight, eps, weight_offset, late);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(op, [&]() -> at::Tensor { return normed(x, weight, eps, scale); }, reference);
 }
 
 std::tuple<at::Tensor, at::Tensor> add_rms_norm_npu(const at::Tensor& x, const at::Tensor& residual,
@@ -151,20 +151,24 @@ std::tuple<at::Tensor, at::Tensor> add_rms_norm_npu(const at::Tensor& x, const a
   const bool is_one_launch = scale == Scale::plain || scale == Scale::none;
   Refusal refusal = rms_norm_refusal(x, weight, weight_offset, kAddRmsNorm);
   if (refusal == kServed) refusal = npu::unverified(op, kind(x, scale));
-  if (refusal != kServed) {
-    return fall_back<decltype(add_rms_norm_npu)>(op, refusal)
-        .call(x, residual, weight, eps, weight_offset, late);
-  }
-  npu::count_served(op);
-  if (!is_one_launch) {
-    at::Tensor sum = at::add(x, residual).contiguous();
-    return {normed(sum, weight, eps, scale), sum};
-  }
-  at::Tensor out = like(x);
-  at::Tensor sum = like(x);
-  const at::Tensor scales = scale == Scale::plain ? *weight : ones_for(x, x.size(-1));
-  kAddRmsNorm(x, residual, scales, eps, out, factors(x), sum);
-  return {out, sum};
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(add_rms_norm_npu)>(op, why).call(x, residual, weight, eps, weight_offset, late);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> std::tuple<at::Tensor, at::Tensor> {
+        if (!is_one_launch) {
+          at::Tensor sum = at::add(x, residual).contiguous();
+          return {normed(sum, weight, eps, scale), sum};
+        }
+        at::Tensor out = like(x);
+        at::Tensor sum = like(x);
+        const at::Tensor scales = scale == Scale::plain ? *weight : ones_for(x, x.size(-1));
+        kAddRmsNorm(x, residual, scales, eps, out, factors(x), sum);
+        return {out, sum};
+      },
+      reference);
 }
 
 // What RmsNorm notes of each row, to the dtype of x.
@@ -174,11 +178,18 @@ at::Tensor inverse_rms_npu(const at::Tensor& x, double eps) {
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = rms_norm_refusal(x, std::nullopt, 0.0);
   if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
-  if (refusal != kServed) return fall_back<decltype(inverse_rms_npu)>(op, refusal).call(x, eps);
-  npu::count_served(op);
-  const at::Tensor found = factors(x);
-  kRmsNorm(x, ones_for(x, x.size(-1)), eps, like(x), found);
-  return found.to(x.scalar_type());
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(inverse_rms_npu)>(op, why).call(x, eps);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        const at::Tensor found = factors(x);
+        kRmsNorm(x, ones_for(x, x.size(-1)), eps, like(x), found);
+        return found.to(x.scalar_type());
+      },
+      reference);
 }
 
 // RmsNorm and a gated activation, each in fp32 and rounded, in either order.
@@ -205,17 +216,22 @@ at::Tensor gated_rms_norm_npu(const at::Tensor& x, const at::Tensor& gate, const
     if (gate_first) text += in_groups ? " first groups" : " first";
     refusal = npu::unverified(op, text);
   }
-  if (refusal != kServed) {
-    return fall_back<decltype(gated_rms_norm_npu)>(op, refusal)
-        .call(x, gate, weight, eps, activation, gate_first, late, group_size);
-  }
-  npu::count_served(op);
-  if (!gate_first) return gated(gate, normed(x, weight, eps, Scale::plain), gating);
-  const at::Tensor product = gated(gate, x, gating);
-  if (!in_groups) return normed(product, weight, eps, Scale::plain);
-  const std::vector<int64_t> groups{x.numel() / x.size(-1), x.size(-1) / group_size, group_size};
-  return normed(product.view(groups), weight.reshape({groups[1], groups[2]}), eps, Scale::groups)
-      .view(x.sizes());
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(gated_rms_norm_npu)>(op, why).call(x, gate, weight, eps, activation, gate_first,
+                                                                 late, group_size);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> at::Tensor {
+        if (!gate_first) return gated(gate, normed(x, weight, eps, Scale::plain), gating);
+        const at::Tensor product = gated(gate, x, gating);
+        if (!in_groups) return normed(product, weight, eps, Scale::plain);
+        const std::vector<int64_t> groups{x.numel() / x.size(-1), x.size(-1) / group_size, group_size};
+        return normed(product.view(groups), weight.reshape({groups[1], groups[2]}), eps, Scale::groups)
+            .view(x.sizes());
+      },
+      reference);
 }
 
 Refusal layer_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias) {
@@ -235,15 +251,18 @@ at::Tensor layer_norm_npu(const at::Tensor& x, const OptionalTensor& weight, con
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = layer_norm_refusal(x, weight, bias);
   if (refusal == kServed) refusal = npu::unverified("layer_norm", npu::dtype_name(x.scalar_type()));
-  if (refusal != kServed) {
-    return fall_back<decltype(layer_norm_npu)>("layer_norm", refusal).call(x, weight, bias, eps);
-  }
-  at::Tensor out = like(x);
-  const std::vector<int64_t> normalized{x.size(-1)};
-  kLayerNorm(x, at::IntArrayRef(normalized), weight.value_or(at::Tensor()), bias.value_or(at::Tensor()), eps,
-             out, at::Tensor(), at::Tensor());
-  npu::count_served("layer_norm");
-  return out;
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(layer_norm_npu)>("layer_norm", why).call(x, weight, bias, eps);
+  };
+  if (refusal != kServed) return reference(refusal);
+  const auto launch_one = [&] {
+    at::Tensor out = like(x);
+    const std::vector<int64_t> normalized{x.size(-1)};
+    kLayerNorm(x, at::IntArrayRef(normalized), weight.value_or(at::Tensor()), bias.value_or(at::Tensor()),
+               eps, out, at::Tensor(), at::Tensor());
+    return out;
+  };
+  return npu::serve("layer_norm", launch_one, reference);
 }
 
 }  // namespace

@@ -41,11 +41,14 @@ std::string AnyOperator::library() const {
 
 const std::vector<const AnyOperator*>& AnyOperator::all() { return registered(); }
 
-void AnyOperator::raise(int status) const {
+void AnyOperator::refuse(int status) const {
   const char* words = aclGetRecentErrMsg();
-  TORCH_CHECK(false, "liteboost: ", name_, " refuses its arguments with status ", status, ": ",
-              words != nullptr && *words != '\0' ? words : "CANN gives no message",
-              ". Set LITEBOOST_DISABLE to the rule that called it, and report this with the message above");
+  throw OperatorRefusal(name_, status, words != nullptr && *words != '\0' ? words : "CANN gives no message");
 }
+
+OperatorRefusal::OperatorRefusal(const char* name, int status, const char* words)
+    : c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                 c10::str("liteboost: ", name, " refuses its arguments with status ", status, ": ", words)),
+      operator_and_status_(c10::str(name, " ", status)) {}
 
 }  // namespace liteboost::npu

@@ -11,7 +11,8 @@
 //
 // A call runs the operator's first phase (arguments, workspace) on the calling thread and puts the second (the
 // launch) on torch_npu's queue for the current stream, in order under TASK_QUEUE_ENABLE 0, 1 and 2. So what the
-// operator refuses is an exception here and now, not an error reported by some later call. Where CANN has an
+// operator refuses is an exception here and now, `OperatorRefusal`, not an error reported by some later call; then
+// nothing has been launched, and `serve` computes the call by its reference. Where CANN has an
 // executor cache, a repeated call skips the first phase.
 //
 // Source: "aclnn API" of CANN's documentation.
@@ -84,6 +85,18 @@ void release(aclScalar* scalar);
 template <class T>
 void release(T) {}
 
+// What the first phase of an operator refused, in CANN's own words.
+class OperatorRefusal : public c10::Error {
+ public:
+  OperatorRefusal(const char* name, int status, const char* words);
+
+  // The operator and the status: refusals that are counted together, for CANN's words may differ in each call.
+  const std::string& operator_and_status() const { return operator_and_status_; }
+
+ private:
+  std::string operator_and_status_;
+};
+
 // What is the same for every signature.
 class AnyOperator {
  public:
@@ -102,8 +115,8 @@ class AnyOperator {
   static const std::vector<const AnyOperator*>& all();
 
  protected:
-  // Raises RuntimeError with CANN's own words for what the first phase refused.
-  [[noreturn]] void raise(int status) const;
+  // Throws OperatorRefusal.
+  [[noreturn]] void refuse(int status) const;
 
   void* launch_ = nullptr;
   void* prepare_ = nullptr;
@@ -136,7 +149,7 @@ class Operator : public AnyOperator {
     if (status != 0) {
       std::apply([](auto... each) { (release(each), ...); }, converted);
       UnInitExecCommonCtx();
-      raise(status);
+      refuse(status);
     }
     void* workspace = GetWorkSpaceAddr(workspace_size);
     RunAclCall(name(), [=, launch = launch_]() -> int {

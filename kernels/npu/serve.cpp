@@ -96,6 +96,15 @@ Refusal unverified(const char* op, const std::string& kind) {
   return verdict_of(key, known);
 }
 
+Refusal reason_of(const OperatorRefusal& refusal) {
+  static std::mutex mutex;
+  static auto* kept = new std::unordered_map<std::string, std::string>;
+  const std::lock_guard lock(mutex);
+  const auto [place, is_new] = kept->try_emplace(refusal.operator_and_status());
+  if (is_new) place->second = refusal.what_without_backtrace();
+  return place->second.c_str();
+}
+
 void count_served(const char* op) { count(op, ""); }
 void count_fallback(const char* op, Refusal reason) { count(op, reason); }
 

@@ -2,17 +2,21 @@
 //
 // An op of ours on an NPU asks `refusal` (its own, then `unverified`): an empty answer means that the aclnn
 // operator serves the call. Otherwise `fall_back` counts the reason and gives the op's reference in plain
-// PyTorch, registered from Python under the same name and schema in namespace liteboost_reference.
+// PyTorch, registered from Python under the same name and schema in namespace liteboost_reference. So it is where the
+// operator's first phase refuses a call of a kind that it serves otherwise: `serve`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
+#include <type_traits>
+
+#include "npu/aclnn.h"
 
 namespace liteboost::npu {
 
-// Why an operator does not serve a call; empty when it does. Always a literal: it is a key of the counts.
+// Why an operator does not serve a call; empty when it does. Always a text that is kept for ever.
 using Refusal = const char*;
 constexpr Refusal kServed = nullptr;
 
@@ -35,6 +39,28 @@ c10::TypedOperatorHandle<Signature> fall_back(const char* op, Refusal reason) {
   return c10::Dispatcher::singleton()
       .findSchemaOrThrow((std::string("liteboost_reference::") + op).c_str(), "")
       .typed<Signature>();
+}
+
+// The reason that a refusal is counted under: the words of the first one of its operator and status.
+Refusal reason_of(const OperatorRefusal& refusal);
+
+// What `launch` gives, counted; where an operator refuses in its first phase, which launches nothing, what `reference`
+// gives for that reason. `launch` must not write to what the reference reads before it has called an operator.
+template <class Launch, class Reference>
+auto serve(const char* op, const Launch& launch, const Reference& reference) -> decltype(launch()) {
+  try {
+    if constexpr (std::is_void_v<decltype(launch())>) {
+      launch();
+      count_served(op);
+      return;
+    } else {
+      auto result = launch();
+      count_served(op);
+      return result;
+    }
+  } catch (const OperatorRefusal& refusal) {
+    return reference(reason_of(refusal));
+  }
 }
 
 // The SoC's family, from its name: 910B, 910C, 310P, or other.

@@ -63,6 +63,12 @@ Refusal refusal_of_pages(const at::Tensor& key, const at::Tensor& value, const S
   return pages > key.size(0) ? "requests that share more pages than there are" : kServed;
 }
 
+// Head sizes that the operator takes with every option; others have a kernel of their own.
+bool has_usual_heads(const at::Tensor& query) {
+  const int64_t head_dim = query.size(2);
+  return head_dim == 64 || head_dim == 128 || head_dim == 192;
+}
+
 Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    const OptionalTensor& block_table, double softcap, const OptionalTensor& sinks,
                    const Packed& packed) {
@@ -72,8 +78,7 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
   if (query.scalar_type() == at::kFloat) return "fp32";
   if (softcap != 0.0) return "a softcap";
   if (value.size(3) != head_dim) return "values of another size than keys";
-  const bool is_usual = head_dim == 64 || head_dim == 128 || head_dim == 192;
-  if (!is_usual && (head_dim % 16 != 0 || head_dim > 256 || groups == 1)) {
+  if (!has_usual_heads(query) && (head_dim % 16 != 0 || head_dim > 256 || groups == 1)) {
     return "a head size that packed tokens do not have";
   }
   if (query.size(1) > 256 || groups > 64) return "more heads than the operator takes";
@@ -95,6 +100,7 @@ std::string kind(const at::Tensor& query, const OptionalTensor& block_table, con
   if (!packed.is_causal) text += " full";
   if (packed.window > 0) text += " window";
   if (packed.has_sinks) text += " sinks";
+  if (!has_usual_heads(query)) text += " other-heads";
   return text;
 }
 
@@ -162,13 +168,15 @@ at::Tensor paged_attention_npu(const at::Tensor& query, const at::Tensor& key, c
     refusal = "no causal mask can be made while a graph is captured";
   }
   if (refusal == kServed) refusal = npu::unverified(kOp, kind(query, block_table, packed));
-  if (refusal != kServed) {
-    return fall_back<decltype(paged_attention_npu)>(kOp, refusal)
-        .call(query, key, value, cu_seqlens_q, cu_seqlens_k, block_table, scaling, is_causal, sliding_window,
-              softcap, sinks);
-  }
-  npu::count_served(kOp);
-  return fused(query, key, value, block_table, scaling, sinks, packed);
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(paged_attention_npu)>(kOp, why).call(query, key, value, cu_seqlens_q,
+                                                                   cu_seqlens_k, block_table, scaling,
+                                                                   is_causal, sliding_window, softcap, sinks);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      kOp, [&]() -> at::Tensor { return fused(query, key, value, block_table, scaling, sinks, packed); },
+      reference);
 }
 
 }  // namespace

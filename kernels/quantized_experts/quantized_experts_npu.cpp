@@ -117,12 +117,12 @@ at::Tensor one_by_one(const at::Tensor& x, const Weights& weights, const Optiona
 
 at::Tensor products(const at::Tensor& x, const Weights& weights, const OptionalTensor& bias,
                     const at::Tensor& index) {
-  if (const Refusal refusal = refusal_of(x, weights, index); refusal != kServed) {
-    npu::count_fallback(kOp, refusal);
+  const auto apart = [&](Refusal why) {
+    npu::count_fallback(kOp, why);
     return one_by_one(x, weights, bias, index);
-  }
-  npu::count_served(kOp);
-  return grouped(x, weights, bias, index);
+  };
+  if (const Refusal refusal = refusal_of(x, weights, index); refusal != kServed) return apart(refusal);
+  return npu::serve(kOp, [&] { return grouped(x, weights, bias, index); }, apart);
 }
 
 at::Tensor experts_packed_npu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,

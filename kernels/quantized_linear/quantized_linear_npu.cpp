@@ -42,7 +42,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 // x, weight, antiquantScale, antiquantOffset, quantScale, quantOffset, bias, antiquantGroupSize, y
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int32_t, Tensor> kV2{
     "aclnnWeightQuantBatchMatmulV2"};
-// The same, with innerPrecise in front of y; takes a bias of bf16.
+// The same, with innerPrecise in front of y.
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int32_t, int32_t, Tensor> kV3{
     "aclnnWeightQuantBatchMatmulV3"};
 
@@ -63,10 +63,13 @@ Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
   return kV2.available() || kV3.available() ? kServed : "not in this CANN";
 }
 
-// The bias as the operator takes it.
+bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
+
+// The bias as the operator takes it: in fp32 beside bf16. Cast for each call: a copy kept would miss what the user
+// writes to the bias.
 at::Tensor bias_for(const at::Tensor& x, const OptionalTensor& bias) {
-  if (!bias.has_value() || !bias->defined()) return at::Tensor();
-  return x.scalar_type() == at::kBFloat16 && !kV3.available() ? bias->to(at::kFloat) : *bias;
+  if (!given(bias)) return at::Tensor();
+  return x.scalar_type() == at::kBFloat16 ? bias->to(at::kFloat) : *bias;
 }
 
 // x @ weight^T + bias for weights [N, K] of 8 bits or words [N, K / 8], with scales and offsets [N] or [groups, N].
@@ -88,13 +91,22 @@ at::Tensor part_of(const at::Tensor& x, int64_t begin, int64_t count) {
   return x.defined() ? x.narrow(-1, begin, count).contiguous() : x;
 }
 
+// A weight as the operator reads it: int8 [N, K] with scales [N], or words [N, K / 8] with scales and offsets
+// [groups, N]: what is added to an integer of -8 to 7 before the scale is applied.
+struct Weight {
+  at::Tensor integers, scales;
+  OptionalTensor offsets;
+
+  bool is_words() const { return integers.scalar_type() == at::kInt; }
+};
+
 // The product in parts where it has more outputs than the operator takes.
-at::Tensor whole_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
-                         const at::Tensor& offsets, const OptionalTensor& bias) {
+at::Tensor whole_product(const at::Tensor& x, const Weight& weight, const OptionalTensor& bias) {
   const auto cast = [&](const at::Tensor& t) { return t.defined() ? t.to(x.scalar_type()).contiguous() : t; };
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}), matrix = weight.contiguous();
-  const at::Tensor factors = cast(scales), added = cast(offsets), last = bias_for(x, bias);
-  const int64_t outputs = weight.size(0);
+  const at::Tensor rows = x.reshape({-1, x.size(-1)}), matrix = weight.integers.contiguous();
+  const at::Tensor factors = cast(weight.scales), added = cast(weight.offsets.value_or(at::Tensor()));
+  const at::Tensor last = bias_for(x, bias);
+  const int64_t outputs = matrix.size(0);
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = outputs;
   if (outputs <= kMost) return product(rows, matrix, factors, added, last).view(sizes);
@@ -107,20 +119,13 @@ at::Tensor whole_product(const at::Tensor& x, const at::Tensor& weight, const at
   return at::cat(parts, 1).view(sizes);
 }
 
-// A weight as the operator reads it: int8 [N, K] with scales [N], or words [N, K / 8] with scales and offsets
-// [groups, N]: what is added to an integer of -8 to 7 before the scale is applied.
-struct Weight {
-  at::Tensor integers, scales;
-  OptionalTensor offsets;
-
-  bool is_words() const { return integers.scalar_type() == at::kInt; }
-};
-
-Refusal refusal_with_kind(const at::Tensor& x, const Weight& weight) {
+Refusal refusal_with_kind(const at::Tensor& x, const Weight& weight, const OptionalTensor& bias) {
   if (const Refusal refusal = refusal_of(x, weight.integers); refusal != kServed) return refusal;
   if (weight.is_words() && npu::soc() == npu::Soc::a310p) return "4 bits on a 310P";
-  return npu::unverified(
-      kOp, npu::dtype_name(x.scalar_type()) + std::string(weight.is_words() ? " 4 bits" : " 8 bits"));
+  std::string kind = npu::dtype_name(x.scalar_type());
+  kind += weight.is_words() ? " 4 bits" : " 8 bits";
+  if (given(bias)) kind += " bias";
+  return npu::unverified(kOp, kind);
 }
 
 // The weight dequantized, [N, K], in fp32.
@@ -141,13 +146,14 @@ at::Tensor dequantized(const Weight& weight) {
 }
 
 at::Tensor linear_npu(const at::Tensor& x, const Weight& weight, const OptionalTensor& bias) {
-  if (const Refusal refusal = refusal_with_kind(x, weight); refusal != kServed) {
-    npu::count_fallback(kOp, refusal);
+  const auto of_dequantized = [&](Refusal why) {
+    npu::count_fallback(kOp, why);
     const OptionalTensor wide = bias.has_value() ? OptionalTensor(bias->to(at::kFloat)) : bias;
     return at::linear(x.to(at::kFloat), dequantized(weight), wide).to(x.scalar_type());
-  }
-  npu::count_served(kOp);
-  return whole_product(x, weight.integers, weight.scales, weight.offsets.value_or(at::Tensor()), bias);
+  };
+  const Refusal refusal = refusal_with_kind(x, weight, bias);
+  if (refusal != kServed) return of_dequantized(refusal);
+  return npu::serve(kOp, [&] { return whole_product(x, weight, bias); }, of_dequantized);
 }
 
 }  // namespace
@@ -208,9 +214,8 @@ at::Tensor linear_packed_npu(const at::Tensor& x, const at::Tensor& tiles, const
       weight.offsets = at::rsub(rows(*zero_points).to(x.scalar_type()).t(), at::Scalar(8));
     }
   }
-  if (const Refusal refusal = refusal_with_kind(x, weight); refusal != kServed) return refuse(refusal);
-  npu::count_served(kOp);
-  return whole_product(x, weight.integers, weight.scales, weight.offsets.value_or(at::Tensor()), bias);
+  if (const Refusal refusal = refusal_with_kind(x, weight, bias); refusal != kServed) return refuse(refusal);
+  return npu::serve(kOp, [&] { return whole_product(x, weight, bias); }, refuse);
 }
 
 at::Tensor npu_linear_packed(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,

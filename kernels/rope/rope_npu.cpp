@@ -126,14 +126,18 @@ std::tuple<at::Tensor, at::Tensor> rope_npu(const at::Tensor& q, const at::Tenso
   tables.cos = cos;
   Refusal refusal = refusal_of(q, k, cos, unsqueeze_dim, tables.layout, tables.rotary_dim);
   if (refusal == kServed) refusal = npu::unverified(kOp, kind(q, tables));
-  if (refusal != kServed) {
-    return fall_back<decltype(rope_npu)>(kOp, refusal)
-        .call(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
-  }
-  npu::count_served(kOp);
-  tables.cos = table_of(cos, tables.layout, tables.rotary_dim);
-  tables.sin = table_of(sin, tables.layout, tables.rotary_dim);
-  return {rotate_in_order(q, tables, unsqueeze_dim), rotate_in_order(k, tables, unsqueeze_dim)};
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(rope_npu)>(kOp, why).call(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      kOp,
+      [&]() -> std::tuple<at::Tensor, at::Tensor> {
+        tables.cos = table_of(cos, tables.layout, tables.rotary_dim);
+        tables.sin = table_of(sin, tables.layout, tables.rotary_dim);
+        return {rotate_in_order(q, tables, unsqueeze_dim), rotate_in_order(k, tables, unsqueeze_dim)};
+      },
+      reference);
 }
 
 at::Tensor positions_first(const at::Tensor& x, int64_t heads_dim) {
@@ -189,21 +193,25 @@ void turn_npu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos, c
   const RopeLayout which = check_rope(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
   const c10::DeviceGuard guard(q.device());
   const Refusal refusal = refusal_of_turn(q, k, cos, unsqueeze_dim, which, rotary_dim, op);
-  if (refusal != kServed) {
-    fall_back<decltype(turn_npu)>(op, refusal).call(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
-    return;
-  }
-  npu::count_served(op);
-  const bool one_row = is_one_row(q, cos, unsqueeze_dim);
-  const auto heads = [&](const at::Tensor& x) {
-    const at::Tensor ordered = positions_first(x, unsqueeze_dim);
-    return one_row ? ordered.view({1, 1, -1, x.size(3)}) : ordered;
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(turn_npu)>(op, why).call(q, k, cos, sin, unsqueeze_dim, layout, rotary_dim);
   };
-  const auto table = [&](const at::Tensor& x) {
-    const at::Tensor rows = one_row ? x.reshape({1, 1, x.size(-1)}) : x.dim() == 2 ? x.unsqueeze(0) : x;
-    return rows.contiguous().unsqueeze(2);
-  };
-  kTurn(heads(q), heads(k), table(cos), table(sin), kBsnd);
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op,
+      [&]() -> void {
+        const bool one_row = is_one_row(q, cos, unsqueeze_dim);
+        const auto heads = [&](const at::Tensor& x) {
+          const at::Tensor ordered = positions_first(x, unsqueeze_dim);
+          return one_row ? ordered.view({1, 1, -1, x.size(3)}) : ordered;
+        };
+        const auto table = [&](const at::Tensor& x) {
+          const at::Tensor rows = one_row ? x.reshape({1, 1, x.size(-1)}) : x.dim() == 2 ? x.unsqueeze(0) : x;
+          return rows.contiguous().unsqueeze(2);
+        };
+        kTurn(heads(q), heads(k), table(cos), table(sin), kBsnd);
+      },
+      reference);
 }
 
 // Why rope_ would not be one launch; empty where it would.

@@ -63,21 +63,26 @@ at::Tensor block_sparse_attention_npu(const at::Tensor& query, const at::Tensor&
   const c10::DeviceGuard guard(query.device());
   Refusal refusal = refusal_of(query, key, value, select_idx, is_causal);
   if (refusal == kServed) refusal = npu::unverified(kOp, npu::dtype_name(query.scalar_type()));
-  if (refusal != kServed) {
-    return fall_back<decltype(block_sparse_attention_npu)>(kOp, refusal)
-        .call(query, key, value, select_idx, select_num_idx, block_shape, scaling, is_causal);
-  }
-  npu::count_served(kOp);
-  const int64_t batch = query.size(0), heads = query.size(1), q_len = query.size(2);
-  const std::vector<int64_t> q_lens(static_cast<size_t>(batch), q_len);
-  const std::vector<int64_t> kv_lens(static_cast<size_t>(batch), key.size(2));
-  const at::Tensor none;
-  const at::Tensor out = at::empty({batch, q_len, heads, value.size(3)}, query.options());
-  kRainFusion(by_position(query), by_position(key), by_position(value), of_heads(select_idx, heads),
-              of_heads(select_num_idx, heads), Integers(block_shape), none, Integers(at::IntArrayRef(q_lens)),
-              Integers(at::IntArrayRef(kv_lens)), none, "TND", "TND", key.size(1), 0, scaling, kPrecise, 0,
-              out.flatten(0, 1), none);
-  return out;
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(block_sparse_attention_npu)>(kOp, why).call(
+        query, key, value, select_idx, select_num_idx, block_shape, scaling, is_causal);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      kOp,
+      [&]() -> at::Tensor {
+        const int64_t batch = query.size(0), heads = query.size(1), q_len = query.size(2);
+        const std::vector<int64_t> q_lens(static_cast<size_t>(batch), q_len);
+        const std::vector<int64_t> kv_lens(static_cast<size_t>(batch), key.size(2));
+        const at::Tensor none;
+        const at::Tensor out = at::empty({batch, q_len, heads, value.size(3)}, query.options());
+        kRainFusion(by_position(query), by_position(key), by_position(value), of_heads(select_idx, heads),
+                    of_heads(select_num_idx, heads), Integers(block_shape), none,
+                    Integers(at::IntArrayRef(q_lens)), Integers(at::IntArrayRef(kv_lens)), none, "TND", "TND",
+                    key.size(1), 0, scaling, kPrecise, 0, out.flatten(0, 1), none);
+        return out;
+      },
+      reference);
 }
 
 }  // namespace

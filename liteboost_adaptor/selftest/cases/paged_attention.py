@@ -16,7 +16,12 @@ SIZES = (
     (((9, 9), (1, 40), (5, 37)), 6, 2, 16, 128),
     (((20, 20), (3, 3)), 4, 1, 32, 64),
 )
+#: Grouped heads of a size that is neither 64, 128 nor 192.
+OTHER_SIZES = tuple(
+    (requests, 4, 2, 16, head) for (requests, *_), head in zip(SIZES, (256, 96, 80, 256), strict=True)
+)
 OPTIONS = ("", "full", "window", "softcap", "sinks", "window sinks")
+OPTIONS += tuple(f"{option} other-heads".strip() for option in OPTIONS if "sinks" not in option)
 LAYOUTS = tuple(f"{place} {option}".strip() for place in ("pages", "packed") for option in OPTIONS)
 #: Pages of the cache that no request has.
 SPARE = 2
@@ -25,7 +30,8 @@ SPARE = 2
 @makes_cases("paged_attention", *LAYOUTS)
 def paged_attention(kind: Kind) -> Iterator[Case]:
     place, *options = kind.words
-    for requests, heads, kv_heads, rows, head in SIZES:
+    sizes = OTHER_SIZES if "other-heads" in options else SIZES
+    for requests, heads, kv_heads, rows, head in sizes:
         tokens, keys = sum(q for q, _ in requests), sum(k for _, k in requests)
         arguments: dict[str, Any] = {
             "query": kind.normal(tokens, heads, head),
@@ -59,6 +65,8 @@ def _option(name: str, kind: Kind, heads: int) -> dict[str, Any]:
             return {"sliding_window": 4}
         case "sinks":
             return {"sinks": kind.normal(heads)}
+        case "other-heads":
+            return {}
         case _:
             return {"softcap": 2.0}
 

@@ -67,7 +67,6 @@ void check_heads(const Inference& a) {
   auto in = a.in_layout();
   int64_t axes = in == "BSH" || a.packed() ? 3 : 4;
   require_axes(a.query, "query", axes, axes);
-  require(a.heads >= 1 && a.heads <= 256, "numHeads is ", a.heads, ", it must be 1 to 256");
   auto kv = a.kv_head_count();
   require(kv >= 1 && a.heads % kv == 0, "numHeads ", a.heads, " is no multiple of numKeyValueHeads ", kv);
   require(a.heads / kv <= 64, "numHeads / numKeyValueHeads is ", a.heads / kv, ", at most 64 are supported");
@@ -96,11 +95,7 @@ void check_rope(const Inference& a) {
 /// Shapes of the outputs by the output layout.
 void check_outputs(const Inference& a) {
   auto out = a.out_layout();
-  auto& value = a.value.at(0);
-  auto kv = a.kv_head_count();
-  // Of a cache [blocks, size, N * D] and of BSH the head is in the last axis with the others.
-  bool merged = a.table ? value.dim() == 3 : a.in_layout() == "BSH";
-  auto d = a.table && value.dim() == 5 ? value.size(2) * 16 : merged ? value.size(-1) / kv : value.size(-1);
+  auto d = a.value_head_size();
   std::vector<int64_t> shape;
   if (a.packed()) {
     auto tokens = a.query->size(a.in_layout() == "NTD" ? 1 : 0);
@@ -132,12 +127,12 @@ void check(const Inference& a) {
   check_dtypes(a);
   check_contiguous(a);
   require(a.inner_precise >= 0 && a.inner_precise <= 3, "innerPrecise is ", a.inner_precise, ": 0 to 3");
+  require(a.heads >= 1 && a.heads <= 256, "numHeads is ", a.heads, ", it must be 1 to 256");
   if (a.packed()) check_packed(a);
   check_heads(a);
-  if (a.one_row() && a.inner_precise >= 2) {
-    auto d = a.head_size();
-    require(d == 64 || d == 128, "one query row with D ", d, " takes innerPrecise 0 and 1");
-  }
+  // IFATiling::CheckQuantFlag's neighbour: "precision mode should be 0 or 1"; fused takes 0 to 3 of one row, too.
+  require(tiling_of(a) != Tiling::incremental || a.inner_precise <= 1, "innerPrecise is ", a.inner_precise,
+          "; one query row with D ", a.head_size(), " or with integers takes 0 and 1");
   check_keys(a);
   check_mask(a);
   check_bias(a);

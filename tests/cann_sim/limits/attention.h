@@ -10,6 +10,11 @@ int64_t longest(const Inference& a, IA lengths, bool cumulative);
 /// Rows of the longest query; packed layouts have no axis that tells.
 int64_t rows_of(const Inference& a);
 
+/// The tilings of FusedInferAttentionScore: FusedInferAttentionScore's own, those of IncreFlashAttention and
+/// PromptFlashAttention, and the one for packed tokens.
+enum class Tiling { fused, incremental, prompt, split_fuse };
+Tiling tiling_of(const Inference& a);
+
 /// What packed layouts (TND, NTD) ask for.
 void check_packed(const Inference& a);
 /// Keys and values, plain or in blocks, and the lengths of sequences.

@@ -128,6 +128,18 @@ void check_blocks(const Inference& a) {
   }
 }
 
+/// Head sizes of packed layouts by tiling: CheckFeatureLayout of fused_infer_attention_score_tiling_check_feature.cpp
+/// (9.0.0, 9.1.0), CheckFeatureHeadDim there (8.5.0), IsUsingFAI for split_fuse.
+void check_packed_heads(const Inference& a) {
+  auto d = a.head_size();
+  if (a.q_rope || tiling_of(a) == Tiling::split_fuse) return;
+  bool usual = d == 64 || d == 128 || (d == 192 && a.layout == "TND");
+  require(usual, "layout ", a.layout, " with D ", d, ", sparseMode ", a.sparse, " and innerPrecise ",
+          a.inner_precise, ": 64 or 128, or 192 of TND; others of at most 256 with ",
+          release_is("9.0.0") ? "sparseMode 0, 3 or 4" : "sparseMode 0 or 3 and fewer key heads",
+          " and innerPrecise 0");
+}
+
 }  // namespace
 
 void check_packed(const Inference& a) {
@@ -136,19 +148,7 @@ void check_packed(const Inference& a) {
           a.layout, " needs actualSeqLengths and actualSeqLengthsKv");
   check_sums(a.q_lengths, "actualSeqLengths", a.query->size(a.in_layout() == "NTD" ? 1 : 0));
   require(!a.q_padding && !a.kv_padding, "packed layouts do not go with left padding");
-  auto d = a.head_size();
-  bool grouped = a.heads != a.kv_head_count();
-  bool usual = d == 64 || d == 128 || d == 192 || (d == 512 && a.q_rope);
-  require(usual || (grouped && a.inner_precise == 0 && d <= 256), "layout ", a.layout, " with D ", d,
-          ": 64, 128 or 192, and with fewer key heads and innerPrecise 0 up to 256");
-  if (grouped)
-    require(a.inner_precise == 0, "grouped heads in layout ", a.layout, " need innerPrecise 0, it is ",
-            a.inner_precise);
-  if (!grouped) {
-    auto most = a.query->scalar_type() == at::kHalf ? 1 : 0;
-    require(a.inner_precise <= most, "layout ", a.layout, " with ", a.query->scalar_type(),
-            " takes innerPrecise up to ", most, ", it is ", a.inner_precise);
-  }
+  check_packed_heads(a);
 }
 
 void check_keys(const Inference& a) {

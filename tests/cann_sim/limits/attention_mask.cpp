@@ -1,5 +1,8 @@
-// Masks, biases and sinks of inference attention. Of one query row: incre_flash_attention_tiling_check.cpp of
-// ops-transformer; the columns of several: prompt_flash_attention_tiling.cpp.
+// Masks, biases and sinks of inference attention: ops-transformer, attention/*/op_host, by tiling
+// (attention_tiling.cpp). fused: FiaTilingCheck::CheckAttentionMask in
+// fused_infer_attention_score_tiling_check_consistency.cpp and CheckFeatureLearnableSink in ..._check_feature.cpp;
+// incremental: IFATiling::ProcessAttenMask in incre_flash_attention_tiling_check.cpp; prompt:
+// prompt_flash_attention_tiling.cpp. 8.5.0, 9.0.0 and 9.1.0 agree but for sinks.
 #include "attention.h"
 
 namespace sim {
@@ -7,12 +10,11 @@ namespace {
 
 constexpr int64_t kMaskSide = 2048;
 
-/// Columns a mask or bias must have: those of the keys' axis, however many count. Only the mask of one query row may be
-/// as short as the longest sequence.
-int64_t columns_of(const Inference& a, bool row_mask = false) {
+/// Columns a mask or bias must have: those of the keys' axis, however many count. Only what the incremental tiling takes
+/// may be as short as the longest sequence.
+int64_t columns_of(const Inference& a) {
   if (a.table) return a.table->size(1) * a.block_size;
-  if ((row_mask || a.packed()) && a.kv_lengths && !(*a.kv_lengths).empty())
-    return longest(a, a.kv_lengths, a.packed());
+  if (a.packed() && a.kv_lengths && !(*a.kv_lengths).empty()) return longest(a, a.kv_lengths, true);
   int64_t most = 0;
   for (size_t k = 0; k < a.key.size(); k++)
     most = std::max(most, a.key.at(k).size(a.in_layout() == "BNSD" ? 2 : 1));
@@ -28,23 +30,28 @@ void check_fixed_mask(const Inference& a) {
           "), it has shape ", shape);
 }
 
+/// A row of the mask for each sequence; a sparseMode without a mask is without effect.
+void check_row(const Inference& a) {
+  if (!a.mask) return;
+  if (a.sparse >= 3) return check_fixed_mask(a);
+  require_axes(a.mask, "attenMask", 2, 4);
+  bool is_short = !a.table && a.kv_lengths && !(*a.kv_lengths).empty();
+  auto columns = is_short ? longest(a, a.kv_lengths, false) : columns_of(a);
+  auto shape = a.mask->sizes();
+  bool row = shape.size() == 2 || (shape[1] == 1 && (shape.size() == 3 || shape[2] == 1));
+  require(row && shape[0] == a.batch() && shape.back() >= columns, "attenMask has shape ", shape,
+          "; one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B ", a.batch(),
+          " and KV_S at least ", columns);
+}
+
 }  // namespace
 
 void check_mask(const Inference& a) {
   require(a.sparse >= 0 && (a.sparse <= 4 || a.sparse == 9), "sparseMode is ", a.sparse, ": 0 to 4, or 9");
   require(a.sparse != 9, "sparseMode 9 (tree) is not simulated");
-  auto columns = columns_of(a, a.one_row());
-  if (a.one_row()) {
-    // sparseMode is without effect: the mask, if any, is a row for each sequence.
-    if (!a.mask) return;
-    require_axes(a.mask, "attenMask", 2, 4);
-    auto shape = a.mask->sizes();
-    bool row = shape.size() == 2 || (shape[1] == 1 && (shape.size() == 3 || shape[2] == 1));
-    require(row && shape[0] == a.batch() && shape.back() >= columns, "attenMask has shape ", shape,
-            "; one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B ", a.batch(),
-            " and KV_S at least ", columns, " (sparseMode is ignored)");
-    return;
-  }
+  if (a.one_row() && tiling_of(a) == Tiling::incremental) return check_row(a);
+  auto columns = columns_of(a);
+  require(!a.one_row() || a.sparse < 2, "one query row with sparseMode ", a.sparse, " is not simulated");
   if (a.sparse >= 2) {
     check_fixed_mask(a);
     require(!a.packed() || a.sparse != 2, "packed layouts take sparseMode 0, 3 and 4");
@@ -59,7 +66,10 @@ void check_mask(const Inference& a) {
   require_axes(a.mask, "attenMask", 2, 4);
   auto shape = a.mask->sizes();
   auto rows = shape[shape.size() - 2];
+  // Two axes of one query row are those of the sequences and the keys.
+  bool rows_are_sequences = a.one_row() && shape.size() == 2;
   bool batch = shape.size() == 2 || shape[0] == 1 || shape[0] == a.batch();
+  if (rows_are_sequences) batch = rows == a.batch();
   require(batch && (shape.size() != 4 || shape[1] == 1) && rows >= rows_of(a) && shape.back() >= columns,
           "attenMask has shape ", shape,
           "; supported: (Q_S, KV_S), (B or 1, Q_S, KV_S), (B or 1, 1, Q_S, KV_S) with B ", a.batch(),
@@ -78,11 +88,14 @@ void check_bias(const Inference& a) {
 
 void check_sinks(const Inference& a) {
   if (!a.sinks) return;
-  require_same_dtype(a.sinks, "learnableSink", a.query, "query");
+  if (release_is("9.0.0")) {
+    require_dtype(a.sinks, "learnableSink", {at::kBFloat16});
+  } else {
+    require_same_dtype(a.sinks, "learnableSink", a.query, "query");
+    auto d = a.value_head_size();
+    require(d == 64 || d == 128, "learnableSink needs values of D 64 or 128, it is ", d);
+  }
   require_shape(a.sinks, "learnableSink", {a.heads});
-  auto d = a.out->size(-1);
-  if (a.out_layout() == "BSH") d /= a.heads;
-  require(d == 64 || d == 128, "learnableSink needs values of D 64 or 128, it is ", d);
   require(!a.bias && !a.q_padding && !a.kv_padding,
           "learnableSink does not go with pseShift nor left padding");
 }

@@ -68,7 +68,7 @@ static void nz_weight(const WeightQuant& w) {
 static void weight_quant(const TensorHandle& x, const TensorHandle& weight, const TensorHandle& scale,
                          const TensorHandle& offset, const TensorHandle& quant_scale,
                          const TensorHandle& quant_offset, const TensorHandle& bias, int64_t group,
-                         const TensorHandle& y, bool bfloat16_bias) {
+                         const TensorHandle& y) {
   require_all_given({{x, "x"}, {weight, "weight"}, {scale, "antiquantScale"}, {y, "y"}});
   require_dtype(x, is_310p() ? "x (310P)" : "x", is_310p() ? kHalf : kSixteenBits);
   require_dtype(weight, is_310p() ? "weight (310P)" : "weight", is_310p() ? kOnlyInt8 : kInt8OrInt4);
@@ -102,22 +102,22 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
     require_same_dtype(y, "y", x, "x");
   }
   if (bias) {
-    const bool fits =
-        x->scalar_type() == at::kHalf
-            ? bias->scalar_type() == at::kHalf
-            : bias->scalar_type() == kFloat32 || (bfloat16_bias && bias->scalar_type() == at::kBFloat16);
-    require(fits, "bias is ", bias->scalar_type(), " with ", x->scalar_type(), " x: Half with Half, Float",
-            bfloat16_bias ? " or BFloat16" : "", " with BFloat16");
+    // CheckBiasDtypeValid and CheckBiasWithXBf16 in ops-nn, matmul/weight_quant_batch_matmul_v2/op_host/op_api
+    // /aclnn_weight_quant_batch_matmul_v2.cpp, of V2 and V3, 8.5.0 to 9.1.0: a bias of bf16 is for a 950 only, whatever
+    // the document of V3 says.
+    const auto wanted = x->scalar_type() == at::kHalf ? at::kHalf : kFloat32;
+    require(bias->scalar_type() == wanted, "bias is ", bias->scalar_type(), " with ", x->scalar_type(),
+            " x: Half with Half, Float with BFloat16");
     require(bias->numel() == n, "bias has ", bias->numel(), " values, needed: ", n);
   }
 }
 LIMITS(aclnnWeightQuantBatchMatmulV2, T, x, T, weight, T, scale, T, offset, T, quant_scale, T, quant_offset,
        T, bias, int, group, O, y) {
-  weight_quant(x, weight, scale, offset, quant_scale, quant_offset, bias, group, y, false);
+  weight_quant(x, weight, scale, offset, quant_scale, quant_offset, bias, group, y);
 }
 LIMITS(aclnnWeightQuantBatchMatmulV3, T, x, T, weight, T, scale, T, offset, T, quant_scale, T, quant_offset,
        T, bias, int, group, int, inner_precise, O, y) {
-  weight_quant(x, weight, scale, offset, quant_scale, quant_offset, bias, group, y, true);
+  weight_quant(x, weight, scale, offset, quant_scale, quant_offset, bias, group, y);
   require(inner_precise == 0 || inner_precise == 1, "innerPrecise ", inner_precise, ": 0 or 1");
 }
 

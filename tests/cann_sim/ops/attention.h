@@ -63,6 +63,13 @@ struct Inference {
   bool packed() const { return in_layout() == "TND" || in_layout() == "NTD"; }
   int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
   int64_t head_size() const { return in_layout() == "BSH" ? query->size(2) / heads : query->size(-1); }
+  /// Of a cache [blocks, size, N * D] and of BSH the head is in the last axis with the others.
+  int64_t value_head_size() const {
+    auto& v = value.at(0);
+    if (table && v.dim() == 5) return v.size(2) * 16;
+    bool is_merged = table ? v.dim() == 3 : in_layout() == "BSH";
+    return is_merged ? v.size(-1) / kv_head_count() : v.size(-1);
+  }
   int64_t batch() const { return packed() ? static_cast<int64_t>((*q_lengths).size()) : query->size(0); }
   /// Length of the query axis; of packed layouts the tokens of all sequences.
   int64_t q_len() const {

@@ -111,8 +111,7 @@ Tensor pick(const Inference& a, const Tensor& x, int64_t b) {
 Tensor mask_of(const Inference& a, int64_t b, int64_t sparse) {
   Tensor mask = a.mask.orundef();
   if (!mask.defined() || sparse >= 2) return mask;
-  if (a.one_row())
-    return mask.reshape({mask.size(0), 1, 1, mask.size(-1)}).slice(0, b, b + 1);  // (B, KV_S) forms
+  if (a.one_row() && mask.dim() == 2) mask = mask.unsqueeze(1);  // (B, KV_S)
   if (mask.dim() == 2) return mask.unsqueeze(0).unsqueeze(0);
   if (mask.dim() == 3) mask = mask.unsqueeze(1);
   return mask.size(0) > 1 ? mask.slice(0, b, b + 1) : mask;

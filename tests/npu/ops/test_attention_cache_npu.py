@@ -85,14 +85,18 @@ def test_a_prompt_reads_the_front_of_a_cache_by_its_length(order: str, window: i
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("order", [HEADS_FIRST, POSITIONS_FIRST])
-def test_a_mask_of_a_token_is_as_wide_as_what_counts(order: str, batch: int) -> None:
+def test_a_mask_of_a_token_is_widened_and_the_cache_is_not_copied(order: str, batch: int) -> None:
+    """The operator wants a mask for every position of the cache, and reads those that count."""
     key, value = (part(cache(order, batch, torch.bfloat16), 0, 21) for _ in range(2))
     mask = torch.rand(batch, 1, 1, 21) > 0.4
     mask[0] = False
     query = torch.randn(batch, HEADS, 1, HEAD_DIM).bfloat16().npu()
     recorded = attended(query, key, value, mask=mask.npu(), is_causal=False)
-    assert recorded.ops == ["aclnnLogicalNot", "aclnnFusedInferAttentionScoreV3"]
+    # Of one sequence with its positions first, what counts is the whole tensor.
+    widened = [] if order == POSITIONS_FIRST and batch == 1 else ["aclnnConstantPadNd"]
+    assert recorded.ops == ["aclnnLogicalNot", *widened, "aclnnFusedInferAttentionScoreV3"]
     assert recorded.launches[-1].argument("key").read == bytes_of(batch, 21)
+    assert recorded.launches[-1].argument("mask").read <= batch * CAPACITY
 
 
 @pytest.mark.parametrize("length", [21, CAPACITY])

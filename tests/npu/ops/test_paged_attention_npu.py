@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
+from cann_sim.releases import DEFAULT_RELEASE, RELEASES
 from cann_sim.trace import recording
 from support.attention_cases import double
 
@@ -15,6 +17,8 @@ ops = torch.ops.liteboost
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 MIXED = ((1, 33), (9, 9), (5, 37), (1, 16))
 DECODE = ((1, 130), (1, 5))
+#: From CANN 9.0 on the operator takes sinks in bf16 only.
+IN_BF16 = RELEASES.index(os.environ.get("SIMCANN_VERSION", DEFAULT_RELEASE)) >= RELEASES.index("9.0.0")
 
 
 def make(
@@ -82,10 +86,29 @@ def test_pages_and_packed_keys(
     ops._npu_forget_counts()
     with recording() as trace:
         check(make(requests, dtype, rows), **options)
-    assert native_npu.calls() == [("paged_attention", "", 1)]
+    ((op, reason, calls),) = native_npu.calls()
+    assert (op, calls) == ("paged_attention", 1)
+    if "sinks" in options and dtype == torch.float16 and IN_BF16:
+        assert "learnableSink is Half; supported here: BFloat16" in reason
+        return
+    assert reason == ""
     version = "V4" if option == "sinks" else "V3"
     launched = [name for name in trace.ops if "Attention" in name]
     assert launched == [f"aclnnFusedInferAttentionScore{version}"]
+
+
+def test_a_refusal_of_a_verified_kind_is_counted_and_computed() -> None:
+    """A window over heads of 256, as Gemma has them: CANN 8.5 has no tiling for it."""
+    for head_dim in (64, 256):
+        ops._npu_forget_counts()
+        arguments = make(MIXED, torch.bfloat16, head_dim=head_dim)
+        check(arguments, sliding_window=4)
+        check(arguments, sliding_window=4)
+        reasons = {reason for _, reason, _ in native_npu.calls()}
+        if head_dim == 64 or IN_BF16:
+            assert reasons == {""}
+        else:
+            assert all("layout TND with D 256, sparseMode 4" in reason for reason in reasons)
 
 
 def test_lengths_and_tables_from_either_side() -> None:

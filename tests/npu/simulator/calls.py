@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from cann_sim.environment import environment
+from cann_sim.releases import DEFAULT_RELEASE
 from torch import Tensor
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -88,16 +89,23 @@ def _sent(argument: Any) -> Any:
 
 
 @functools.cache
-def started(soc: str = "910B", release: str = "8.5.0") -> Simulator:
+def started(soc: str = "910B", release: str = DEFAULT_RELEASE) -> Simulator:
     return Simulator(soc, release)
 
 
-def run(op: str, *arguments: Any) -> list[Tensor | None]:
-    return started().run(op, *arguments)
+def run(op: str, *arguments: Any, release: str = DEFAULT_RELEASE) -> list[Tensor | None]:
+    return started(release=release).run(op, *arguments)
 
 
-def refused(op: str, *arguments: Any, message: str, code: int = 161002, soc: str = "910B") -> None:
-    started(soc).refused(op, *arguments, message=message, code=code)
+def refused(
+    op: str,
+    *arguments: Any,
+    message: str,
+    code: int = 161002,
+    soc: str = "910B",
+    release: str = DEFAULT_RELEASE,
+) -> None:
+    started(soc, release).refused(op, *arguments, message=message, code=code)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

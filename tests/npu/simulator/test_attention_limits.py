@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from cann_sim.releases import DEFAULT_RELEASE
 from npu.simulator.calls import refused, run, started, strided
 from npu.simulator.test_attention import FIXED_MASK, fia
 from torch import Tensor
 
 HALF = torch.float16
+#: Those whose tiling is public.
+PUBLIC_RELEASES = ("8.5.0", "9.0.0", "9.1.0")
 
 
 def zeros(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
@@ -25,9 +30,18 @@ def call(
     return fia(version, *tensors, **options)
 
 
-def check(message: str, code: int = 161002, soc: str = "910B", **options: object) -> None:
+def check(
+    message: str, code: int = 161002, soc: str = "910B", release: str = DEFAULT_RELEASE, **options: object
+) -> None:
     op, arguments = call(**options)
-    refused(op, *arguments, message=message, code=code, soc=soc)
+    refused(op, *arguments, message=message, code=code, soc=soc, release=release)
+
+
+def accepted(releases: Sequence[str] = PUBLIC_RELEASES, **options: object) -> None:
+    """Phase 1 takes the call; what its result is other tests say."""
+    op, arguments = call(**options)
+    for release in releases:
+        run(op, *arguments, release=release)
 
 
 def test_the_call_the_others_differ_from_is_accepted() -> None:
@@ -89,8 +103,23 @@ def test_attributes() -> None:
     check("sparseMode 9 (tree) is not simulated", sparse=9)
     check("actualSeqLengthsKv has 7, it must be 0 to 6", kv_lens=[7])
     check("actualSeqLengths has 5, it must be 0 to 4", q_lens=[5, 1])
+
+
+def test_precision_modes_by_tiling() -> None:
     narrow = {"d": 32, "rows": 1, "precise": 2}
-    check("one query row with D 32 takes innerPrecise 0 and 1", **narrow)
+    check("innerPrecise is 2; one query row with D 32", release="8.5.0", **narrow)
+    accepted(("9.0.0", "9.1.0"), **narrow)
+    accepted(rows=1, precise=2)
+    wide = {"d": 256, "rows": 1, "precise": 2}
+    key = zeros(2, 8, 6, 256)
+    multi_head = wide | {"k": [key], "v": [key], "kv_heads": 8}
+    for release in ("9.0.0", "9.1.0"):
+        check("innerPrecise is 2; one query row with D 256", release=release, **multi_head)
+        for rows, precise in ((1, 0), (1, 1), (16, 2)):
+            accepted((release,), **integers(rows, precise=precise))
+        check("innerPrecise is 2", release=release, **integers(precise=2))
+    check("innerPrecise is 2", release="8.5.0", **integers(precise=2))
+    accepted(("9.0.0", "9.1.0"), **wide)
 
 
 def test_masks() -> None:
@@ -114,22 +143,35 @@ def test_columns_of_masks_and_biases_are_those_of_the_cache() -> None:
     check("attenMask has shape [2, 1, 4, 3]", mask=short, kv_lens=[3])
     check("pseShift has shape [2, 8, 4, 3]", bias=zeros(2, 8, 4, 3), kv_lens=[3])
     check("pseShift has shape [2, 8, 1, 3]", rows=1, bias=zeros(2, 8, 1, 3), kv_lens=[3])
-    op, arguments = call(rows=1, mask=torch.zeros(2, 3, dtype=torch.bool), kv_lens=[3])
-    run(op, *arguments)
+    row = torch.zeros(2, 3, dtype=torch.bool)
+    for release in PUBLIC_RELEASES:
+        check("attenMask has shape [2, 3]", rows=1, mask=row, kv_lens=[3], release=release)
+    # Head sizes that 8.5.0 leaves to the tiling of IncreFlashAttention, and integers in every release.
+    accepted(("8.5.0",), rows=1, mask=row, kv_lens=[3], d=32)
+    check("attenMask has shape [2, 3]", rows=1, mask=row, kv_lens=[3], d=32, release="9.1.0")
+    accepted(**integers(mask=row, kv_lens=[3]))
 
 
 def test_mask_of_one_row() -> None:
-    message = "one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B 2"
-    check(message, rows=1, sparse=3, mask=FIXED_MASK)
-    check(message, rows=1, mask=torch.zeros(1, 6, dtype=torch.bool))
-    check(message, rows=1, mask=torch.zeros(2, 8, 1, 6, dtype=torch.bool))
+    check("one query row with sparseMode 3 is not simulated", rows=1, sparse=3, mask=FIXED_MASK)
+    check("needs a mask of (2048, 2048)", rows=1, d=32, sparse=3, mask=torch.zeros(2, 6, dtype=torch.bool))
+    check("attenMask has shape [1, 6]", rows=1, mask=torch.zeros(1, 6, dtype=torch.bool))
+    check("attenMask has shape [2, 8, 1, 6]", rows=1, mask=torch.zeros(2, 8, 1, 6, dtype=torch.bool))
     check("KV_S at least 6", rows=1, mask=torch.zeros(2, 5, dtype=torch.bool))
+    accepted(rows=1, mask=torch.zeros(1, 1, 1, 6, dtype=torch.bool))
+    row = "one query row takes (B, KV_S), (B, 1, KV_S) or (B, 1, 1, KV_S) with B 2"
+    check(row, rows=1, d=32, mask=torch.zeros(1, 1, 1, 6, dtype=torch.bool))
+    check(row, **integers(mask=torch.zeros(1, 1, 1, 6, dtype=torch.bool)))
 
 
 def test_bias_and_sinks() -> None:
     check("pseShift has shape [2, 8, 4, 5]", bias=zeros(2, 8, 4, 5))
     check("pseShift is BFloat16, query is Half", bias=zeros(2, 8, 4, 6, dtype=torch.bfloat16))
     check("learnableSink is Float", sinks=torch.zeros(8))
+    for release in ("9.0.0", "9.1.0"):
+        check("learnableSink is Half; supported here: BFloat16", sinks=zeros(8), release=release)
+        accepted((release,), sinks=zeros(8, dtype=torch.bfloat16), d=32)
+    accepted(("8.5.0",), sinks=zeros(8))
     check("learnableSink has shape [4]", sinks=zeros(4))
     check("learnableSink needs values of D 64 or 128, it is 32", sinks=zeros(8), d=32)
     check("learnableSink does not go with pseShift", sinks=zeros(8), bias=zeros(2, 8, 4, 6))
@@ -206,18 +248,13 @@ def test_packed_layouts() -> None:
     packed("packed layouts take sparseMode 0 without a mask", mask=torch.zeros(5, 5, dtype=torch.bool))
     packed("packed layouts take sparseMode 0, 3 and 4", sparse=2, mask=FIXED_MASK)
     packed("packed layouts do not go with pseShift", bias=zeros(1, 8, 5, 5))
-    packed("grouped heads in layout TND need innerPrecise 0, it is 1", precise=1)
-    packed(
-        "layout TND with BFloat16 takes innerPrecise up to 0",
-        precise=1,
-        kv_heads=8,
-        q=zeros(5, 8, 64, dtype=torch.bfloat16),
-        k=[zeros(5, 8, 64, dtype=torch.bfloat16)],
-        v=[zeros(5, 8, 64, dtype=torch.bfloat16)],
-        out=zeros(5, 8, 64, dtype=torch.bfloat16),
-    )
-    packed("layout TND with D 80: 64, 128 or 192", d=80, kv_heads=8)
+    packed("layout TND with D 80, sparseMode 0 and innerPrecise 1: 64 or 128", d=80, precise=1)
+    packed("layout TND with D 80, sparseMode 0 and innerPrecise 0: 64 or 128", d=80, kv_heads=8)
     packed("layout TND with D 320", d=320)
+    # A window over heads of 256, as Gemma has them.
+    window = {"d": 256, "sparse": 4, "mask": FIXED_MASK, "pre": 3, "next_": 0}
+    packed("layout TND with D 256, sparseMode 4", **window)
+    packed("layout TND with D 320, sparseMode 4", release="9.1.0", **window | {"d": 320})
     cache = zeros(2, 256, 128)
     packed(
         "packed layouts take at most 128 in a cache [blocks, size, N * D]",
