@@ -9,7 +9,7 @@ import sys
 
 from .build import build
 from .environment import environment
-from .releases import RELEASES, SOCS
+from .releases import DEFAULT_RELEASE, RELEASES, SOCS
 from .summary import by_label, summary
 from .trace import read
 
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="compile what changed")
     run = commands.add_parser("run", help="run a .py file, -m MODULE or an executable on the simulator")
-    run.add_argument("--release", choices=RELEASES, help="CANN release (8.5.0)")
+    run.add_argument("--release", choices=RELEASES, help=f"CANN release ({DEFAULT_RELEASE})")
     run.add_argument("--soc", choices=SOCS, help="generation (910B)")
     run.add_argument("--without", default="", metavar="aclnnX,aclnnY", help="operators to leave out")
     run.add_argument("--broken", action="store_true", help="a libopapi.so that cannot be loaded")

@@ -159,7 +159,7 @@ HcclResult HcclSend(void* b, uint64_t n, HcclDataType t, uint32_t dst, HcclComm 
 }
 HcclResult HcclRecv(void* b, uint64_t n, HcclDataType t, uint32_t src, HcclComm c, aclrtStream) {
   trace("HcclRecv", (Communicator*)c, n, t);
-  return receive_message((Communicator*)c, b, n * element_size(t), src);
+  return receive_in_group((Communicator*)c, b, n * element_size(t), src);
 }
 HcclResult HcclBatchSendRecv(HcclSendRecvItem* v, uint32_t n, HcclComm c, aclrtStream st) {
   for (uint32_t i = 0; i < n; i++)

@@ -55,6 +55,8 @@ bool wait_until(const std::function<bool()>& done);
 /// A message is a file: sending returns at once, receiving waits for it.
 HcclResult send_message(Communicator* c, const void* from, size_t bytes, uint32_t to_rank);
 HcclResult receive_message(Communicator* c, void* to, size_t bytes, uint32_t from_rank);
+/// The same; between HcclGroupStart and HcclGroupEnd when the group ends, so that no rank waits for one that waits for it.
+HcclResult receive_in_group(Communicator* c, void* to, size_t bytes, uint32_t from_rank);
 void trace(const char* op, Communicator* c, uint64_t count, HcclDataType type);
 
 /// Every rank gives `bytes` of `from` (null: nothing), in rounds of at most a slot; `see(rank, offset, bytes, size)` is

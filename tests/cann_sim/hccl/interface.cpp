@@ -78,6 +78,4 @@ HcclResult HcclGetConfig(HcclConfig, HcclConfigValue* v) {
 HcclResult HcclCommSuspend(HcclComm) { return HCCL_SUCCESS; }
 HcclResult HcclCommResume(HcclComm) { return HCCL_SUCCESS; }
 HcclResult HcclCommWorkingDevNicSet(HcclComm, uint32_t*, bool*, uint32_t) { return HCCL_SUCCESS; }
-HcclResult HcclGroupStart() { return HCCL_SUCCESS; }
-HcclResult HcclGroupEnd() { return HCCL_SUCCESS; }
 }

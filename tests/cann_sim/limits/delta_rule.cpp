@@ -1,4 +1,5 @@
-// What the gated delta rules reject. Sources: ops-transformer, attention/{recurrent,chunk}_gated_delta_rule/docs.
+// What the gated delta rules reject. Sources: ops-transformer, attention/{recurrent,chunk}_gated_delta_rule, docs and
+// op_host/op_api.
 #include "quantized.h"
 
 using namespace sim;
@@ -56,7 +57,12 @@ LIMITS(aclnnChunkGatedDeltaRule, T, query, T, key, T, value, T, beta, T, initial
        scale, O, out, O, final_state) {
   require_all_given({{initial, "initialState"}, {final_state, "finalState"}});
   heads(query, key, value, beta, lengths, g, out, 64, 128);
-  require_dtype(initial, "initialState", {at::kBFloat16, kFloat32});
+  // STATE_TYPE_SUPPORT_LIST in aclnn_chunk_gated_delta_rule.cpp: fp32 came behind 9.1.0.
+  if (release_is("9.2.0")) {
+    require_dtype(initial, "initialState", {at::kBFloat16, kFloat32});
+  } else {
+    require_dtype(initial, "initialState", {at::kBFloat16});
+  }
   require_same_dtype(final_state, "finalState", initial, "initialState");
   state_of(initial, "initialState", lengths->size(0), value, key);
   state_of(final_state, "finalState", lengths->size(0), value, key);

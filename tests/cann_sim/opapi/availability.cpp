@@ -45,7 +45,7 @@ Soc soc() {
 
 bool release_is(const char* at_least) {
   const char* name = getenv("SIMCANN_VERSION");
-  static const std::vector<int> simulated = numbers_of(name && *name ? name : "8.5.0");
+  static const std::vector<int> simulated = numbers_of(name && *name ? name : "9.1.0");
   return simulated >= numbers_of(at_least);
 }
 

@@ -92,12 +92,12 @@ static void fill_version(const char* v, aclCANNPackageVersion* o) {
   snprintf(o->patchVersion, 64, "%s", p[3].c_str());
 }
 aclError aclsysGetCANNVersion(aclCANNPackageName name, aclCANNPackageVersion* v) {
-  fill_version(name == ACL_PKG_NAME_DRIVER ? "25.5.0" : env_text("SIMCANN_VERSION", "8.5.0"), v);
+  fill_version(name == ACL_PKG_NAME_DRIVER ? "25.5.0" : env_text("SIMCANN_VERSION", "9.1.0"), v);
   return ACL_SUCCESS;
 }
 aclError aclsysGetVersionStr(char* pkg, char* out) {
   (void)pkg;
-  strcpy(out, env_text("SIMCANN_VERSION", "8.5.0"));
+  strcpy(out, env_text("SIMCANN_VERSION", "9.1.0"));
   return ACL_SUCCESS;
 }
 aclError aclGetCannAttributeList(const aclCannAttr** l, size_t* n) {

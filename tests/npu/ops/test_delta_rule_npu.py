@@ -37,7 +37,7 @@ def outcomes(*options: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("soc", ["910B", "910C"])
 @pytest.mark.parametrize("label", SERVED)
 def test_prompts_are_one_operator(label: str, soc: str) -> None:
-    found = outcomes("--release", "9.1.0", "--soc", soc)[label]
+    found = outcomes("--release", "9.2.0", "--soc", soc)[label]
     assert found["reasons"] == [] and found["launches"].count("ChunkGatedDeltaRule") == 1
     assert found["contiguous"]
     for error, own in zip(found["errors"], found["reference"], strict=True):
@@ -46,10 +46,19 @@ def test_prompts_are_one_operator(label: str, soc: str) -> None:
 
 @pytest.mark.parametrize("label", REFUSED)
 def test_what_the_operator_is_not_documented_for(label: str) -> None:
-    found = outcomes("--release", "9.1.0", "--soc", "910B")[label]
+    found = outcomes("--release", "9.2.0", "--soc", "910B")[label]
     assert found["reasons"] == [REFUSED[label]] and "ChunkGatedDeltaRule" not in found["launches"]
     for error, own in zip(found["errors"], found["reference"], strict=True):
         assert error <= 1.5 * own + 1e-6
+
+
+def test_states_in_fp32_are_beyond_the_operator_of_9_1() -> None:
+    found = outcomes("--release", "9.1.0")
+    for label in SERVED:
+        (reason,) = found[label]["reasons"]
+        assert "initialState is Float; supported here: BFloat16" in reason
+        for error, own in zip(found[label]["errors"], found[label]["reference"], strict=True):
+            assert error <= 1.5 * own + 1e-6
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def test_a_part_of_a_weight_is_copied_to_nd() -> None:
 def test_what_no_operator_reads_is_copied_to_nd(weight: torch.Tensor, reason: str) -> None:
     x = torch.randn(3, 32).to(weight.dtype)
     found = npu_ops.run("linear", in_nz=("weight",), x=x, weight=weight)
-    assert found.reasons == [reason] and "Identity" in found.launches
+    assert found.reasons == [reason]
+    assert {"Identity", "NpuFormatCast"} & set(found.launches)  # the cast before CANN 9.1, and from it on
     expected = x.double() @ weight.double().t()
     assert (found.results[0].double() - expected).abs().max() <= 2.0**-9 * expected.abs().max()
 

@@ -116,6 +116,10 @@ def on_soc(soc: str):
     return on(started(soc, RELEASE))
 
 
+def in_release(release: str):
+    return on(started("910B", release))
+
+
 def _answer(name: str, arguments: tuple) -> dict:
     simulator = _chosen.get() or started("910B", RELEASE)
     return simulator.call(name, *(a.stored() if isinstance(a, Nz) else a for a in arguments))

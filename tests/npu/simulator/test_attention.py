@@ -188,9 +188,9 @@ def test_mask_shapes(shape: str) -> None:
 
 
 def test_one_row_ignores_sparse_mode_and_window() -> None:
-    # Of a head size that IncreFlashAttention's tiling takes.
-    q, k, v = problem(torch.float16, 2, 4, 2, 1, 9, 32)
-    options = {"heads": 4, "kv_heads": 2, "layout": "BNSD", "scale": 32**-0.5, "pre": 0, "next_": 0}
+    # Of heads that IncreFlashAttention's tiling takes.
+    q, k, v = problem(torch.float16, 2, 4, 4, 1, 9, 256)
+    options = {"heads": 4, "kv_heads": 4, "layout": "BNSD", "scale": 256**-0.5, "pre": 0, "next_": 0}
     want = attention64(q, k, v)[0]
     for sparse in (0, 2, 3, 4):
         near(infer(4, q, [k], [v], torch.empty_like(q), sparse=sparse, **options)[0], want)

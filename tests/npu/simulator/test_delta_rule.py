@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import call, close, generator, integers, normal, on_soc, refused
+from .operators import RELEASE, call, close, generator, in_release, integers, normal, on_soc, refused
 
 BF16 = torch.bfloat16
 
@@ -96,7 +96,12 @@ def test_chunk_rule(state_dtype, lengths):
     initial = normal((len(lengths), 4, 8, 16), state_dtype, 35)
     final, out = torch.empty_like(initial), torch.empty(tokens, 4, 8, dtype=BF16)
     given = initial, torch.tensor(lengths, dtype=torch.int32), g
-    call("aclnnChunkGatedDeltaRule", q, k, v, beta, *given, 0.25, out, final)
+    arguments = "aclnnChunkGatedDeltaRule", q, k, v, beta, *given, 0.25, out, final
+    with in_release("9.2.0" if state_dtype == torch.float32 else RELEASE):
+        call(*arguments)
+    if state_dtype == torch.float32:
+        with in_release("9.1.0"):
+            refused("initialState is Float; supported here: BFloat16", *arguments)
     start = 0
     for b, length in enumerate(lengths):
         part = slice(start, start + length)
