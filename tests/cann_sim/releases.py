@@ -7,8 +7,8 @@ from pathlib import Path
 
 #: The last is what the operators' master branches hold; limits name it where they differ from 9.1.0.
 RELEASES = ("8.1.RC1", "8.5.0", "9.0.0", "9.1.0", "9.2.0")
-#: The release that the torch_npu in use is paired with: COMPATIBILITY.md of Ascend/pytorch ends with 2.12, and names
-#: this one for it.
+#: The release that the torch_npu in use is paired with: COMPATIBILITY.md of Ascend/pytorch ends with 2.12,
+#: for which it names this one.
 DEFAULT_RELEASE = "9.1.0"
 #: What a generation is called here -> the name that torch_npu asks the runtime for.
 SOCS = {"910B": "Ascend910B2", "910C": "Ascend910_9391", "310P": "Ascend310P3"}
