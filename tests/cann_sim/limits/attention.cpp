@@ -130,7 +130,7 @@ void check(const Inference& a) {
   require(a.heads >= 1 && a.heads <= 256, "numHeads is ", a.heads, ", it must be 1 to 256");
   if (a.packed()) check_packed(a);
   check_heads(a);
-  // IFATiling::CheckQuantFlag's neighbour: "precision mode should be 0 or 1"; fused takes 0 to 3 of one row, too.
+  // IFATiling::InputAttrsPreProcess in incre_flash_attention_tiling.cpp; fused takes 0 to 3 of one row, too.
   require(tiling_of(a) != Tiling::incremental || a.inner_precise <= 1, "innerPrecise is ", a.inner_precise,
           "; one query row with D ", a.head_size(), " or with integers takes 0 and 1");
   check_keys(a);
