@@ -2,6 +2,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 
@@ -17,6 +19,8 @@ void* simcann_ptr(const void*);
 bool simcann_capture(aclrtStream, std::function<void()>*);
 bool simcann_is_device_memory(const void* address, size_t bytes);
 int simcann_stream_id(aclrtStream);
+void simcann_lose_device(int error);
+int simcann_lost();
 }
 
 namespace sim {
@@ -61,6 +65,12 @@ struct Launch {
 
 int execute(const Launch& launch) {
   const Prepared& op = *launch.prepared;
+  if (const int code = simcann_lost()) return code;
+  while (injected_error(op.name, kHangs)) pause();
+  if (const int code = injected_error(op.name, kOnDevice)) {  // the launch succeeds, and nothing is written
+    simcann_lose_device(code);
+    return 0;
+  }
   try {
     // Plain CPU kernels, below autograd, autocast and torch modes, invisible to profilers.
     at::AutoDispatchBelowADInplaceOrView below;
@@ -117,7 +127,7 @@ int guarded(const char* name, const std::function<void()>& body) {
 
 int phase_one(const char* name, uint64_t* workspace_size, aclOpExecutor** executor,
               const std::function<std::shared_ptr<Prepared>()>& make) {
-  if (int code = injected_error(name, 1)) return fail(name, "injected fault in phase 1", code);
+  if (int code = injected_error(name, kPhaseOne)) return fail(name, "injected fault in phase 1", code);
   return guarded(name, [&] {
     require_soc(name);
     auto prepared = make();
@@ -143,7 +153,7 @@ int run(const char* name, aclOpExecutor* executor, void* workspace, uint64_t wor
     return fail(name, error.what(), kBadParameter);
   }
   if (!executor->repeatable && dies(executor, Kind::executor)) retire([executor] { delete executor; });
-  if (int code = injected_error(name, 2)) return fail(name, "injected fault in phase 2", code);
+  if (int code = injected_error(name, kPhaseTwo)) return fail(name, "injected fault in phase 2", code);
   Launch launch{prepared, workspace, simcann_stream_id(stream)};
   std::function<void()> task = [launch] { execute(launch); };
   if (simcann_capture(stream, &task)) return 0;

@@ -13,7 +13,8 @@ namespace {
 
 struct Fault {
   std::string pattern;  // of names, as a shell has them
-  int phase, code;
+  Where where;
+  int code;
   int only;  // the call that fails, from 1; 0: every call
   int calls = 0;
 };
@@ -31,14 +32,27 @@ std::vector<std::string> split(const std::string& text, char by) {
   return all;
 }
 
-/// "aclnnX:561002", "aclnnX@2:361001" (phase 2), "aclnnX:561002:3" (the third call only), comma between several.
+Where where_of(const std::string& text) {
+  if (text == "device") return kOnDevice;
+  if (text == "hang") return kHangs;
+  return text == "2" ? kPhaseTwo : kPhaseOne;
+}
+
+int code_at(Where where) {
+  constexpr int kAicoreException = 507015;
+  return where == kOnDevice ? kAicoreException : 561002;
+}
+
+/// "aclnnX:561002", "aclnnX@2:361001" (phase 2), "aclnnX@device:507015", "aclnnX@hang", "aclnnX:561002:3" (the third
+/// call only), comma between several.
 void set_faults(const char* text) {
   std::vector<Fault> parsed;
   for (const auto& one : split(text ? text : "", ',')) {
     auto parts = split(one, ':');
     auto at = parts[0].find('@');
-    parsed.push_back({parts[0].substr(0, at), at == std::string::npos ? 1 : atoi(parts[0].c_str() + at + 1),
-                      parts.size() > 1 ? atoi(parts[1].c_str()) : 561002,
+    const Where where = at == std::string::npos ? kPhaseOne : where_of(parts[0].substr(at + 1));
+    parsed.push_back({parts[0].substr(0, at), where,
+                      parts.size() > 1 ? atoi(parts[1].c_str()) : code_at(where),
                       parts.size() > 2 ? atoi(parts[2].c_str()) : 0});
   }
   faults = std::move(parsed);
@@ -56,11 +70,11 @@ void read_environment() {
 
 }  // namespace
 
-int injected_error(const std::string& name, int phase) {
+int injected_error(const std::string& name, Where where) {
   std::lock_guard<std::mutex> lock(mutex);
   read_environment();
   for (auto& fault : faults) {
-    if (fault.phase != phase || fnmatch(fault.pattern.c_str(), name.c_str(), 0)) continue;
+    if (fault.where != where || fnmatch(fault.pattern.c_str(), name.c_str(), 0)) continue;
     fault.calls++;
     if (!fault.only || fault.calls == fault.only) return fault.code;
   }

@@ -4,8 +4,10 @@
 
 namespace sim {
 
-/// The code that phase 1 or 2 of this operator shall return now, or 0.
-int injected_error(const std::string& name, int phase);
+/// Where an operator fails: in a phase, or on the device once it was launched, which loses the device or never ends.
+enum Where { kPhaseOne = 1, kPhaseTwo = 2, kOnDevice = 3, kHangs = 4 };
+/// The code with which this operator shall fail there now, or 0.
+int injected_error(const std::string& name, Where where);
 /// Whether the operator shall compute wrong numbers.
 bool is_wrong(const std::string& name);
 /// Changes every output.

@@ -184,6 +184,7 @@ aclError aclrtGetPrimaryCtxState(int32_t d, uint32_t* flags, int32_t* active) {
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeDevice() {
+  if (const int code = lost()) return code;
   trace_event("synchronize", "\"what\":\"device\"");
   return ACL_SUCCESS;
 }

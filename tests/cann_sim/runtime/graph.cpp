@@ -44,6 +44,7 @@ aclError aclmdlRIGetId(aclmdlRI m, uint32_t* id) {
   return ACL_SUCCESS;
 }
 aclError aclmdlRIExecuteAsync(aclmdlRI m, aclrtStream) {
+  if (const int code = lost()) return code;
   auto* graph = static_cast<Graph*>(m);
   trace_event("replay", text("\"graph\":%u,\"tasks\":%zu", graph->id, graph->tasks.size()));
   replayed = static_cast<int>(graph->id);

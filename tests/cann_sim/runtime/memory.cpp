@@ -54,6 +54,7 @@ bool simcann_capture(aclrtStream, std::function<void()>*);
 static aclError dev_malloc(void** p, size_t n, bool host) {
   int d = current_device();
   if (!host) {
+    if (const int code = lost()) return code;
     std::lock_guard<std::mutex> lock(state().mutex);
     if (state().used[d] + n > device_memory()) {
       last_error = "simcann: out of device memory";
@@ -129,6 +130,7 @@ static bool kind_fits(const void* to, const void* from, aclrtMemcpyKind kind) {
   }
 }
 static aclError copy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind) {
+  if (const int code = lost()) return code;
   if (bytes > room || (bytes && strict() && !kind_fits(to, from, kind))) {
     last_error = bytes > room ? "simcann: copy of more bytes than there is room for"
                               : "simcann: a pointer of the copy is not where its kind says";
@@ -176,6 +178,7 @@ aclError aclrtMemcpyBatchAsync(void** d, size_t* dm, void** s, size_t* n, size_t
   return aclrtMemcpyBatch(d, dm, s, n, b, a, ai, na, fail);
 }
 aclError aclrtMemset(void* p, size_t mx, int32_t v, size_t n) {
+  if (const int code = lost()) return code;
   if (n > mx) return ACL_ERROR_INVALID_PARAM;
   memset(alias(p), v, n);
   return ACL_SUCCESS;

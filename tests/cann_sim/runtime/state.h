@@ -66,6 +66,8 @@ inline int current_device() { return current_device_or_none >= 0 ? current_devic
 inline int device_count() { return env_int("SIMCANN_DEVICES", 2); }
 inline size_t device_memory() { return static_cast<size_t>(env_int("SIMCANN_MEM_MB", 8192)) << 20; }
 uint64_t now_ns();
+/// What a call that reaches the device returns once the device is lost, else 0 (SIMCANN_FAIL=aclnnX@device).
+int lost();
 
 /// Strict memory: a device address lies in a window that no access is allowed to, so that host code that dereferences
 /// it faults as on a real machine. The simulated device reaches the bytes through an alias at a fixed distance.

@@ -13,6 +13,7 @@ std::atomic<int> next_stream{1};
 
 extern "C" {
 aclError aclrtCreateStream(aclrtStream* s) {
+  if (const int code = lost()) return code;
   auto* x = new Stream{next_stream++, current_device()};
   {
     std::lock_guard<std::mutex> lock(state().mutex);
@@ -33,11 +34,13 @@ aclError aclrtDestroyStream(aclrtStream s) {
 aclError aclrtDestroyStreamForce(aclrtStream s) { return aclrtDestroyStream(s); }
 int simcann_stream_id(aclrtStream s) { return s ? static_cast<Stream*>(s)->id : 0; }
 aclError aclrtSynchronizeStream(aclrtStream s) {
+  if (const int code = lost()) return code;
   trace_event("synchronize", text("\"what\":\"stream\",\"stream\":%d", simcann_stream_id(s)));
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream s, int32_t) { return aclrtSynchronizeStream(s); }
 aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* st) {
+  if (const int code = lost()) return code;
   *st = ACL_STREAM_STATUS_COMPLETE;
   return ACL_SUCCESS;
 }
@@ -84,6 +87,7 @@ aclError aclrtStreamWaitEvent(aclrtStream s, aclrtEvent e) {
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeEvent(aclrtEvent) {
+  if (const int code = lost()) return code;
   trace_event("synchronize", "\"what\":\"event\"");
   return ACL_SUCCESS;
 }
