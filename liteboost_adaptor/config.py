@@ -18,6 +18,7 @@ from .errors import ConfigError
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
 NZ_NAMES = ("auto", "0", "1")
+FIRST_USE_NAMES = ("process", "thread")
 ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
@@ -71,6 +72,7 @@ class Settings:
         isa: Highest instruction set the CPU kernels may use; empty for no limit.
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
+        first_use: Whether ops on an NPU are compared in a helper ``"process"`` or a ``"thread"`` of this one.
         sparse: Block-sparse attention of long prompts, or ``None``.
         tp: Over how many processes the weights are divided; 0: over all that the others leave.
         dp: How many replicas share a batch that is generated for.
@@ -87,6 +89,7 @@ class Settings:
     isa: str = ""
     require_native: bool = False
     nz: str = "auto"
+    first_use: str = "process"
     sparse: Sparse | None = None
     tp: int = 0
     dp: int = 1
@@ -113,25 +116,17 @@ def _level(text: str) -> int:
     return int(text)
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if (value := text.strip().lower()) not in names:
+            raise ValueError
+        return value
+
+    return parse
+
+
 def _flag(text: str) -> bool:
-    value = text.strip().lower()
-    if value not in ("0", "1", "true", "false"):
-        raise ValueError
-    return value in ("1", "true")
-
-
-def _isa(text: str) -> str:
-    value = text.strip()
-    if value and value not in ISA_NAMES:
-        raise ValueError
-    return value
-
-
-def _nz(text: str) -> str:
-    value = text.strip().lower()
-    if value not in NZ_NAMES:
-        raise ValueError
-    return value
+    return _one_of("0", "1", "true", "false")(text) in ("1", "true")
 
 
 #: Least values of what may follow the share in LITEBOOST_SPARSE.
@@ -252,7 +247,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_ISA",
         "isa",
-        _isa,
+        _one_of("", *ISA_NAMES),
         ", ".join(ISA_NAMES),
         "Highest instruction set the CPU kernels may use. Never raises what the CPU offers.",
     ),
@@ -266,10 +261,18 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_NZ",
         "nz",
-        _nz,
+        _one_of(*NZ_NAMES),
         "auto, 0 or 1",
         "Whether 16 bit weights of linear layers that do not require grad are cast to FRACTAL_NZ on an NPU: "
         "auto on a 310P, 1 also on a 910B or 910C, 0 never. See npu.md.",
+    ),
+    Variable(
+        "LITEBOOST_FIRST_USE",
+        "first_use",
+        _one_of(*FIRST_USE_NAMES),
+        "process or thread",
+        "Where an op is compared with its reference when an NPU first uses it: process, in a helper process, "
+        "whose faults are not this one's; thread, in this process. See npu.md.",
     ),
     Variable(
         "LITEBOOST_SPARSE",
@@ -339,12 +342,8 @@ def read(environ: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: A value is not allowed; the message lists the allowed ones.
     """
-    values: dict[str, Any] = {}
-    for variable in VARIABLES:
-        text = environ.get(variable.name, "")
-        if not text.strip():
-            continue
-        values[variable.field] = parse(variable, text)
+    given = {variable: environ.get(variable.name, "") for variable in VARIABLES}
+    values = {variable.field: parse(variable, text) for variable, text in given.items() if text.strip()}
     known = {variable.name for variable in VARIABLES}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:

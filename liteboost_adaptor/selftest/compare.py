@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -57,11 +58,21 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one op and kind."""
+    """The figures of one op and kind.
+
+    Attributes:
+        op: Name without namespace.
+        kind: As in `selftest.case.cases_of`.
+        figures: One for each case and round.
+        fault: What ended the comparison or took its device away; empty if nothing did.
+        seconds: What the comparison took.
+    """
 
     op: str
     kind: str
     figures: tuple[Figure, ...]
+    fault: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def served(self) -> tuple[Figure, ...]:
@@ -81,6 +92,8 @@ class Result:
     @property
     def reason(self) -> str:
         """The reason against using the op for this kind, or an empty string."""
+        if self.fault:
+            return self.fault
         if not self.figures:
             return f"nothing is known to compare it by ({self.kind})"
         if not self.served:
@@ -107,10 +120,11 @@ def compare(op: str, kind: str, device: str) -> Result:
     Raises:
         torch.OutOfMemoryError: The device has no memory left; nothing is said about the op.
     """
+    before = time.perf_counter()
     rounds = [cases_of(op, kind, seed) for seed in range(ROUNDS)]
     with torch.no_grad(), _verifying(device) as fallback:
         figures = [_figure(op, case, device, fallback) for cases in rounds for case in cases]
-    return Result(op, kind, tuple(figures))
+    return Result(op, kind, tuple(figures), seconds=time.perf_counter() - before)
 
 
 def place(tensor: Tensor, device: str) -> Tensor:

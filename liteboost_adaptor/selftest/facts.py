@@ -15,6 +15,7 @@ import torch
 from .. import __version__, native, native_npu
 from ..environment import machine
 
+HERE = Path(__file__).parent
 #: Where Ascend's driver says which one it is.
 DRIVER_VERSION = "/usr/local/Ascend/driver/version.info"
 
@@ -30,7 +31,7 @@ def identity() -> dict[str, Any]:
         "torch_npu": str(sys.modules["torch_npu"].__version__),
         "liteboost_adaptor": __version__,
         "kernels": _digest([status.path] if status and status.path else []),
-        "cases": _digest(sorted(Path(__file__).parent.rglob("*.py"))),
+        "cases": _digest([HERE / "case.py", HERE / "compare.py", *sorted((HERE / "cases").glob("*.py"))]),
         "operators": _operator_libraries(),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ def _missing() -> str:
     except ImportError:
         return "needs torch_npu and CANN"
     return "" if torch.npu.is_available() else "needs an NPU"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compared_in_the_process_itself() -> Iterator[None]:
+    """Faults that a test plants in its process must reach the comparison; test_helper.py is about helpers."""
+    from liteboost_adaptor import config
+
+    os.environ["LITEBOOST_FIRST_USE"] = "thread"
+    config.settings.cache_clear()
+    yield
+    del os.environ["LITEBOOST_FIRST_USE"]
+    config.settings.cache_clear()
 
 
 @pytest.fixture(autouse=True)

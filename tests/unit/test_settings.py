@@ -48,6 +48,8 @@ def test_settings_are_frozen() -> None:
         ("LITEBOOST_NZ", " Auto ", "nz", "auto"),
         ("LITEBOOST_NZ", "0", "nz", "0"),
         ("LITEBOOST_NZ", "1", "nz", "1"),
+        ("LITEBOOST_FIRST_USE", " Thread ", "first_use", "thread"),
+        ("LITEBOOST_FIRST_USE", "process", "first_use", "process"),
         ("LITEBOOST_TP", "auto", "tp", 0),
         ("LITEBOOST_TP", " 4 ", "tp", 4),
         ("LITEBOOST_DP", "2", "dp", 2),
