@@ -103,7 +103,7 @@ std::string kind(const Call& call, const Plan& plan) {
   }
   if (given(call.sinks)) text += call.has_late_sinks() ? " late-sinks" : " sinks";
   if (plan.has_lengths()) text += plan.cache->at_end ? " window" : " cache";
-  return text;
+  return text + sizes_kind(call.query.size(3), call.keys.length());
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ std::string kind(const Call& call, const Plan& plan) {
   if (call.mask.defined()) text += " mask";
   if (call.is_causal) text += " causal";
   if (plan.has_lengths()) text += " cache";
-  return text;
+  return text + sizes_kind(call.query.size(3), call.keys.length());
 }
 
 std::tuple<at::Tensor, at::Tensor> fused(const Call& call, const Plan& plan) {

@@ -46,7 +46,10 @@ at::Tensor experts_linear_npu(const at::Tensor& x, const at::Tensor& weight, con
   check_experts_linear(x, weight, bias, index);
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = linear_refusal(x, weight, index);
-  if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
+  if (refusal == kServed) {
+    const bool has_bias = bias.has_value() && bias->defined();
+    refusal = npu::unverified(op, std::string(npu::dtype_name(x.scalar_type())) + (has_bias ? " bias" : ""));
+  }
   const auto reference = [&](Refusal why) {
     return fall_back<decltype(experts_linear_npu)>(op, why).call(x, weight, bias, index);
   };

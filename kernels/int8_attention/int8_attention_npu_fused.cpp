@@ -88,7 +88,7 @@ std::string kind_of_integers(const Call& asked, const Keys& scales, bool within_
   const Call call = asked.is_one() ? asked : one_key_head_each(asked);
   const Reading reading = reading_of(call, asked.is_one() ? scales : one_head_each(scales), within_cache);
   if (reading.has_lengths()) text += reading.integers->at_end ? " window" : " cache";
-  return text;
+  return text + sizes_kind(asked.query.size(3), asked.keys.length());
 }
 
 at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool within_cache) {

@@ -62,6 +62,11 @@ Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
   return kQuantize.available() && (kV5.available() || kV4.available()) ? kServed : "not in this CANN";
 }
 
+Refusal unverified(const at::Tensor& x, bool has_bias) {
+  return npu::unverified("linear_w8a8",
+                         std::string(npu::dtype_name(x.scalar_type())) + (has_bias ? " bias" : ""));
+}
+
 // Rows of integers [M, K] and their scales [M], times the weight.
 at::Tensor product(const at::Tensor& integers, const at::Tensor& row_scales, const at::Tensor& weight,
                    const at::Tensor& scales, const OptionalTensor& bias, at::ScalarType dtype) {
@@ -83,7 +88,7 @@ at::Tensor linear_w8a8_npu(const at::Tensor& x, const at::Tensor& weight, const 
   check_linear_w8a8(x, weight, scales, bias);
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = refusal_of(x, weight);
-  if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()));
+  if (refusal == kServed) refusal = unverified(x, bias.has_value() && bias->defined());
   const auto reference = [&](Refusal why) {
     return fall_back<decltype(linear_w8a8_npu)>(op, why).call(x, weight, scales, bias);
   };
@@ -166,7 +171,8 @@ std::string norm_int8_refusal(const at::Tensor& x) {
     return "not in this CANN";
   }
   const c10::DeviceGuard guard(x.device());
-  const Refusal refusal = npu::unverified("linear_w8a8", npu::dtype_name(x.scalar_type()));
+  Refusal refusal = unverified(x, false);
+  if (refusal == kServed) refusal = unverified(x, true);  // the products that follow may have any
   return refusal == kServed ? "" : refusal;
 }
 

@@ -66,9 +66,8 @@ bool is_whole_nz(const at::Tensor& weight) {
 }
 
 // What a kind of verdict has behind dtype and form.
-std::string nz_kind(bool any_nz, bool any_bias) {
-  if (!any_nz) return "";
-  return any_bias ? " nz bias" : " nz";
+std::string layout_kind(bool any_nz, bool any_bias) {
+  return std::string(any_nz ? " nz" : "") + (any_bias ? " bias" : "");
 }
 
 Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
@@ -116,7 +115,7 @@ at::Tensor linear_npu(const at::Tensor& x, const at::Tensor& weight, const Optio
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = refusal_of(x, weight, bias);
   if (refusal == kServed) {
-    refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()) + nz_kind(is_nz(weight), given(bias)));
+    refusal = npu::unverified(op, npu::dtype_name(x.scalar_type()) + layout_kind(is_nz(weight), given(bias)));
   }
   const auto reference = [&](Refusal why) {
     return fall_back<decltype(linear_npu)>(op, why).call(x, in_nd(weight), bias);
@@ -146,7 +145,7 @@ at::Tensor gated_linear_npu(const at::Tensor& x, const at::Tensor& gate_weight,
   if (refusal == kServed) refusal = gating_refusal(x.scalar_type(), gate_weight.size(0), how);
   if (refusal == kServed) {
     const std::string layout =
-        nz_kind(is_nz(gate_weight) || is_nz(up_weight), given(gate_bias) || given(up_bias));
+        layout_kind(is_nz(gate_weight) || is_nz(up_weight), given(gate_bias) || given(up_bias));
     refusal = npu::unverified(op, gating_kind(x.scalar_type(), how) + layout);
   }
   const auto reference = [&](Refusal why) {
@@ -210,7 +209,8 @@ std::string npu_nz_refusal(const at::Tensor& weight, const OptionalTensor& bias)
     refusal = "bf16 on a 310P";
   }
   if (refusal == kServed) {
-    refusal = npu::unverified("linear", npu::dtype_name(weight.scalar_type()) + nz_kind(true, given(bias)));
+    refusal =
+        npu::unverified("linear", npu::dtype_name(weight.scalar_type()) + layout_kind(true, given(bias)));
   }
   return refusal == kServed ? "" : refusal;
 }

@@ -250,7 +250,12 @@ at::Tensor layer_norm_npu(const at::Tensor& x, const OptionalTensor& weight, con
   check_layer_norm(x, weight, bias, eps);
   const c10::DeviceGuard guard(x.device());
   Refusal refusal = layer_norm_refusal(x, weight, bias);
-  if (refusal == kServed) refusal = npu::unverified("layer_norm", npu::dtype_name(x.scalar_type()));
+  if (refusal == kServed) {
+    std::string text = npu::dtype_name(x.scalar_type());
+    if (!weight.has_value() || !weight->defined()) text += " weightless";
+    if (bias.has_value() && bias->defined()) text += " bias";
+    refusal = npu::unverified("layer_norm", text);
+  }
   const auto reference = [&](Refusal why) {
     return fall_back<decltype(layer_norm_npu)>("layer_norm", why).call(x, weight, bias, eps);
   };

@@ -9,6 +9,7 @@
 
 #include "attention/attention_npu_hiding.h"
 #include "attention/attention_npu_infer.h"
+#include "attention/attention_npu_launch.h"
 #include "npu/aclnn.h"
 #include "npu/serve.h"
 #include "paged_attention/paged_attention.h"
@@ -94,14 +95,14 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
   return given(block_table) ? refusal_of_pages(key, value, packed.spans) : kServed;
 }
 
-std::string kind(const at::Tensor& query, const OptionalTensor& block_table, const Packed& packed) {
+std::string kind(const at::Tensor& query, const OptionalTensor& block_table, const Packed& packed,
+                 int64_t longest) {
   std::string text = npu::dtype_name(query.scalar_type());
   text += given(block_table) ? " pages" : " packed";
   if (!packed.is_causal) text += " full";
   if (packed.window > 0) text += " window";
   if (packed.has_sinks) text += " sinks";
-  if (!has_usual_heads(query)) text += " other-heads";
-  return text;
+  return text + sizes_kind(query.size(2), longest);
 }
 
 at::Tensor fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -167,7 +168,7 @@ at::Tensor paged_attention_npu(const at::Tensor& query, const at::Tensor& key, c
   if (refusal == kServed && is_causal && !triangle(query.device()).defined()) {
     refusal = "no causal mask can be made while a graph is captured";
   }
-  if (refusal == kServed) refusal = npu::unverified(kOp, kind(query, block_table, packed));
+  if (refusal == kServed) refusal = npu::unverified(kOp, kind(query, block_table, packed, longest));
   const auto reference = [&](Refusal why) {
     return fall_back<decltype(paged_attention_npu)>(kOp, why).call(query, key, value, cu_seqlens_q,
                                                                    cu_seqlens_k, block_table, scaling,

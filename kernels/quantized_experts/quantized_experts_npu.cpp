@@ -44,7 +44,8 @@ struct Weights {
   int64_t inputs() const { return integers.size(2) * (is_words() ? kInWord : 1); }
 };
 
-Refusal refusal_of(const at::Tensor& x, const Weights& weights, const at::Tensor& index) {
+Refusal refusal_of(const at::Tensor& x, const Weights& weights, const OptionalTensor& bias,
+                   const at::Tensor& index) {
   if (x.numel() == 0 || weights.integers.numel() == 0 || index.numel() == 0) return "no elements";
   if (x.scalar_type() == at::kFloat) return "fp32";
   if (npu::soc() == npu::Soc::a310p) return "a 310P";
@@ -58,6 +59,7 @@ Refusal refusal_of(const at::Tensor& x, const Weights& weights, const at::Tensor
   kind += weights.is_words() ? " 4 bits" : " 8 bits";
   if (given(weights.offsets)) kind += " with zero points";
   if (weights.is_words() && weights.scales.size(1) == 1) kind += " in one group";
+  if (given(bias)) kind += " bias";
   return npu::unverified(kOp, kind);
 }
 
@@ -121,7 +123,7 @@ at::Tensor products(const at::Tensor& x, const Weights& weights, const OptionalT
     npu::count_fallback(kOp, why);
     return one_by_one(x, weights, bias, index);
   };
-  if (const Refusal refusal = refusal_of(x, weights, index); refusal != kServed) return apart(refusal);
+  if (const Refusal refusal = refusal_of(x, weights, bias, index); refusal != kServed) return apart(refusal);
   return npu::serve(kOp, [&] { return grouped(x, weights, bias, index); }, apart);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Head sizes that are listed for ops whose kinds tell them, the most usual one first.
+HEADS = (128, 64, 80, 96, 256)
+#: Keys from which on a kind is called long: kernels divide them among cores, and causal masks are in blocks.
+LONG_FROM = 2049
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,16 +41,20 @@ class Kind:
     """A dtype and a layout class, and the random tensors of its cases.
 
     Attributes:
-        text: As the C++ side spells it: ``"bf16"``, ``"bf16 offset"``.
+        text: As the C++ side spells it: ``"bf16"``, ``"bf16 offset"``, ``"bf16 decode head-128 long"``.
         dtype: Of the tensors.
-        layout: What follows the dtype: ``""``, ``"offset"``.
+        layout: What follows the dtype: ``""``, ``"offset"``, ``"decode"``.
         seed: Another one gives other values.
+        head: The head size that it is about; 0: of any.
+        is_long: Whether it is about `LONG_FROM` keys and more.
     """
 
     text: str
     dtype: torch.dtype
     layout: str
     seed: int = 0
+    head: int = 0
+    is_long: bool = False
     _generator: torch.Generator = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,23 +89,46 @@ class Kind:
         return order[: math.prod(size)].reshape(size)
 
 
+_SIZED = re.compile(r"(?P<layout>.*) head-(?P<head>[1-9]\d*)(?P<long> long)?")
+
 Maker = Callable[[Kind], Iterator[Case]]
 
-#: For each op: its layout classes, and what makes the cases of one.
-_MAKERS: dict[str, tuple[tuple[str, ...], Maker]] = {}
+
+@dataclass(frozen=True)
+class _Cases:
+    """The layout classes of an op, and what makes the cases of one; `varied` as of `makes_cases`."""
+
+    layouts: tuple[str, ...]
+    maker: Maker
+    varied: tuple[str, ...]
+
+    def listed(self) -> Iterator[str]:
+        """Layout, head size and length class of every kind that `kinds_of` lists."""
+        if not self.varied:
+            yield from self.layouts
+            return
+        yield from (f"{layout} head-{HEADS[0]}" for layout in self.layouts)
+        for layout in self.varied:
+            yield from (f"{layout} head-{head}" for head in HEADS[1:])
+            yield f"{layout} head-{HEADS[0]} long"
 
 
-def makes_cases(op: str, *layouts: str) -> Callable[[Maker], Maker]:
+_MAKERS: dict[str, _Cases] = {}
+
+
+def makes_cases(op: str, *layouts: str, varied: tuple[str, ...] = ()) -> Callable[[Maker], Maker]:
     """Decorate the generator of an op's cases.
 
     Args:
         op: Name without namespace.
         layouts: The layout classes it makes cases for, as the kernel names them behind the dtype; ``""``,
             which is also the default, for an op that has but one.
+        varied: For an op whose kinds end with a head size and a length class (``head-64``, ``head-64 long``):
+            the layouts that are listed with every size of `HEADS`, and long. Each has cases of any size.
     """
 
     def register(maker: Maker) -> Maker:
-        _MAKERS[op] = (layouts or ("",), maker)
+        _MAKERS[op] = _Cases(layouts or ("",), maker, varied)
         return maker
 
     return register
@@ -108,9 +140,8 @@ def ops_with_cases() -> tuple[str, ...]:
 
 
 def kinds_of(op: str) -> list[str]:
-    """Every kind that cases are made for: each dtype with each layout class."""
-    layouts, _ = _MAKERS[op]
-    return [f"{dtype} {layout}".strip() for layout in layouts for dtype in _dtypes_in(layout)]
+    """The kinds to compare where no model asks: each dtype with each layout class that is listed."""
+    return [f"{dtype} {layout}".strip() for layout in _MAKERS[op].listed() for dtype in _dtypes_in(layout)]
 
 
 def _dtypes_in(layout: str) -> list[str]:
@@ -123,11 +154,15 @@ def cases_of(op: str, kind: str, seed: int = 0) -> list[Case]:
 
     Args:
         op: Name without namespace.
-        kind: A dtype of `DTYPES`, and behind it the layout class if the op has several.
+        kind: A dtype of `DTYPES`, and behind it the layout class if the op has several; then, of an op whose
+            kinds tell them, ``head-`` with a size, and ``long``.
         seed: Another one gives other values in the same shapes.
     """
+    found = _MAKERS.get(op)
     dtype, _, layout = kind.partition(" ")
-    layouts, maker = _MAKERS.get(op, ((), None))
-    if maker is None or layout not in layouts or dtype not in _dtypes_in(layout):
+    head, is_long = 0, False
+    if found is not None and found.varied and (sized := _SIZED.fullmatch(layout)):
+        layout, head, is_long = sized["layout"], int(sized["head"]), bool(sized["long"])
+    if found is None or layout not in found.layouts or dtype not in _dtypes_in(layout):
         return []
-    return list(maker(Kind(kind, DTYPES[dtype], layout, seed)))
+    return list(found.maker(Kind(kind, DTYPES[dtype], layout, seed, head, is_long)))

@@ -90,7 +90,7 @@ def test_every_op_computes_what_its_operator_refuses(op: str) -> None:
     refusing = [f"aclnn{name}:561002" for name in FUSED]
     served = False
     for kind in kinds_of(op):
-        if not kind.startswith("bf16"):
+        if not kind.startswith("bf16") or kind.endswith(" long"):
             continue
         with failing(*refusing):
             figures = compare(op, kind, "npu").figures

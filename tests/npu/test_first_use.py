@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from liteboost_adaptor import config, native_npu
 from liteboost_adaptor.ops import norm
 from liteboost_adaptor.selftest import compare, facts, first_use
+from liteboost_adaptor.selftest.case import cases_of
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +217,35 @@ def test_nothing_is_compared_while_a_graph_is_captured(cache: Path) -> None:
     # Afterwards it is compared as ever.
     torch.testing.assert_close(torch.ops.liteboost.rms_norm(x, weight, 1e-6).cpu(), expected)
     assert native_npu.verdicts() == [("rms_norm", "fp32", "")]
+
+
+@torch.no_grad()
+def test_kinds_tell_bias_head_size_and_length(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def note(op: str, kind: str) -> str:
+        asked.append(f"{op} {kind}")
+        return "" if cases_of(op, kind) else "no cases"
+
+    monkeypatch.setattr(first_use, "verdict", note)
+    ops = torch.ops.liteboost
+    weight, bias = (
+        torch.randn(64, 64, dtype=torch.bfloat16).npu(),
+        torch.zeros(64, dtype=torch.bfloat16).npu(),
+    )
+    ops.linear(weight, weight, None), ops.linear(weight, weight, bias)
+    ops.layer_norm(weight, bias, bias, 1e-5), ops.layer_norm(weight, None, bias, 1e-5)
+    ops.linear_w8a8(weight, weight.to(torch.int8), bias.float(), bias)
+    for head, queries, keys in ((64, 1, 2048), (80, 1, 2049), (128, 3, 9)):
+        query = torch.zeros(1, 2, queries, head, dtype=torch.bfloat16).npu()
+        states = torch.zeros(1, 2, keys, head, dtype=torch.bfloat16).npu()
+        ops.attention(query, states, states, None, 1.0, True)
+    assert asked == [
+        *("linear bf16", "linear bf16 bias", "layer_norm bf16 bias", "layer_norm bf16 weightless bias"),
+        *("linear_w8a8 bf16 bias", "attention bf16 decode head-64", "attention bf16 decode head-80 long"),
+        "attention bf16 prefill head-128",
+    ]
+    assert all(reason == "" for _, _, reason in native_npu.verdicts())
 
 
 PROCESS = """

@@ -11,6 +11,8 @@ import torch
 
 from liteboost_adaptor import cli, native_npu
 from liteboost_adaptor.selftest import compare, facts
+from liteboost_adaptor.selftest import report as report_module
+from liteboost_adaptor.selftest.case import kinds_of, ops_with_cases
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +24,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.ops.liteboost._npu_forget_verdicts()  # a fault that was planted is not one of tests that follow
 
 
-def test_every_op_with_an_aclnn_operator_passes(cache: Path) -> None:
+LONG = [(op, kind) for op in ops_with_cases() for kind in kinds_of(op) if kind.endswith(" long")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("op", "kind"), LONG)
+def test_every_op_passes_with_many_keys(op: str, kind: str) -> None:
+    result = compare.compare(op, kind, "npu")
+    assert not result.failed and (result.served or all(figure.fallback for figure in result.figures))
+
+
+def test_every_op_with_an_aclnn_operator_passes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        report_module, "kinds_of", lambda op: [k for k in kinds_of(op) if (op, k) not in LONG]
+    )
     report, figures = cache / "report.md", cache / "figures.json"
     code = cli.main(["selftest", "--device", "npu", "--report", str(report), "--json", str(figures)])
     found = json.loads(figures.read_text())
@@ -56,11 +71,11 @@ def test_wrong_op_fails_the_command_and_the_next_first_use(
     monkeypatch.setattr(compare, "OWN_FACTOR", 0.0)
     report = cache / "report.md"
     assert cli.main(["selftest", "--device", "npu", "--ops", "layer_norm", "--report", str(report)]) == 1
-    assert "**fails**" in report.read_text() and "| layer_norm | bf16 | 16 of 16 | 5.0" in report.read_text()
+    assert "**fails**" in report.read_text() and "| layer_norm | bf16 | 14 of 14 | 5.0" in report.read_text()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     x = torch.randn(2, 64, dtype=torch.bfloat16).npu()
     with torch.no_grad():
         torch.ops.liteboost.layer_norm(x, None, None, 1e-5)
     ((op, kind, reason),) = native_npu.verdicts()
-    assert (op, kind) == ("layer_norm", "bf16") and "differs from its reference" in reason
+    assert (op, kind) == ("layer_norm", "bf16 weightless") and "differs from its reference" in reason

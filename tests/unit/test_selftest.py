@@ -24,10 +24,19 @@ def library() -> None:
     native.load()
 
 
+def short_kinds_of(op: str) -> list[str]:
+    """Without those of thousands of keys, which take seconds each."""
+    return [kind for kind in kinds_of(op) if not kind.endswith(" long")]
+
+
+def long_kinds() -> list[tuple[str, str]]:
+    return [(op, kind) for op in ops_with_cases() for kind in kinds_of(op) if kind.endswith(" long")]
+
+
 def test_every_op_has_cases_of_every_dtype() -> None:
     assert set(ops_with_cases()) == set(ops())
     for op in ops_with_cases():
-        for kind in kinds_of(op):
+        for kind in short_kinds_of(op):
             cases = cases_of(op, kind)
             assert len({case.label for case in cases}) == len(cases) >= 2
             tensors = [value for case in cases for value in case.arguments.values() if torch.is_tensor(value)]
@@ -36,9 +45,42 @@ def test_every_op_has_cases_of_every_dtype() -> None:
 
 @pytest.mark.parametrize("op", ops_with_cases())
 def test_every_kernel_of_the_cpu_passes(op: str) -> None:
-    for kind in kinds_of(op):
+    for kind in short_kinds_of(op):
         result = compare.compare(op, kind, "cpu")
         assert result.reason == "" and len(result.served) >= 4
+
+
+def test_attention_is_compared_at_8k_and_32k_keys_and_with_a_long_prompt() -> None:
+    assert {op for op, _ in long_kinds()} == {
+        "attention",
+        "attention_part",
+        "int8_attention",
+        "paged_attention",
+    }
+    for phase, (queries, keys) in {"decode": (1, 32768), "prefill": (2304, 2304)}.items():
+        cases = cases_of("attention", f"bf16 {phase} head-64 long")
+        shapes = {(case.arguments["query"].shape[2], case.arguments["key"].shape[2]) for case in cases}
+        assert (queries, keys) in shapes and all(keys > 2048 for _, keys in shapes)
+        assert any(8192 <= keys < 9000 for _, keys in shapes)
+        assert {case.arguments["query"].shape[3] for case in cases} == {64}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("op", "kind"), long_kinds())
+def test_every_kernel_of_the_cpu_passes_with_many_keys(op: str, kind: str) -> None:
+    result = compare.compare(op, kind, "cpu")
+    assert result.reason == "" and len(result.served) >= 4
+
+
+def test_a_head_size_that_is_not_listed_has_cases_of_its_own() -> None:
+    for op, layout in (
+        ("attention", "decode mask"),
+        ("paged_attention", "pages"),
+        ("attention_part", "decode"),
+    ):
+        (size,) = {case.arguments["query"].shape[-1] for case in cases_of(op, f"bf16 {layout} head-112")}
+        assert size == 112 and f"bf16 {layout} head-112" not in kinds_of(op)
+    assert cases_of("rms_norm", "bf16 head-64") == cases_of("attention", "bf16 decode head-0") == []
 
 
 def test_seed_changes_the_values_and_nothing_else() -> None:

@@ -12,6 +12,9 @@ from ..case import Case, Kind, makes_cases
 #: (batch, heads, kv heads, queries, keys, head size); queries are 1 where a token is decoded.
 PREFILL = ((1, 2, 2, 16, 16, 64), (2, 4, 1, 9, 9, 128), (2, 6, 2, 5, 21, 64), (2, 4, 4, 6, 11, 96))
 DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64), (2, 4, 4, 1, 11, 96))
+#: From `LONG_FROM` keys on: a prompt of more than a block of the causal mask, and the end of longer ones.
+LONG_PREFILL = ((1, 1, 1, 2304, 2304, 128), (1, 2, 1, 16, 8200, 128), (1, 2, 2, 3, 32768, 128))
+LONG_DECODE = ((1, 2, 1, 1, 2052, 128), (2, 2, 1, 1, 8200, 128), (1, 2, 2, 1, 32768, 128))
 #: What hides keys, or else changes the logits; "" is causality alone.
 MASKS = tuple(f"{mask} {beside}".strip() for mask in ("mask", "bias") for beside in ("", "causal", "window"))
 OPTIONS = ("", "full", *MASKS, "window", "softcap")
@@ -28,10 +31,21 @@ LAYOUTS = tuple(
 )
 
 
-@makes_cases("attention", *LAYOUTS)
+def sizes(kind: Kind) -> Iterator[tuple[int, ...]]:
+    """Of the cases of a kind: those of its phase and length class, with its head size where it has one."""
+    phase = kind.words[0]
+    if kind.is_long:
+        found = LONG_PREFILL if phase == "prefill" else LONG_DECODE
+    else:
+        found = PREFILL if phase == "prefill" else DECODE
+    for *size, head in found:
+        yield (*size, kind.head or head)
+
+
+@makes_cases("attention", *LAYOUTS, varied=("prefill", "decode", "decode cache", "decode mask"))
 def attention(kind: Kind) -> Iterator[Case]:
-    phase, *options = kind.words
-    for size in PREFILL if phase == "prefill" else DECODE:
+    _, *options = kind.words
+    for size in sizes(kind):
         batch, heads, kv_heads, queries, keys, head = size
         arguments: dict[str, Any] = {
             "query": kind.swapped(batch, heads, queries, head),
@@ -43,7 +57,8 @@ def attention(kind: Kind) -> Iterator[Case]:
             arguments |= _option(option, kind, size)
         label = f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}"
         spare = SPARE if "cache" in options else 0
-        for order, make in (("", kind.normal), (", all with positions before heads", kind.swapped)):
+        orders = (("", kind.normal), (", all with positions before heads", kind.swapped))
+        for order, make in orders[: 1 if kind.is_long else 2]:
             for name in ("key", "value"):
                 states = make(batch, kv_heads, keys + spare, head)
                 states[:, :, keys:] = torch.nan  # never written, so anything may stand there
@@ -60,10 +75,10 @@ PARTS = tuple(
 )
 
 
-@makes_cases("attention_part", *PARTS)
+@makes_cases("attention_part", *PARTS, varied=("prefill", "decode", "decode cache"))
 def attention_part(kind: Kind) -> Iterator[Case]:
-    phase, *options = kind.words
-    for size in PREFILL if phase == "prefill" else DECODE:
+    _, *options = kind.words
+    for size in sizes(kind):
         batch, heads, kv_heads, queries, keys, head = size
         arguments = {
             "query": kind.swapped(batch, heads, queries, head),

@@ -12,14 +12,16 @@ from ..case import Case, Kind, makes_cases
 SIZES = ((1, 2, 4, 64, 96), (9, 3, 8, 96, 64))
 
 
-@makes_cases("experts_linear")
+@makes_cases("experts_linear", "", "bias")
 def experts_linear(kind: Kind) -> Iterator[Case]:
     for tokens, slots, experts, inputs, outputs in SIZES:
         weight = kind.normal(experts, outputs, inputs, scale=inputs**-0.5)
         index = kind.integers(experts + 1, tokens, slots)
         label = f"{tokens} x {slots} of {experts}, [{outputs}, {inputs}]"
-        x, bias = kind.normal(tokens, inputs), kind.normal(experts, outputs)
-        yield Case(label, {"x": x, "weight": weight, "bias": None, "index": index})
+        x, bias = kind.normal(tokens, inputs), None
+        if "bias" in kind.words:
+            bias = kind.normal(experts, outputs)
+        yield Case(label, {"x": x, "weight": weight, "bias": bias, "index": index})
         x = kind.normal(tokens, slots, inputs)
         yield Case(f"{label}, a row for each slot", {"x": x, "weight": weight, "bias": bias, "index": index})
 

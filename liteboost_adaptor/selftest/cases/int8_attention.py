@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...ops.int8_attention import quantize_kv as rows_of
 from ..case import Case, Kind, makes_cases
-from .attention import DECODE, PREFILL, SPARE, attention
+from .attention import DECODE, SPARE, attention
 
 
 @makes_cases("quantize_kv")
@@ -29,27 +29,13 @@ LAYOUTS = tuple(
 )
 
 
-@makes_cases("int8_attention", "", "causal", *LAYOUTS)
+@makes_cases("int8_attention", *LAYOUTS, varied=("prefill", "decode", "decode cache"))
 def int8_attention(kind: Kind) -> Iterator[Case]:
-    if kind.layout in LAYOUTS:
-        spare = SPARE if "cache" in kind.words else 0
-        for case in attention(kind):
-            states = {name: _rows(case.arguments[name], spare) for name in ("key", "value")}
-            yield replace(case, arguments=case.arguments | states, rounds_to=kind.dtype)
-        return
-    for batch, heads, kv_heads, queries, keys, head in (*PREFILL, *DECODE):
-        yield Case(
-            f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}",
-            {
-                "query": kind.swapped(batch, heads, queries, head),
-                "key": rows_of(kind.normal(batch, kv_heads, keys, head)),
-                "value": rows_of(kind.normal(batch, kv_heads, keys, head)),
-                "mask": None,
-                "scaling": 1.5 * head**-0.5,
-                "is_causal": kind.layout == "causal",
-            },
-            rounds_to=kind.dtype,  # probabilities, before the product with the integers
-        )
+    spare = SPARE if "cache" in kind.words else 0
+    for case in attention(kind):
+        states = {name: _rows(case.arguments[name], spare) for name in ("key", "value")}
+        # Rounded are the probabilities, before the product with the integers.
+        yield replace(case, arguments=case.arguments | states, rounds_to=kind.dtype)
 
 
 def _rows(states: Tensor, spare: int) -> Tensor:

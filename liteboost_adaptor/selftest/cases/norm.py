@@ -73,10 +73,8 @@ def gated_rms_norm(kind: Kind) -> Iterator[Case]:
         )
 
 
-@makes_cases("layer_norm")
+@makes_cases("layer_norm", "", "bias", "weightless", "weightless bias")
 def layer_norm(kind: Kind) -> Iterator[Case]:
     for label, x in _inputs(kind):
-        weight, bias = _weight(kind, x), kind.normal(x.shape[-1], scale=0.5)
-        yield Case(label, {"x": x, "weight": weight, "bias": bias, "eps": EPS})
-    x = kind.normal(3, 160)
-    yield Case("[3, 160] without weight", {"x": x, "weight": None, "bias": None, "eps": EPS})
+        bias = kind.normal(x.shape[-1], scale=0.5) if "bias" in kind.words else None
+        yield Case(label, {"x": x, "weight": _weight(kind, x), "bias": bias, "eps": EPS})

@@ -16,22 +16,25 @@ SIZES = (
     (((9, 9), (1, 40), (5, 37)), 6, 2, 16, 128),
     (((20, 20), (3, 3)), 4, 1, 32, 64),
 )
-#: Grouped heads of a size that is neither 64, 128 nor 192.
-OTHER_SIZES = tuple(
-    (requests, 4, 2, 16, head) for (requests, *_), head in zip(SIZES, (256, 96, 80, 256), strict=True)
+#: From `LONG_FROM` keys on, beside short ones: requests that decode, and a prompt behind a prefix.
+LONG_SIZES = (
+    (((1, 8200), (1, 17)), 2, 1, 128, 128),
+    (((1, 32768),), 2, 2, 128, 128),
+    (((9, 2060), (1, 40)), 4, 2, 16, 128),
 )
 OPTIONS = ("", "full", "window", "softcap", "sinks", "window sinks")
-OPTIONS += tuple(f"{option} other-heads".strip() for option in OPTIONS if "sinks" not in option)
 LAYOUTS = tuple(f"{place} {option}".strip() for place in ("pages", "packed") for option in OPTIONS)
 #: Pages of the cache that no request has.
 SPARE = 2
 
 
-@makes_cases("paged_attention", *LAYOUTS)
+@makes_cases("paged_attention", *LAYOUTS, varied=("pages", "packed"))
 def paged_attention(kind: Kind) -> Iterator[Case]:
     place, *options = kind.words
-    sizes = OTHER_SIZES if "other-heads" in options else SIZES
-    for requests, heads, kv_heads, rows, head in sizes:
+    for requests, usual_heads, kv_heads, rows, usual in LONG_SIZES if kind.is_long else SIZES:
+        head = kind.head or usual
+        # Of unusual sizes the operator wants groups.
+        heads = usual_heads if _is_usual(head) else max(usual_heads, 2 * kv_heads)
         tokens, keys = sum(q for q, _ in requests), sum(k for _, k in requests)
         arguments: dict[str, Any] = {
             "query": kind.normal(tokens, heads, head),
@@ -65,10 +68,13 @@ def _option(name: str, kind: Kind, heads: int) -> dict[str, Any]:
             return {"sliding_window": 4}
         case "sinks":
             return {"sinks": kind.normal(heads)}
-        case "other-heads":
-            return {}
         case _:
             return {"softcap": 2.0}
+
+
+def _is_usual(head: int) -> bool:
+    """Whether packed tokens of an NPU have heads of this size with every option."""
+    return head in (64, 128, 192)
 
 
 def _sums(lengths: list[int]) -> torch.Tensor:

@@ -14,13 +14,19 @@ from .experts import SIZES
 LAYOUTS = ("8 bits", "4 bits", "4 bits in one group", "4 bits with zero points in one group")
 
 
-@makes_cases("experts_packed", "", *LAYOUTS)
+@makes_cases(
+    "experts_packed",
+    *(f"{layout}{beside}".strip() for layout in ("", *LAYOUTS) for beside in ("", " bias")),
+)
 def experts_packed(kind: Kind) -> Iterator[Case]:
-    layout = kind.layout
+    layout = kind.layout.removesuffix("bias").rstrip()
     for tokens, slots, experts, inputs, outputs in SIZES:
         rows, groups = experts * outputs, 1 if layout.endswith("one group") else inputs // 32
         arguments = {"x": kind.normal(tokens, inputs), "index": kind.integers(experts + 1, tokens, slots)}
-        arguments |= {"out_features": outputs, "bias": kind.normal(experts, outputs)}
+        arguments |= {
+            "out_features": outputs,
+            "bias": kind.normal(experts, outputs) if "bias" in kind.words else None,
+        }
         label = f"{tokens} x {slots} of {experts}, [{outputs}, {inputs}]"
         weight = (kind.integers(255, rows, inputs) - 127).to(torch.int8)
         scales = (kind.normal(rows).abs() + 0.1) * inputs**-0.5 / 127
