@@ -173,7 +173,7 @@ def selftest_table(facts: Mapping[str, str], rows: Sequence[Sequence[str]]) -> R
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("op", "kind"):
         table.add_column(name, no_wrap=True)
-    for name in ("served", "error", "allowed"):
+    for name in ("served", "error", "allowed", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
     table.add_column("remark", overflow="fold")

@@ -11,7 +11,7 @@ import torch
 
 from .. import native, native_npu
 from ..errors import ConfigError
-from . import facts, first_use
+from . import facts, first_use, helper
 from .case import kinds_of, ops_with_cases
 from .compare import Figure, Result, compare
 
@@ -37,8 +37,8 @@ class Report:
 
     @property
     def failed(self) -> tuple[Result, ...]:
-        """Ops and kinds that differ from their reference."""
-        return tuple(result for result in self.results if result.failed)
+        """Ops and kinds that differ from their reference, or took the device away."""
+        return tuple(result for result in self.results if result.failed or result.fault)
 
     @property
     def fault(self) -> str:
@@ -55,6 +55,8 @@ class Report:
                 "op": result.op,
                 "kind": result.kind,
                 "outcome": outcome(result),
+                "fault": result.fault,
+                "seconds": result.seconds,
                 "cases": [{**vars(figure), "passed": figure.passed} for figure in result.figures],
             }
             for result in self.results
@@ -95,9 +97,10 @@ def run(
     for done, (op, kind) in enumerate(pairs):
         progress(done, len(pairs), f"{op} {kind}")
         results.append(_compared(op, kind, place))
-        if place != "cpu" and results[-1].served:
+        if place != "cpu" and (results[-1].served or results[-1].fault):
             first_use.remember(results[-1])
     found = facts.of_cpu() if place == "cpu" else facts.of_npu()
+    found["comparisons"] = _cost(results, place)
     operators = {} if place == "cpu" else native_npu.operators()
     return Report(place, found, operators, tuple(results))
 
@@ -127,9 +130,27 @@ def _ready(device: str) -> str:
     return f"npu:{number}"
 
 
+def _cost(results: list[Result], place: str) -> str:
+    """What the comparisons took, and what of it a program meets."""
+    if not results:
+        return "none"
+    slowest = max(results, key=lambda result: result.seconds)
+    words = (
+        f"{len(results)} kinds in {sum(result.seconds for result in results):.1f} s, of which {slowest.op} "
+        f"({slowest.kind}) took {slowest.seconds:.1f} s"
+    )
+    if place == "cpu":
+        return words
+    return (
+        f"{words}; {helper.started()} helper processes started in {helper.start_seconds():.1f} s. A "
+        "program compares the kinds it uses when they are first used, each for at most "
+        f"{helper.KIND_SECONDS:.0f} s, and once their answers are kept none"
+    )
+
+
 def _compared(op: str, kind: str, device: str) -> Result:
     try:
-        return compare(op, kind, device)
+        return compare(op, kind, device) if device == "cpu" else first_use.compare_apart(op, kind)
     except torch.OutOfMemoryError as fault:
         words = " ".join(str(fault).split())
         return Result(op, kind, (Figure("every case", float("inf"), 0.0, f"OutOfMemoryError: {words}"),))
@@ -137,21 +158,23 @@ def _compared(op: str, kind: str, device: str) -> Result:
 
 def outcome(result: Result) -> str:
     """``"pass"``, ``"FAIL"``, or ``"not served"``: the reference runs, for the reason given."""
-    if not result.served:
-        return "not served"
-    return "FAIL" if result.failed else "pass"
+    if result.failed or result.fault:
+        return "FAIL"
+    return "pass" if result.served else "not served"
 
 
-def row(result: Result) -> tuple[str, str, str, str, str, str, str]:
-    """Op, kind, cases served, largest error, what it may be, outcome and remark: of one line in a table."""
+def row(result: Result) -> tuple[str, str, str, str, str, str, str, str]:
+    """Op, kind, cases served, largest error, what it may be, seconds, outcome, remark: a line in a table."""
     worst = result.worst
-    remark = result.reason if result.failed else next((f.fallback for f in result.figures if f.fallback), "")
+    fallback = next((figure.fallback for figure in result.figures if figure.fallback), "")
+    remark = result.reason if outcome(result) == "FAIL" else fallback
     return (
         result.op,
         result.kind,
         f"{len(result.served)} of {len(result.figures)}",
         f"{worst.error:.2e}" if worst else "",
         f"{worst.allowed:.2e}" if worst else "",
+        f"{result.seconds:.2f}",
         outcome(result),
         remark,
     )
@@ -170,8 +193,8 @@ def text(report: Report) -> str:
         ]
     lines += [
         "",
-        "| op | kind | served | error | allowed | outcome | remark |",
-        "|---|---|---|---|---|---|---|",
+        "| op | kind | served | error | allowed | seconds | outcome | remark |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += ["| " + " | ".join(row(result)).replace("\n", " ") + " |" for result in report.results]
     for result in report.failed:

@@ -39,7 +39,7 @@ def test_every_op_with_an_aclnn_operator_passes(cache: Path, monkeypatch: pytest
         report_module, "kinds_of", lambda op: [k for k in kinds_of(op) if (op, k) not in LONG]
     )
     report, figures = cache / "report.md", cache / "figures.json"
-    code = cli.main(["selftest", "--device", "npu", "--report", str(report), "--json", str(figures)])
+    code = cli.main(["selftest", "--device", "npu", "--output", str(report), "--json", str(figures)])
     found = json.loads(figures.read_text())
     assert code == 0 and found["passed"], [each for each in found["results"] if each["outcome"] == "FAIL"]
     served = {each["op"] for each in found["results"] if each["outcome"] == "pass"}
@@ -70,7 +70,7 @@ def test_wrong_op_fails_the_command_and_the_next_first_use(
     monkeypatch.setitem(compare.ALLOWED, torch.bfloat16, 0.1)
     monkeypatch.setattr(compare, "OWN_FACTOR", 0.0)
     report = cache / "report.md"
-    assert cli.main(["selftest", "--device", "npu", "--ops", "layer_norm", "--report", str(report)]) == 1
+    assert cli.main(["selftest", "--device", "npu", "--ops", "layer_norm", "--output", str(report)]) == 1
     assert "**fails**" in report.read_text() and "| layer_norm | bf16 | 14 of 14 | 5.0" in report.read_text()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

@@ -318,7 +318,7 @@ def test_command_ends_with_status_1_when_an_op_is_wrong(
 ) -> None:
     _wrong(monkeypatch, "rms_norm", lambda op, given: op(**{**given, "eps": 0.0}))
     path = tmp_path / "report.md"
-    code, out, err = _run(capsys, "--device", "cpu", "--ops", "rms_norm,linear", "--report", str(path))
+    code, out, err = _run(capsys, "--device", "cpu", "--ops", "rms_norm,linear", "--output", str(path))
     wrong, right = len(kinds_of("rms_norm")), len(kinds_of("linear"))
     assert (
         code == 1 and f"{wrong} of {wrong + right} kinds differ from their reference: rms_norm (fp32)" in err
@@ -334,7 +334,8 @@ def test_command_ends_with_status_1_when_an_op_is_wrong(
         (("--device", "npu:x"), "must be cpu, npu or npu:0"),
         (("--device", "npu:1", "--ops", "linear"), "npu:1"),
         (("--device", "cpu", "--ops", "rms"), "no op is called rms. Ops: activation"),
-        (("--device", "cpu", "--report", "/nowhere/to/be/found.md"), "Make it first"),
+        (("--device", "cpu", "--output", "/nowhere/to/be/found.md"), "Make it first"),
+        (("--device", "cpu", "--report"), "--report is about an NPU"),
     ],
 )
 def test_command_refuses_what_it_cannot_do(
