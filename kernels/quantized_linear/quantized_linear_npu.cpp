@@ -65,11 +65,11 @@ Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
 
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
-// The bias as the operator takes it: in fp32 beside bf16. Cast for each call: a copy kept would miss what the user
+// The bias as the operator takes it: without gaps, and in fp32 beside bf16. Cast for each call: a copy kept would miss what the user
 // writes to the bias.
 at::Tensor bias_for(const at::Tensor& x, const OptionalTensor& bias) {
   if (!given(bias)) return at::Tensor();
-  return x.scalar_type() == at::kBFloat16 ? bias->to(at::kFloat) : *bias;
+  return (x.scalar_type() == at::kBFloat16 ? bias->to(at::kFloat) : *bias).contiguous();
 }
 
 // x @ weight^T + bias for weights [N, K] of 8 bits or words [N, K / 8], with scales and offsets [N] or [groups, N].
@@ -103,7 +103,8 @@ struct Weight {
 // The product in parts where it has more outputs than the operator takes.
 at::Tensor whole_product(const at::Tensor& x, const Weight& weight, const OptionalTensor& bias) {
   const auto cast = [&](const at::Tensor& t) { return t.defined() ? t.to(x.scalar_type()).contiguous() : t; };
-  const at::Tensor rows = x.reshape({-1, x.size(-1)}), matrix = weight.integers.contiguous();
+  // The operator refuses rows with gaps between them, of a slice of a wider tensor, and copies none.
+  const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous(), matrix = weight.integers.contiguous();
   const at::Tensor factors = cast(weight.scales), added = cast(weight.offsets.value_or(at::Tensor()));
   const at::Tensor last = bias_for(x, bias);
   const int64_t outputs = matrix.size(0);

@@ -1,4 +1,5 @@
-"""``python -m cann_sim build``, ``run PROGRAM [ARGUMENTS]``, ``summary TRACE``, with ``PYTHONPATH=tests``."""
+"""``python -m cann_sim build``, ``run PROGRAM [ARGUMENTS]``, ``summary TRACE``,
+``oracle CHECKOUT ...``, with ``PYTHONPATH=tests``."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import sys
 
 from .build import build
 from .environment import environment
+from .oracle import report
 from .releases import DEFAULT_RELEASE, RELEASES, SOCS
 from .summary import by_label, summary
 from .trace import read
@@ -28,6 +30,9 @@ def main(arguments: list[str]) -> int:
     table.add_argument("trace", help="the file that SIMCANN_TRACE named")
     table.add_argument("--tokens", type=int, default=1, help="tokens generated in it")
     table.add_argument("--layers", type=int, default=0, help="decoder layers a token passes")
+    commands.add_parser("oracle", help="compare limits with the operators' own unit tests", add_help=False)
+    if arguments[:1] == ["oracle"]:
+        return report.main(arguments[1:])
     options = parser.parse_args(_program_marked(arguments))
     if options.command == "build":
         sys.stdout.write(f"{build()}\n")

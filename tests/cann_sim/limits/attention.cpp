@@ -69,7 +69,11 @@ void check_heads(const Inference& a) {
   require_axes(a.query, "query", axes, axes);
   auto kv = a.kv_head_count();
   require(kv >= 1 && a.heads % kv == 0, "numHeads ", a.heads, " is no multiple of numKeyValueHeads ", kv);
-  require(a.heads / kv <= 64, "numHeads / numKeyValueHeads is ", a.heads / kv, ", at most 64 are supported");
+  // Of latent attention (keys of 512 and their rotated part) 128 heads may share one:
+  // test_fused_infer_attention_score_tiling.csv and tiling_check_feature.cpp of 9.1.0.
+  const int64_t most = a.q_rope && a.head_size() == 512 ? 128 : 64;
+  require(a.heads / kv <= most, "numHeads / numKeyValueHeads is ", a.heads / kv, ", at most ", most,
+          " are supported");
   if (in == "BSH") {
     require(a.query->size(2) % a.heads == 0, "H ", a.query->size(2), " is no multiple of numHeads ", a.heads);
   } else {
@@ -89,7 +93,10 @@ void check_rope(const Inference& a) {
   require(d == 512 || d == 128, "queryRope needs D 512 or 128, it is ", d);
   auto rope = a.in_layout() == "BSH" ? a.q_rope->size(2) / a.heads : a.q_rope->size(-1);
   require(rope == 64, "queryRope has D ", rope, ", it must be 64");
-  if (d == 512) require(bool(a.table), "queryRope with D 512 needs a paged cache");
+  // CheckInputLayoutMla of fused_infer_attention_score_tiling.cpp (8.5.0, 9.0.0), of TND; others take plain keys
+  // (test_fused_infer_attention_score_tiling.csv of 9.1.0).
+  require(d != 512 || !a.packed() || bool(a.table),
+          "queryRope with D 512 in packed tokens needs a paged cache");
 }
 
 /// Shapes of the outputs by the output layout.

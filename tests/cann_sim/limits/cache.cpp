@@ -49,6 +49,12 @@ LIMITS(aclnnScatterPaKvCache, T, key, R, key_cache, T, slots, T, value, R, value
   require(value->sizes().slice(0, 2) == key->sizes().slice(0, 2), "key has shape ", key->sizes(), ", value ",
           value->sizes());
   check_cache(value_cache, "valueCacheRef", value, mode == "PA_NZ");
+  // ops-transformer, attention/scatter_pa_kv_cache/op_host/scatter_pa_kv_cache_tiling.cpp: one number of blocks, one size.
+  const int64_t size_axis = mode == "PA_NZ" ? 2 : 1;
+  require(value_cache->size(0) == key_cache->size(0) &&
+              value_cache->size(size_axis) == key_cache->size(size_axis),
+          "keyCacheRef has shape ", key_cache->sizes(), ", valueCacheRef ", value_cache->sizes(),
+          ": blocks and their size must be the same");
 }
 
 LIMITS(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {

@@ -36,7 +36,8 @@ static void state_of(const TensorHandle& state, const char* name, int64_t blocks
 // The values of lengths, indices and accepted counts are on the device: the caller answers for them.
 LIMITS(aclnnRecurrentGatedDeltaRule, T, query, T, key, T, value, T, beta, R, state, T, lengths, T, indices, T,
        g, T, gk, T, accepted, float, scale, O, out) {
-  require_all_given({{state, "stateRef"}, {indices, "ssmStateIndices"}, {accepted, "numAcceptedTokens"}});
+  // CheckNotNull in attention/recurrent_gated_delta_rule/op_api, 8.5.0 to 9.1.0: numAcceptedTokens may be left out.
+  require_all_given({{state, "stateRef"}, {indices, "ssmStateIndices"}});
   heads(query, key, value, beta, lengths, g, out, 256, 512);
   require_dtype(state, "stateRef", {at::kBFloat16});
   require_contiguous(state, "stateRef");

@@ -73,16 +73,21 @@ static void dtypes(const Grouped& g) {
   require_dtype(bias, "bias", {kInt32});
 }
 
-// Scales and offsets of integer weights beside floating-point x. The document calls offsets optional; the operator of
-// CANN up to 8.5 refuses a null (CheckGroupedMatmulAntiQuant), so they are needed here.
+// Scales and offsets of integer weights beside floating-point x. The document calls offsets optional;
+// CheckGroupedMatmulAntiQuant in ops-transformer, gmm/grouped_matmul, aclnn_grouped_matmul.cpp, takes a null for 4-bit
+// weights in one tensor only, from 9.0.0.
 static void antiquant(const Grouped& g) {
   if (!some(g.aq_scale)) return require(!some(g.aq_offset), "antiquantOffset needs antiquantScale");
-  require(some(g.aq_offset), "antiquantOffset must be given with antiquantScale");
+  const bool words = g.weight.size() == 1 && element(g.weight, 0)->scalar_type() == kInt32;
+  require(some(g.aq_offset) || (words && release_is("9.0.0")),
+          "antiquantOffset must be given with antiquantScale");
   require(g.type != 2, "groupType 2 takes no antiquantScale");
-  require(g.aq_scale.size() == g.weight.size() && g.aq_offset.size() == g.weight.size(),
-          "antiquantScale and antiquantOffset need as many tensors as weight");
+  require(
+      g.aq_scale.size() == g.weight.size() && (!some(g.aq_offset) || g.aq_offset.size() == g.weight.size()),
+      "antiquantScale and antiquantOffset need as many tensors as weight");
   for (size_t k = 0; k < g.weight.size(); k++) {
-    auto w = element(g.weight, k), scale = element(g.aq_scale, k), offset = element(g.aq_offset, k);
+    auto w = element(g.weight, k), scale = element(g.aq_scale, k);
+    auto offset = some(g.aq_offset) ? element(g.aq_offset, k) : TensorHandle{};
     require_same_dtype(scale, "antiquantScale", element(g.x, 0), "x");
     require_same_dtype(offset, "antiquantOffset", element(g.x, 0), "x");
     const bool int4 = w->scalar_type() == kInt32;

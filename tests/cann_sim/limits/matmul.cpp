@@ -1,4 +1,7 @@
-// What hardware rejects of matrix products: documents of ops-nn, matmul/mat_mul_v3/docs.
+// What hardware rejects of matrix products. Sources: ops-nn, 8.5.0 to 9.1.0,
+// matmul/common/op_host/op_api/{cube_util,matmul_util}.cpp (dtypes, cubeMathType),
+// matmul/mat_mul_v3/op_host/op_api/aclnn_{mm,matmul,addmm}.cpp and
+// matmul/batch_mat_mul_v3/op_host/op_api/aclnn_batch_matmul.cpp (shapes); for weights in FRACTAL_NZ the documents.
 #include "../ops/format.h"
 #include "checks.h"
 
@@ -6,17 +9,23 @@ using namespace sim;
 
 namespace {
 
-/// cubeMathType against the dtype of the operands.
+/// cubeMathType against the dtype of the operands. 910B and 910C ignore float16 (2) for bfloat16 and HF32 (3) for 16 bits
+/// with a warning (CheckCubeMathTypeForMm, Dav2201MatMulRule::GetUpperDtypeByLookUpTable).
 void check_math(const TensorHandle& a, int8_t math) {
   auto dtype = a->scalar_type();
   int type = math;
   require(type >= 0 && type <= 4, "cubeMathType is ", type, ": 0 to 4");
-  require(type != 2 || dtype != at::kBFloat16, "cubeMathType 2 (float16) does not go with bfloat16");
   if (is_310p()) {
     require(type != 0 || dtype != at::kFloat, "310P takes float32 with cubeMathType 1 or 2 only");
     require(type != 3, "310P has no cubeMathType 3 (HF32)");
-  } else {
-    require(type != 3 || dtype == at::kFloat, "cubeMathType 3 (HF32) is for float32, not ", dtype);
+  }
+}
+
+/// Batches of both operands, those of either of which may be 1.
+void check_batches(T a, const char* a_name, T b, const char* b_name) {
+  for (int64_t k = 3; k <= std::min(a->dim(), b->dim()); k++) {
+    require(a->size(-k) == b->size(-k) || a->size(-k) == 1 || b->size(-k) == 1, a_name, " has shape ",
+            a->sizes(), ", ", b_name, " ", b->sizes(), ": the batches do not broadcast");
   }
 }
 
@@ -24,9 +33,6 @@ void check_operands(T a, const char* a_name, T b, const char* b_name, const Tens
   require_all_given({{a, a_name}, {b, b_name}, {out, "out"}});
   require_float(a, a_name);
   require_float(b, b_name);
-  require(a->scalar_type() == b->scalar_type() ||
-              (a->scalar_type() != at::kBFloat16 && b->scalar_type() != at::kBFloat16),
-          a_name, " is ", a->scalar_type(), ", ", b_name, " ", b->scalar_type(), ": no common dtype");
   require_float(out, "out");
   check_math(a, math);
 }
@@ -37,7 +43,9 @@ void check_matrices(T a, const char* a_name, T b, const char* b_name, const Tens
   require_axes(a, a_name, 2, 2);
   require_axes(b, b_name, 2, 2);
   require(a->size(1) == b->size(0), a_name, " has shape ", a->sizes(), ", ", b_name, " ", b->sizes());
-  require_shape(out, "out", {a->size(0), b->size(1)});
+  if (a->size(0) && b->size(1)) require_shape(out, "out", {a->size(0), b->size(1)});
+  require(a->size(0) && b->size(1) ? true : out->numel() == 0, "out has shape ", out->sizes(),
+          ", it must be empty");
 }
 
 /// A weight of which the storage is (n1, k1, 16, 16), or (k1, n1, 16, 16) when it is seen transposed.
@@ -70,13 +78,23 @@ void check_self(T self, const TensorHandle& out) {
 
 LIMITS(aclnnMm, T, a, T, b, O, out, int8_t, math) { check_matrices(a, "self", b, "mat2", out, math); }
 
-LIMITS(aclnnMatmul, T, a, T, b, O, out, int8_t, math) { check_operands(a, "self", b, "mat2", out, math); }
+// CheckShapeValid in aclnn_matmul.cpp: up to 8 axes, one k, batches that broadcast.
+LIMITS(aclnnMatmul, T, a, T, b, O, out, int8_t, math) {
+  check_operands(a, "self", b, "mat2", out, math);
+  require_axes(a, "self", 1, 8);
+  require_axes(b, "mat2", 1, 8);
+  require(a->size(-1) == b->size(b->dim() == 1 ? 0 : -2), "self has shape ", a->sizes(), ", mat2 ",
+          b->sizes());
+  check_batches(a, "self", b, "mat2");
+}
 
 LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
   check_operands(a, "self", b, "mat2", out, math);
   require_axes(a, "self", 3, 3);
   require_axes(b, "mat2", 3, 3);
   require(a->size(2) == b->size(1), "self has shape ", a->sizes(), ", mat2 ", b->sizes());
+  check_batches(a, "self", b, "mat2");
+  require_shape(out, "out", {std::max(a->size(0), b->size(0)), a->size(1), b->size(2)});
 }
 
 LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {
@@ -86,9 +104,14 @@ LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {
   check_nd(out, "out");
 }
 
+// CheckOutShape and CheckCubeMathTypeForAddMm: an empty product may have any empty output; in mode 4 a 910B or 910C
+// takes a self of the output's shape only, from 9.0.0.
 LIMITS(aclnnAddmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
   check_matrices(a, "mat1", b, "mat2", out, math);
-  check_self(self, out);
+  if (out->numel()) check_self(self, out);
+  require(
+      math != 4 || is_310p() || !release_is("9.0.0") || release_is("9.2.0") || self->sizes() == out->sizes(),
+      "cubeMathType 4 needs self of the output's shape ", out->sizes(), ", it has ", self->sizes());
   require_given(beta, "beta");
   require_given(alpha, "alpha");
 }

@@ -24,6 +24,11 @@ LIMITS(aclnnMoeGatingTopK, T, x, T, bias, int64_t, k, int64_t, k_group, int64_t,
   require(k_group >= 1 && k_group <= groups, "kGroup ", k_group, ": 1 to groupCount ", groups);
   require(k >= 1 && k <= size * k_group, "k is ", k, ": 1 to ", size * k_group,
           ", the experts of kGroup groups");
+  // CheckOutShape in moe_gating_top_k_tiling.cpp, 8.5.0 to 9.1.0.
+  auto chosen = rows_of(x);
+  chosen.push_back(k);
+  require_shape(y, "yOut", chosen);
+  require_shape(expert_idx, "expertIdxOut", chosen);
   require(select_mode == 0 || select_mode == 1, "groupSelectMode ", select_mode, ": 0 or 1");
   require(renorm == 0, "renorm ", renorm, ": only 0 is supported");
   require(norm_type == 0 || norm_type == 1, "normType ", norm_type, ": 0 (softmax) or 1 (sigmoid)");

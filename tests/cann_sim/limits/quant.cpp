@@ -59,4 +59,8 @@ LIMITS(aclnnConvertWeightToINT4Pack, T, weight, O, packed) {
   require_contiguous(packed, "weightInt4Pack");
   require_dtype(packed, "weightInt4Pack", {kInt32});
   require_quantized_shape(packed, "weightInt4Pack", weight->sizes());
+  // CheckStorageShapeVaild in aclnn_convert_weight_to_int4_pack.cpp.
+  const auto stored = packed.storage_shape().size();
+  require(packed.format() != ACL_FORMAT_FRACTAL_NZ || stored == 4 || stored == 5,
+          "weightInt4Pack in FRACTAL_NZ has ", stored, " axes in memory, needed: 4, or 5 with experts");
 }

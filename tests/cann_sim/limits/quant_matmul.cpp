@@ -1,5 +1,7 @@
 // What the quantized matrix products reject. Sources: ops-nn, matmul/{weight_quant_batch_matmul_v2,
-// quant_batch_matmul_v3,quant_batch_matmul_v4}/docs/*.md (constraints and tables of dtypes of each product).
+// quant_batch_matmul_v3,quant_batch_matmul_v4}/docs/*.md (tables of dtypes of each product), and of 8.5.0 to 9.1.0 their
+// op_api: aclnn_weight_quant_batch_matmul_v2.cpp, quant_matmul_checker.cpp, aclnn_quant_matmul_v4.cpp,
+// aclnn_quant_matmul_v5.cpp.
 #include "../ops/quantize.h"
 #include "quantized.h"
 
@@ -57,13 +59,39 @@ static void nz_weight(const WeightQuant& w) {
   require(w.y->scalar_type() != kInt8, "an NZ weight excludes int8 y");
   if (w.weight->scalar_type() != kInt32)
     return require(!w.group, "an int8 NZ weight is per tensor or per channel");
-  if (!w.group) return require(is_transposed(w.weight), "an int4 NZ weight per channel must be transposed");
+  if (!w.group) {  // CheckValForWeightInt4Nz
+    require(w.scale->numel() != 1, "an int4 NZ weight is per channel or per group, not per tensor");
+    return require(is_transposed(w.weight), "an int4 NZ weight per channel must be transposed");
+  }
   require(!is_transposed(w.weight) && !is_transposed(w.x),
           "an int4 NZ weight per group must not be transposed, nor x");
   require(w.group == 64 || w.group == 128, "an int4 NZ weight needs antiquantGroupSize 64 or 128, it is ",
           w.group);
   require(w.k % w.group == 0, "an int4 NZ weight needs k divisible by antiquantGroupSize, k is ", w.k);
   require(w.n % 64 == 0, "an int4 NZ weight needs n divisible by 64, it is ", w.n);
+}
+// CheckFormatValid, ContiguousCheck and OptionalContiguousCheck, of V2 and V3: a view with gaps is refused, never copied.
+static void layouts(const WeightQuant& w) {
+  for (auto& [tensor, name] : Tensors{{w.x, "x"}, {w.weight, "weight"}}) {
+    require(tensor->is_contiguous() || (is_transposed(tensor) && tensor->transpose(-1, -2).is_contiguous()),
+            name, " is neither contiguous nor transposed in its last two axes (strides ", tensor->strides(),
+            " of shape ", tensor->sizes(), ")");
+  }
+  for (auto& [tensor, name] : Tensors{{w.x, "x"}, {w.bias, "bias"}}) {
+    require(!tensor || !is_nz(tensor), name, " must be ND");
+  }
+  for (auto& [tensor, name] : Tensors{{w.scale, "antiquantScale"}, {w.offset, "antiquantOffset"}}) {
+    require(!tensor || tensor.format() == ACL_FORMAT_ND, name, " must be ND");
+  }
+  // Beside a transposed weight the scales may lie transposed as well; a 310P with FRACTAL_NZ wants them plain.
+  if (!is_transposed(w.weight) || (is_310p() && is_nz(w.weight))) {
+    require_contiguous(w.scale, "antiquantScale");
+    require_contiguous(w.offset, "antiquantOffset");
+  }
+  require_contiguous(w.quant_scale, "quantScale");
+  require_contiguous(w.quant_offset, "quantOffset");
+  require_contiguous(w.bias, "bias");
+  require_contiguous(w.y, "y");
 }
 static void weight_quant(const TensorHandle& x, const TensorHandle& weight, const TensorHandle& scale,
                          const TensorHandle& offset, const TensorHandle& quant_scale,
@@ -83,6 +111,10 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
           ": at least 1, of a transposed x at most 65535");
   require(group == 0 || (group >= 32 && group <= k - 1 && group % 32 == 0), "antiquantGroupSize ", group,
           ": 0 or a multiple of 32 in [32, k - 1], k is ", k);
+  // CheckXWeightY: y is (..., m, n).
+  require(y->dim() >= 2 && y->size(-2) == w.m && y->size(-1) == n, "y has shape ", y->sizes(),
+          ", needed: (..., ", w.m, ", ", n, ")");
+  layouts(w);
   weight_scales(w);
   if (hardware_scale(*scale)) {
     with_hardware_scale(w);
@@ -95,8 +127,11 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
   require(!quant_offset || quant_scale, "quantOffset needs quantScale");
   require_dtype(quant_scale, "quantScale", {at::kUInt64, at::kLong});
   if (quant_scale) {
-    require(quant_scale->numel() == 1 || quant_scale->numel() == n, "quantScale has ", quant_scale->numel(),
-            " values");
+    // CheckQuantParamShape: (1), (n) or (1, n), and the offset alike.
+    auto s = quant_scale->sizes();
+    require(s == at::IntArrayRef{1} || s == at::IntArrayRef{n} || s == at::IntArrayRef{1, n},
+            "quantScale has shape ", s, ", needed: (1), (", n, ") or (1, ", n, ")");
+    require_shape(quant_offset, "quantOffset", s);
     require_dtype(y, "y with quantScale", {kInt8});
   } else {
     require_same_dtype(y, "y", x, "x");
@@ -108,7 +143,9 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
     const auto wanted = x->scalar_type() == at::kHalf ? at::kHalf : kFloat32;
     require(bias->scalar_type() == wanted, "bias is ", bias->scalar_type(), " with ", x->scalar_type(),
             " x: Half with Half, Float with BFloat16");
-    require(bias->numel() == n, "bias has ", bias->numel(), " values, needed: ", n);
+    // CheckBiasOptionalDimValid: a 310P takes one for each product of a batch.
+    require(bias->size(-1) == n && (is_310p() || bias->numel() == n), "bias has shape ", bias->sizes(),
+            ", needed: (", n, ") or (1, ", n, ")");
   }
 }
 LIMITS(aclnnWeightQuantBatchMatmulV2, T, x, T, weight, T, scale, T, offset, T, quant_scale, T, quant_offset,
@@ -173,6 +210,17 @@ static void combination(const QuantProduct& q) {
   }
   if (!absent(q.bias)) require_dtype(q.bias, "bias", biases);
 }
+// out has the axes of the operand with most, and m and n last (CheckOutShape in quant_matmul_checker.cpp).
+static void product_out(const QuantProduct& q, int64_t m, int64_t n) {
+  require(q.out->dim() == std::max(q.x1->dim(), q.x2->dim()) && q.out->size(-2) == m && q.out->size(-1) == n,
+          "out has shape ", q.out->sizes(), ", needed: (..., ", m, ", ", n, ")");
+  for (int64_t k = 3; k <= q.out->dim(); k++) {
+    const int64_t b1 = q.x1->dim() >= k ? q.x1->size(-k) : 1, b2 = q.x2->dim() >= k ? q.x2->size(-k) : 1;
+    require((b1 == b2 || b1 == 1 || b2 == 1) && q.out->size(-k) == std::max(b1, b2), "x1 has shape ",
+            q.x1->sizes(), ", x2 ", q.x2->sizes(), ", out ", q.out->sizes(),
+            ": the batches do not broadcast");
+  }
+}
 static void quant_product(const QuantProduct& q, const char* scale1, const char* scale2) {
   require_all_given({{q.x1, "x1"}, {q.x2, "x2"}, {q.x2_scale, scale2}, {q.out, "out"}});
   const Dtypes integers = is_310p() ? kOnlyInt8 : kInt8OrInt4;
@@ -183,7 +231,15 @@ static void quant_product(const QuantProduct& q, const char* scale1, const char*
   require(q.x1->numel() > 0 && q.x2->numel() > 0, "x1 or x2 is empty");
   require(q.x1->scalar_type() == q.x2->scalar_type(), "x1 is ", q.x1->scalar_type(), ", x2 ",
           q.x2->scalar_type());
+  // CheckFormat in aclnn_quant_matmul_v4.cpp, and quant_matmul_checker.cpp of the axes.
+  require(!is_nz(q.x1) || (is_310p() && !absent(q.x1_scale)), "x1 must be ND");
+  require(!is_nz(q.x2) || (q.x2->size(-1) != 1 && q.x2->size(-2) != 1), "x2 has shape ", q.x2->sizes(),
+          ": k and n must not be 1 in FRACTAL_NZ");
   auto [m, k, n] = product_shape(q);
+  constexpr int64_t kWidest =
+      std::numeric_limits<int32_t>::max();  // QuantBatchMatmulV3's tiling counts in 32 bits
+  require(m <= kWidest && k <= kWidest && n <= kWidest, "m, k and n are at most ", kWidest, ", they are ", m,
+          ", ", k, " and ", n);
   if (q.x1->scalar_type() == kInt32) {
     require(!q.transpose1 && !is_transposed(q.x1), "int4 x1 must not be transposed");
     require(q.x2->dim() == 2, "int4 x2 has ", q.x2->dim(), " axes, needed: 2");
@@ -211,8 +267,7 @@ static void quant_product(const QuantProduct& q, const char* scale1, const char*
     require(q.transpose2 || is_transposed(q.x2), "310P needs an NZ x2 transposed");
   if (is_310p() && !absent(q.x1_scale))
     require(is_nz(q.x2), "310P needs x2 in NZ (aclnnTransMatmulWeight) with the scale of x1");
-  require(q.out->size(-2) == m && q.out->size(-1) == n, "out has shape ", q.out->sizes(), ", needed: (..., ",
-          m, ", ", n, ")");
+  product_out(q, m, n);
 }
 
 LIMITS(aclnnQuantMatmulV4, T, x1, T, x2, T, scale, T, offset, T, token_scale, T, bias, bool, transpose1, bool,
@@ -256,6 +311,12 @@ static void a8w4(const QuantProduct& q, const TensorHandle& y_offset, int64_t gr
   require_dtype(y_offset, "yOffset", {kFloat32});
   require_shape(y_offset, "yOffset", {n});
   require(!absent(q.x1_scale) && q.x1_scale->numel() == m, "int8 x int4 needs x1Scale of m = ", m, " values");
+  // CheckDtypeA8W4Int, CheckScaleDimRangeA8W4.
+  require(!q.bias, "int8 x int4 takes no bias");
+  require_dtype(q.x1_scale, "x1Scale of int8 x int4", {kFloat32});
+  require(q.x1_scale->dim() == q.x2_scale->dim(), "int8 x int4: x1Scale has ", q.x1_scale->dim(),
+          " axes, x2Scale ", q.x2_scale->dim());
+  product_out(q, m, n);
   require_dtype(q.out, "out of int8 x int4", kSixteenBits);
   require(k < 29576 && k % 2 == 0, "int8 x int4 needs an even k below 29576, it is ", k);
   if (group & 0xFFFF) {

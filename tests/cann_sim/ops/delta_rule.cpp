@@ -46,7 +46,7 @@ OP(aclnnRecurrentGatedDeltaRule, T, query, T, key, T, value, T, beta, R, state, 
   for (int64_t b = 0; b < lengths->size(0); b++) {
     const int64_t end = start + (*lengths)[b].item<int64_t>();
     if (start == end) continue;
-    const int64_t from = start + (*accepted)[b].item<int64_t>() - 1;
+    const int64_t from = start + (accepted ? (*accepted)[b].item<int64_t>() : 1) - 1;
     auto s = fp32((*state)[blocks[from].item<int64_t>()]).clone();
     for (int64_t t = start; t < end; t++) {
       (*out)[t].copy_(step(in, t, s));

@@ -26,6 +26,9 @@ Tensor operand(const Tensor& x, int8_t math) {
 
 Tensor product(const Tensor& a, const Tensor& b, int8_t math) {
   if (!at::isFloatingType(a.scalar_type())) return at::matmul(a, b);
+  // GetUpperDtypeByLookUpTable in ops-nn, matmul/common/op_host/op_api/matmul_util.cpp: of bfloat16 alone it is ignored.
+  if (math == use_fp16 && a.scalar_type() == at::kBFloat16 && b.scalar_type() == at::kBFloat16)
+    math = keep_dtype;
   return at::matmul(operand(a, math), operand(b, math));
 }
 

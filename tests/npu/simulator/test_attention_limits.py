@@ -275,6 +275,19 @@ def test_latent_attention() -> None:
     rope = zeros(2, 8, 4, 64), zeros(2, 2, 6, 64)
     check("queryRope and keyRope go together", rope=(rope[0], None), version=3)
     check("queryRope needs D 512 or 128, it is 64", rope=rope, version=3)
+    latent = {"d": 512, "version": 3}
+    for heads in (128, 256):
+        given = latent | {
+            "q": zeros(2, heads, 4, 512),
+            "k": [zeros(2, 1, 6, 512)],
+            "v": [zeros(2, 1, 6, 512)],
+        }
+        given |= {"rope": (zeros(2, heads, 4, 64), zeros(2, 1, 6, 64)), "heads": heads, "kv_heads": 1}
+        given["out"] = given["q"]
+        if heads == 128:
+            accepted(**given)
+        else:
+            check("numHeads / numKeyValueHeads is 256, at most 128", **given)
     check(
         "queryRope has D 32, it must be 64", rope=(zeros(2, 8, 4, 32), zeros(2, 2, 6, 32)), d=128, version=3
     )

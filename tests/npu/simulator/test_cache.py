@@ -85,6 +85,8 @@ def test_scatter_refuses() -> None:
     refused(op, key, cache.transpose(0, 1), slots, key, cache, *rest, message="keyCacheRef is not contiguous")
     narrow = cache[:, :, :1].contiguous()
     refused(op, key, narrow, slots, key, cache, *rest, message="[blocks, block size, 2, 32]")
+    fewer = cache[:1].clone()
+    refused(op, key, cache, slots, key, fewer, *rest, message="blocks and their size must be the same")
     refused(op, key, cache, slots[:1], key, cache, *rest, message="slotMapping has shape [1]")
     other = *PLAIN, "Other", None, None, None
     refused(op, key, cache, slots, key, cache, *other, message='cacheMode is "Other"')

@@ -70,6 +70,17 @@ def test_recurrent_rule_accepts_part_of_what_was_speculated(heads, dims):
         assert torch.equal(state[block], before[block])
 
 
+def test_recurrent_rule_without_accepted_tokens_starts_at_the_first_block():
+    outs = []
+    for accepted in (torch.ones(2, dtype=torch.int32), None):
+        state = normal((4, 4, 8, 16), BF16, 33)
+        given = recurrent(state=state, accepted=accepted)
+        call(*given)
+        outs.append((given[-1], state))
+    assert outs[0][0].abs().max() > 0
+    assert torch.equal(outs[0][0], outs[1][0]) and torch.equal(outs[0][1], outs[1][1])
+
+
 def test_recurrent_rule_decays_each_key_dimension():
     q, k, v, beta, _ = delta_inputs(3, 1, 2, 6, 4, 20)
     gk = -torch.rand(3, 2, 6, generator=generator(21))
@@ -146,7 +157,7 @@ def recurrent(**changed):
 
 def test_limits_of_the_delta_rules():
     _, q, k, v, beta, state, lengths, index, g, *_ = recurrent()
-    refused("numAcceptedTokens is null", *recurrent(accepted=None), code=161001)
+    refused("ssmStateIndices is null", *recurrent(index=None), code=161001)
     refused("query is Float", *recurrent(q=q.float()))
     refused("g is BFloat16", *recurrent(g=g.bfloat16()))
     refused("beta is Float", *recurrent(beta=beta.float()))

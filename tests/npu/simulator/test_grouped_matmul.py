@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from .calls import started
 from .operators import call, close, hardware_scale, integers, normal, on_soc, pack, refused
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -194,6 +195,11 @@ def test_limits_of_grouped_matmul():
     i8, scales = w.char(), torch.ones(4, 6, dtype=half)
     one, zero = {"aq_scale": scales}, {"aq_offset": torch.zeros_like(scales)}
     refused("antiquantOffset must be given", *grouped(x, i8, out, groups, **one))
+    packed = torch.zeros(4, 8, 1, dtype=torch.int32), torch.empty(9, 8, dtype=half)
+    words = grouped(x, *packed, groups, aq_scale=torch.ones(4, 8, dtype=half))
+    call(*words)
+    earlier = started("910B", "8.5.0").call(*words)
+    assert "antiquantOffset must be given" in earlier["message"]
     refused(
         r"antiquantOffset has shape \[4, 3\]", *grouped(x, i8, out, groups, **one, aq_offset=scales[:, :3])
     )

@@ -124,24 +124,41 @@ def test_nz_storage_read_as_nd_is_garbage() -> None:
     assert (wrong - right).abs().max() > 1
 
 
+# ---- dtypes and cubeMathType of 910B and 910C -------------------------------------------------------
+def test_operands_of_two_dtypes_are_multiplied_in_the_wider() -> None:
+    x, weight = randn(3, 32).half(), randn(32, 4)
+    for operand in (weight.bfloat16(), weight):
+        out = run("aclnnMm", x, operand, torch.empty(3, 4), KEEP)[2]
+        close(out, x.double() @ operand.double())
+
+
+def test_a_mode_that_16_bits_have_no_use_for_is_ignored() -> None:
+    x, weight = randn(3, 32).bfloat16(), randn(32, 4).bfloat16()
+    for mode in (FP16, HF32):
+        out = run("aclnnMm", x, weight, torch.empty(3, 4).bfloat16(), mode)[2]
+        close(out, x.double() @ weight.double())
+    half = x.half(), weight.half()
+    close(run("aclnnMm", *half, torch.empty(3, 4).half(), HF32)[2], half[0].double() @ half[1].double())
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def test_products_refuse() -> None:
     a, b, out = torch.ones(3, 32), torch.ones(32, 4), torch.ones(3, 4)
     refused("aclnnMm", a, b.t(), out, KEEP, message="self has shape [3, 32], mat2 [4, 32]")
     refused("aclnnMm", a, b, out.t(), KEEP, message="out has shape [4, 3]")
-    refused("aclnnMm", a.half(), b.bfloat16(), out, KEEP, message="no common dtype")
     refused("aclnnMm", a.int(), b.int(), out.int(), KEEP, message="self is Int")
-    refused("aclnnMm", a.bfloat16(), b.bfloat16(), out.bfloat16(), FP16, message="does not go with bfloat16")
-    refused(
-        "aclnnMm",
-        a.half(),
-        b.half(),
-        out.half(),
-        HF32,
-        message="cubeMathType 3 (HF32) is for float32, not Half",
-    )
     refused("aclnnMm", a, b, out, 5, message="cubeMathType is 5")
     refused("aclnnBatchMatMul", a, b, out, KEEP, message="self has 2 axes")
+    batches = torch.ones(3, 4, 8), torch.ones(2, 8, 5), torch.ones(6, 4, 5)
+    refused("aclnnBatchMatMul", *batches, KEEP, message="the batches do not broadcast")
+    wrong = torch.ones(3, 4, 8), torch.ones(1, 8, 5), torch.ones(1, 4, 5)
+    refused("aclnnBatchMatMul", *wrong, KEEP, message="out has shape [1, 4, 5], it must be [3, 4, 5]")
+    refused("aclnnMatmul", *batches, KEEP, message="the batches do not broadcast")
+    refused("aclnnMatmul", a, b.t(), out, KEEP, message="self has shape [3, 32], mat2 [4, 32]")
+    deep = torch.ones(1, 1, 1, 1, 1, 1, 1, 32, 4)
+    refused("aclnnMatmul", a, deep, deep, KEEP, message="mat2 has 9 axes")
+    bias = torch.ones(4), a, b, 1.0, 1.0, out, 4
+    refused("aclnnAddmm", *bias, message="cubeMathType 4 needs self of the output's shape")
     refused(
         "aclnnAddmm", torch.ones(5), a, b, 1.0, 1.0, out, KEEP, message="self of shape [5] does not broadcast"
     )

@@ -61,6 +61,7 @@ def test_limits_of_gating():
         }
         return "aclnnMoeGatingTopK", *(arguments | changed).values()
 
+    refused("yOut has shape", *gating(k=3))
     refused("renorm 1", *gating(renorm=1))
     refused("normType 2", *gating(norm=2))
     refused("groupCount 3 must divide", *gating(groups=3))

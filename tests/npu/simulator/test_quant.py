@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from .calls import NZ, Stored
 from .operators import Nz, call, close, integers, normal, on_soc, pack, refused, rounded, unpack
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -120,6 +121,8 @@ def test_limits_of_packing():
     refused("divisible by 8", pack_, weight, packed)
     square, column = torch.zeros(8, 8, dtype=torch.int32), torch.empty(8, 1, dtype=torch.int32)
     refused("contiguous", pack_, square.t(), column)
+    flat = Stored(column, NZ, [8, 1])
+    refused("in FRACTAL_NZ has 2 axes in memory", pack_, square, flat)
     with on_soc("310P"):
         refused("310P", pack_, square, column)
 

@@ -243,8 +243,19 @@ def test_limits_of_weight_quant():
     refused("antiquantGroupSize 128", *weight_quant(group=128))
     refused("antiquantOffset has shape", *weight_quant(offset=torch.ones(1, dtype=half)))
     refused("bias is Float with Half", *weight_quant(bias=torch.ones(64)))
-    refused("bias has 3 values", *weight_quant(bias=torch.ones(3, dtype=half)))
+    refused("bias has shape .3.", *weight_quant(bias=torch.ones(3, dtype=half)))
     refused("y is BFloat16", *weight_quant(y=torch.empty(4, 64, dtype=bf16)))
+    refused("y has shape", *weight_quant(y=torch.empty(3, 64, dtype=half)))
+    tall = torch.ones(64, 1, dtype=torch.int64)
+    refused("quantScale has shape", *weight_quant(quant_scale=tall, y=torch.empty(4, 64, dtype=torch.int8)))
+    gaps = torch.zeros(4, 256, dtype=half)
+    refused("x is neither contiguous nor transposed", *weight_quant(x=gaps[:, :128]))
+    refused(
+        "weight is neither contiguous", *weight_quant(weight=torch.zeros(128, 128, dtype=torch.int8)[:, :64])
+    )
+    refused("antiquantScale is not contiguous", *weight_quant(scale=torch.ones(128, dtype=half)[::2]))
+    refused("bias is not contiguous", *weight_quant(bias=torch.ones(128, dtype=half)[::2]))
+    refused("y is not contiguous", *weight_quant(y=gaps[:, :64]))
     refused("quantOffset needs quantScale", *weight_quant(quant_offset=torch.ones(64)))
     refused("y with quantScale is Half", *weight_quant(quant_scale=torch.ones(64, dtype=torch.int64)))
     refused("weight is null", *weight_quant(weight=None), code=161001)
@@ -259,6 +270,7 @@ def test_limits_of_weight_quant():
     refused("divisible by 64", *weight_quant(**narrow))
     packed = torch.zeros(128, 8, dtype=torch.int32)
     refused("must be transposed", *weight_quant(weight=Nz(packed)))
+    refused("not per tensor", *weight_quant(weight=Nz(packed), scale=torch.ones(1, dtype=half)))
     refused("64 or 128", *weight_quant(weight=Nz(packed), group=32, scale=torch.ones(4, 64, dtype=half)))
     refused(
         "per tensor or per channel",
@@ -319,6 +331,14 @@ def test_limits_of_quant_matmul():
     refused("bias has shape", *quant(bias=torch.ones(31)))
     refused("out has shape", *quant(out=torch.empty(4, 31, dtype=torch.bfloat16)))
     refused("out is Float", *quant(out=torch.empty(4, 32)))
+    refused("out has shape", *quant(out=torch.empty(1, 4, 32, dtype=torch.bfloat16)))
+    refused("x1 must be ND", *quant(x1=Nz(torch.zeros(4, 64, dtype=torch.int8))))
+    column = {"x2": Nz(torch.zeros(64, 1, dtype=torch.int8)), "scale": torch.ones(1)}
+    refused("must not be 1 in FRACTAL_NZ", *quant(**column, out=torch.empty(4, 1, dtype=torch.bfloat16)))
+    batches = {"x1": torch.zeros(3, 4, 64, dtype=torch.int8), "x2": torch.zeros(2, 64, 32, dtype=torch.int8)}
+    refused(
+        "the batches do not broadcast", *quant(**batches, out=torch.empty(3, 4, 32, dtype=torch.bfloat16))
+    )
     wide = torch.zeros(1, 65536, dtype=torch.int8)
     refused("at most 65535", *quant(x1=wide, x2=wide.t().contiguous(), scale=bits[:1], out=half[:1, :1]))
     four = {"x1": torch.zeros(4, 8, dtype=torch.int32), "x2": torch.zeros(64, 4, dtype=torch.int32)}
@@ -368,3 +388,9 @@ def test_limits_of_block_scales_and_of_8_by_4_bits():
     bits = torch.ones(1, 128, dtype=torch.int64)
     refused("yOffset .of int8 x int4. is null", *quant5(**mixed, s2=bits), code=161001)
     refused("x1Scale of m = 4", *quant5(**mixed, s2=bits, yo=torch.ones(128)))
+    rows = mixed | {"s2": bits, "yo": torch.ones(128)}
+    refused("x1Scale has 1 axes, x2Scale 2", *quant5(**rows, s1=torch.ones(4)))
+    refused("x1Scale of int8 x int4 is Long", *quant5(**rows, s1=torch.ones(4, 1).long()))
+    refused("takes no bias", *quant5(**rows, s1=torch.ones(4, 1), bias=torch.ones(1, 128)))
+    short = torch.empty(3, 128, dtype=torch.bfloat16)
+    refused("out has shape", *quant5(**rows, s1=torch.ones(4, 1), out=short))

@@ -1,0 +1,50 @@
+"""Sets that one check of an operator accepts, and another refuses before or after it.
+
+A test of a tiling never meets ``op_api``, one of ``op_api`` never the tiling, and neither the definition of
+the operator. So that one of them accepts is no verdict where the simulator refuses for another; each row says
+which other. A set that a test expects to be refused is never overruled.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Overruling:
+    operator: str
+    #: part of the simulator's message
+    message: str
+    source: str
+
+
+_NORM = "ops-nn, norm/add_rms_norm/op_host/add_rms_norm_def.cpp"
+_GROUPED = "ops-transformer, gmm/grouped_matmul, op_api/aclnn_grouped_matmul.cpp, "
+_WEIGHT = "ops-nn, matmul/weight_quant_batch_matmul_v2, op_api/aclnn_weight_quant_batch_matmul_v2.cpp, "
+_QUANT = "ops-nn, matmul/quant_batch_matmul_v3/op_api/aclnn_quant_matmul_v4.cpp, "
+
+#: Each read in 8.5.0, 9.0.0 and 9.1.0.
+OVERRULINGS = (
+    Overruling("aclnnGroupedMatmulV4", "as many outputs as weights", _GROUPED + "CheckCaseSplitM"),
+    Overruling("aclnnGroupedMatmulV4", "groupType -1 takes no groupList", _GROUPED + "PreCheckGroupType"),
+    Overruling("aclnnAddRmsNorm", "rstdOut is BFloat16", _NORM),
+    Overruling("aclnnGroupedMatmulV4", "needs splitItem", _GROUPED + "SplitMSingleXSingleWeightSingleY"),
+    Overruling("aclnnGroupedMatmulV4", "perTokenScale has shape", _GROUPED + "CheckPerTokenScale"),
+    Overruling("aclnnGroupedMatmulV4", "groupType 2 needs x transposed", _GROUPED + "CheckCaseSplitK"),
+    Overruling("aclnnWeightQuantBatchMatmulV2", "y is Char, x is", _WEIGHT + "CheckDtypeValid"),
+    Overruling("aclnnQuantMatmulV4", "x1 must be ND", _QUANT + "CheckFormat"),
+    Overruling(
+        "aclnnRecurrentGatedDeltaRule",
+        "gk has shape",
+        "ops-transformer, attention/recurrent_gated_delta_rule/op_host/recurrent_gated_delta_rule_tiling.cpp",
+    ),
+)  # fmt: skip
+
+
+def overruling(operator: str, message: str) -> Overruling | None:
+    """The check that refuses for this reason what another accepts."""
+    fitting = (
+        one for one in OVERRULINGS if one.operator == operator and re.search(re.escape(one.message), message)
+    )
+    return next(fitting, None)
