@@ -24,7 +24,7 @@ _GROUPED = "ops-transformer, gmm/grouped_matmul, op_api/aclnn_grouped_matmul.cpp
 _WEIGHT = "ops-nn, matmul/weight_quant_batch_matmul_v2, op_api/aclnn_weight_quant_batch_matmul_v2.cpp, "
 _QUANT = "ops-nn, matmul/quant_batch_matmul_v3/op_api/aclnn_quant_matmul_v4.cpp, "
 
-#: Each read in 8.5.0, 9.0.0 and 9.1.0.
+#: Each read in 9.1.0; taken for the other releases too.
 OVERRULINGS = (
     Overruling("aclnnGroupedMatmulV4", "as many outputs as weights", _GROUPED + "CheckCaseSplitM"),
     Overruling("aclnnGroupedMatmulV4", "groupType -1 takes no groupList", _GROUPED + "PreCheckGroupType"),
