@@ -21,6 +21,7 @@ from . import (
     quantized_experts,
     quantized_linear,
     rope,
+    softcap_attention,
     sparse_attention,
 )
 from .registry import Op, define, npu_ops, op_named, ops, register_reference_ops
@@ -48,5 +49,6 @@ __all__ = [
     "quantized_linear",
     "register_reference_ops",
     "rope",
+    "softcap_attention",
     "sparse_attention",
 ]
