@@ -28,16 +28,9 @@ const npu::Operator<Tensor, Tensor, Tensor, int8_t> kBatchMatMul{"aclnnBatchMatM
 constexpr int8_t kKeepDtype = 0;
 
 Refusal linear_refusal(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& index) {
-  if (x.numel() == 0 || weight.numel() == 0 || index.numel() == 0) return "no elements";
-  if (weight.size(0) > npu::kMostExperts) return "more than 1024 experts";
-  if (weight.size(1) > npu::kMostColumns || weight.size(2) > npu::kMostColumns)
-    return "more than 65535 features";
-  // Any other would be copied, all experts of it, in each call.
-  const bool by_rows = weight.stride(2) == 1 && weight.stride(1) >= weight.size(2);
-  const bool by_columns = weight.stride(1) == 1 && weight.stride(2) >= weight.size(1);
-  if (!by_rows && !by_columns) return "a weight that is contiguous in neither dimension";
-  if (npu::soc() == npu::Soc::a310p && x.scalar_type() != at::kHalf) return "not fp16 on a 310P";
-  return npu::kSort.available() && npu::kGroupedMatmul.available() ? kServed : "not in this CANN";
+  const Refusal refusal = npu::products_refusal(x, weight, index);
+  if (refusal != kServed) return refusal;
+  return npu::kSort.available() ? kServed : "not in this CANN";
 }
 
 at::Tensor experts_linear_npu(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,

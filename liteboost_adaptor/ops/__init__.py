@@ -12,6 +12,7 @@ from . import (
     causal_conv,
     delta_rule,
     experts,
+    fused_experts,
     int8_attention,
     int8_linear,
     linear,
@@ -20,9 +21,10 @@ from . import (
     quantized_experts,
     quantized_linear,
     rope,
+    softcap_attention,
     sparse_attention,
 )
-from .registry import Op, define, ops, register_reference_ops
+from .registry import Op, define, npu_ops, op_named, ops, register_reference_ops
 
 __all__ = [
     "Op",
@@ -34,15 +36,19 @@ __all__ = [
     "define",
     "delta_rule",
     "experts",
+    "fused_experts",
     "int8_attention",
     "int8_linear",
     "linear",
     "norm",
+    "npu_ops",
+    "op_named",
     "ops",
     "paged_attention",
     "quantized_experts",
     "quantized_linear",
     "register_reference_ops",
     "rope",
+    "softcap_attention",
     "sparse_attention",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .registry import NAMESPACE, ops
+from .registry import NAMESPACE, npu_ops, ops
 
 #: The references under the schemas of the ops, where the C++ side finds them.
 REFERENCES = "liteboost_reference"
@@ -27,7 +27,7 @@ def register_references() -> None:
         return
     library = torch.library.Library(REFERENCES, "FRAGMENT")
     _LIBRARIES.append(library)
-    for op in ops().values():
+    for op in (*ops().values(), *npu_ops().values()):
         library.define(op.schema)
         library.impl(op.name, op.reference, "CompositeExplicitAutograd")
     library.define("_verify(str op, str kind) -> str")

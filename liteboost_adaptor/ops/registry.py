@@ -14,6 +14,7 @@ from torch import Tensor
 NAMESPACE = "liteboost"
 
 _OPS: dict[str, Op] = {}
+_NPU_OPS: dict[str, Op] = {}
 # Definitions live as long as their Library object does.
 _LIBRARIES: list[torch.library.Library] = []
 
@@ -57,6 +58,27 @@ def define(schema: str, reference: Callable[..., Any]) -> None:
     """
     name = schema.split("(", 1)[0]
     _OPS[name] = Op(name, schema, reference)
+
+
+def define_for_npu(schema: str, reference: Callable[..., Any]) -> None:
+    """Record an op that recorded steps on an NPU call in place of several, and nothing else calls.
+
+    Args:
+        schema: As `define` takes it, of a name that begins with ``_npu_``.
+        reference: As `define` takes it.
+    """
+    name = schema.split("(", 1)[0]
+    _NPU_OPS[name] = Op(name, schema, reference)
+
+
+def npu_ops() -> Mapping[str, Op]:
+    """Every op that only NPUs have, by name."""
+    return MappingProxyType(_NPU_OPS)
+
+
+def op_named(name: str) -> Op:
+    """An op of `ops` or `npu_ops`."""
+    return _OPS.get(name) or _NPU_OPS[name]
 
 
 def ops() -> Mapping[str, Op]:

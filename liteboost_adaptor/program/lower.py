@@ -64,7 +64,7 @@ class Writer:
         self._end = {key: self._new() for key in self.appended}
         self._check_inputs(recorder)
         self._has_written = self._has_called_foreign = False
-        self._places = -1
+        self._places: dict[Any, int] = {}
         for call in with_joined_appends(calls, shapes) if self._keeps_forms else calls:
             match call:
                 case (keys, values):
@@ -135,11 +135,13 @@ class Writer:
 
     def _append_both(self, keys: Appended, values: Appended, recorder: Recorder) -> None:
         texts, reads = zip(*(self._appended_to(call, recorder) for call in (keys, values)), strict=True)
-        places, self._places = self._places, self._new()
+        # Layers of one kind write to one place: those of a window have another than those of all tokens.
+        which = tuple(recorder.before[keys.holder])
+        places, self._places[which] = self._places.get(which, -1), self._new()
         made = [self._new(), self._new()]
         self._slots[keys.result], self._slots[values.result] = made
         read = [*reads[0], *reads[1], *([places] if places >= 0 else [])]
-        self._line(f"both {' '.join(texts)} {places} -> {made[0]} {made[1]} {self._places}", read)
+        self._line(f"both {' '.join(texts)} {places} -> {made[0]} {made[1]} {self._places[which]}", read)
 
     def _appended_to(self, call: Appended, recorder: Recorder) -> tuple[str, list[int]]:
         """Memory, where it is written, and what is new."""

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from . import merged_weights
+from .npu_attention import with_attention_in_fewer, with_whole_tables
+from .npu_experts import with_fused_experts
 from .npu_integers import with_rows_of_integers
+from .npu_norms import with_weights_plus_one
 from .passes import Step, is_slot, renamed, slots_read
 from .recording import Appended, Call, Recording
 
@@ -29,7 +32,11 @@ def merge(
         may_move: Whether weights may be given other memory.
     """
     calls = list(_with_linears_at_once(recording.calls, recording, shapes, may_move))
+    calls = list(with_fused_experts(calls, recording, shapes, returned))
+    calls = list(with_attention_in_fewer(calls, recording, shapes, returned))
     calls = with_rows_of_integers(calls, recording, shapes, returned)
+    calls = with_weights_plus_one(calls, recording, shapes)
+    calls = list(with_whole_tables(calls, recording, shapes))
     recording.calls = list(_with_rope_in_place(calls, recording, shapes, returned))
 
 

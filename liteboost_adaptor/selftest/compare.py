@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import ops
+from ..ops import op_named
 from ..replacements import npu_format
 from . import cases as _  # noqa: F401  (fills the table of cases)
 from .case import Case, cases_of
@@ -167,7 +167,7 @@ def _verifying(device: str) -> Iterator[Callable[[], str]]:
 
 
 def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Figure:
-    reference = ops()[op].reference
+    reference = op_named(op).reference
     exact = _results(op, reference, {name: _double(value) for name, value in case.arguments.items()})
     own = _results(op, reference, placed(case.arguments, "cpu"))
     try:
@@ -188,7 +188,7 @@ def _figure(op: str, case: Case, device: str, fallback: Callable[[], str]) -> Fi
 
 def _results(op: str, function: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
     """What a call of ``function`` returns, and behind it what it has written into its arguments."""
-    return ops()[op].outputs(function(**arguments), arguments)
+    return op_named(op).outputs(function(**arguments), arguments)
 
 
 def _worst(case: Case, found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> Figure:
@@ -198,7 +198,10 @@ def _worst(case: Case, found: list[Tensor], own: list[Tensor], exact: list[Tenso
         if result.shape != true.shape or result.dtype != plain.dtype:
             what = f"result {number} is {_described(result)} instead of {_described(plain)}"
             return Figure(label, math.inf, 0.0, what)
-        allowed = max(ALLOWED[case.rounds_to or plain.dtype], OWN_FACTOR * _error(plain, true))
+        rounded = case.rounds_to or plain.dtype
+        # Integers that nothing was rounded to must be what they are.
+        is_float = rounded.is_floating_point
+        allowed = max(ALLOWED[rounded], OWN_FACTOR * _error(plain, true)) if is_float else 0.0
         figure = Figure(label, _error(result, true), allowed)
         if worst.allowed == math.inf or figure.error * worst.allowed > worst.error * figure.allowed:
             worst = figure

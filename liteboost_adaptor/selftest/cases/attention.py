@@ -66,6 +66,26 @@ def attention(kind: Kind) -> Iterator[Case]:
             yield Case(label + order, dict(arguments))
 
 
+@makes_cases("_npu_softcap_attention")
+def softcap_attention(kind: Kind) -> Iterator[Case]:
+    for batch, heads, kv_heads, _, keys, head in DECODE:
+        seen = torch.rand(batch, 1, 1, keys, generator=torch.Generator("cpu").manual_seed(keys)) < 0.7
+        seen[..., -1] = True
+        arguments: dict[str, Any] = {
+            "query": kind.swapped(batch, heads, 1, head),
+            "key": kind.normal(batch, kv_heads, keys + SPARE, head)[:, :, :keys],
+            "value": kind.normal(batch, kv_heads, keys + SPARE, head)[:, :, :keys],
+            "mask": None,
+            "scaling": 1.5 * head**-0.5,
+            "softcap": 2.0,
+        }
+        label = f"{batch} x {heads} and {kv_heads} heads, {keys} positions, {head}"
+        yield Case(label, dict(arguments))
+        lowest = torch.finfo(kind.dtype).min
+        mask = torch.where(seen, 0.0, lowest).to(kind.dtype)
+        yield Case(f"{label}, with a mask", arguments | {"mask": mask})
+
+
 #: Layouts of parts of the keys; queries stand behind the last of them, or causality hides some.
 PARTS = tuple(
     " ".join(f"{phase} {hides} {beside}".split())

@@ -1,0 +1,50 @@
+"""Who makes and who reads what in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .passes import Step, is_slot, slots_read
+from .recording import Call, Recording
+
+
+class Uses:
+    """Who makes and who reads a slot of a recording."""
+
+    def __init__(self, calls: list[Step], recording: Recording, returned: Iterable[int]) -> None:
+        self.at = {id(call): at for at, call in enumerate(calls)}
+        self.mutable = [
+            at
+            for at, call in enumerate(calls)
+            if not isinstance(call, Call) or call.function._schema.is_mutable
+        ]
+        self._makers: dict[int, list[Call]] = {}
+        self._readers: dict[int, list[Step]] = {}
+        self._kept = {*returned, *recording.aliases, *recording.aliases.values()}
+        for call in calls:
+            for slot in slots_read(call):
+                self._readers.setdefault(slot, []).append(call)
+            if isinstance(call, Call):
+                for slot in call.results:
+                    self._makers.setdefault(slot, []).append(call)
+
+    def maker(self, value: Any, *functions: Any) -> Call | None:
+        """The only call that makes a slot, if it is one of ``functions``."""
+        makers = self._makers.get(value.number, []) if is_slot(value) else []
+        return makers[0] if len(makers) == 1 and makers[0].function in functions else None
+
+    def readers(self, slot: int) -> list[Call]:
+        return [call for call in self._readers.get(slot, []) if isinstance(call, Call)]
+
+    def is_inside(self, calls: list[Call], last: Iterable[int]) -> bool:
+        """Whether nobody else reads what they make, but for ``last``, or changes anything between them."""
+        own = {id(call) for call in calls}
+        made = {slot for call in calls for slot in call.results} - set(last)
+        if made & self._kept or any(
+            id(call) not in own for slot in made for call in self._readers.get(slot, [])
+        ):
+            return False
+        places = [self.at[id(call)] for call in calls]
+        others = {at for at in self.mutable if at not in places}
+        return not any(min(places) < at < max(places) for at in others)
