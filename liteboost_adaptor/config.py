@@ -17,7 +17,6 @@ from .errors import ConfigError
 
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
-NZ_NAMES = ("auto", "0", "1")
 ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
@@ -71,6 +70,7 @@ class Settings:
         isa: Highest instruction set the CPU kernels may use; empty for no limit.
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
+        graph: Whether recorded steps are captured as graphs of an NPU; ``"auto"``: on 910B and 910C.
         sparse: Block-sparse attention of long prompts, or ``None``.
         tp: Over how many processes the weights are divided; 0: over all that the others leave.
         dp: How many replicas share a batch that is generated for.
@@ -87,6 +87,7 @@ class Settings:
     isa: str = ""
     require_native: bool = False
     nz: str = "auto"
+    graph: str = "auto"
     sparse: Sparse | None = None
     tp: int = 0
     dp: int = 1
@@ -107,31 +108,22 @@ class Variable:
     effect: str
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in names:
+            raise ValueError
+        return value
+
+    return parse
+
+
 def _level(text: str) -> int:
-    if text.strip() not in {str(level) for level in LEVELS}:
-        raise ValueError
-    return int(text)
+    return int(_one_of(*map(str, LEVELS))(text))
 
 
 def _flag(text: str) -> bool:
-    value = text.strip().lower()
-    if value not in ("0", "1", "true", "false"):
-        raise ValueError
-    return value in ("1", "true")
-
-
-def _isa(text: str) -> str:
-    value = text.strip()
-    if value and value not in ISA_NAMES:
-        raise ValueError
-    return value
-
-
-def _nz(text: str) -> str:
-    value = text.strip().lower()
-    if value not in NZ_NAMES:
-        raise ValueError
-    return value
+    return _one_of("0", "1", "true", "false")(text) in ("1", "true")
 
 
 #: Least values of what may follow the share in LITEBOOST_SPARSE.
@@ -252,7 +244,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_ISA",
         "isa",
-        _isa,
+        _one_of("", *ISA_NAMES),
         ", ".join(ISA_NAMES),
         "Highest instruction set the CPU kernels may use. Never raises what the CPU offers.",
     ),
@@ -266,10 +258,18 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_NZ",
         "nz",
-        _nz,
+        _one_of("auto", "0", "1"),
         "auto, 0 or 1",
         "Whether 16 bit weights of linear layers that do not require grad are cast to FRACTAL_NZ on an NPU: "
         "auto on a 310P, 1 also on a 910B or 910C, 0 never. See npu.md.",
+    ),
+    Variable(
+        "LITEBOOST_GRAPH",
+        "graph",
+        _one_of("auto", "0", "1"),
+        "auto, 0 or 1",
+        "Whether recorded decode steps are captured as graphs of an NPU, at level 2: auto on a 910B or 910C, "
+        "1 also on a 310P, 0 never. See npu.md.",
     ),
     Variable(
         "LITEBOOST_SPARSE",
@@ -489,12 +489,8 @@ def markdown() -> str:
     lines = ["| variable | default | values | effect |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = getattr(defaults, variable.field)
-        if isinstance(default, bool):
-            shown = "`1`" if default else "`0`"
-        elif variable.name == "LITEBOOST_TP":
-            shown = "`auto`"
-        else:
-            shown = f"`{default}`" if default not in ((), "", None) else "unset"
+        text = "auto" if variable.name == "LITEBOOST_TP" else _as_text(default)
+        shown = f"`{text}`" if default not in ((), "", None) else "unset"
         allowed = variable.allowed.replace("|", "\\|")
         lines.append(f"| `{variable.name}` | {shown} | {allowed} | {variable.effect} |")
     return "\n".join(lines) + "\n"

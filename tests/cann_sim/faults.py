@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def failing(*faults: str) -> Iterator[None]:
     """Inside, operators return error codes.
 
-    A fault is ``aclnnX:561002`` (phase 1, every call), ``aclnnX@2:361001`` (phase 2) or ``aclnnX:561002:3``
-    (the third call only); names may have ``*``. ``SIMCANN_FAIL`` says the same for a whole program, separated
-    by commas.
+    A fault is ``aclnnX:561002`` (phase 1, every call), ``aclnnX@2:361001`` (phase 2), ``aclnnX@3:507015`` (on
+    the device; after one in a replay every wait tells) or ``aclnnX:561002:3`` (the third call only); names
+    may have ``*``. ``SIMCANN_FAIL`` says the same for a whole program, separated by commas.
     """
     library = _library()
     library.simcann_fail(",".join(faults).encode())

@@ -14,7 +14,7 @@
 extern "C" {
 void simcann_set_error(const char*);
 void* simcann_ptr(const void*);
-bool simcann_capture(aclrtStream, std::function<void()>*);
+bool simcann_capture(aclrtStream, const char*, std::function<int()>*);
 bool simcann_is_device_memory(const void* address, size_t bytes);
 int simcann_stream_id(aclrtStream);
 }
@@ -75,6 +75,7 @@ int execute(const Launch& launch) {
                   launch.workspace, " is not ", op.workspace, " bytes of device memory");
       memset(simcann_ptr(launch.workspace), 0xA5, op.workspace);
     }
+    TORCH_CHECK(!injected_error(op.name, 3), "injected fault on the device");
     auto arguments = op.arguments();
     check_addresses(arguments);
     LaunchTrace trace(op.name, launch.stream, arguments);
@@ -145,9 +146,8 @@ int run(const char* name, aclOpExecutor* executor, void* workspace, uint64_t wor
   if (!executor->repeatable && dies(executor, Kind::executor)) retire([executor] { delete executor; });
   if (int code = injected_error(name, 2)) return fail(name, "injected fault in phase 2", code);
   Launch launch{prepared, workspace, simcann_stream_id(stream)};
-  std::function<void()> task = [launch] { execute(launch); };
-  if (simcann_capture(stream, &task)) return 0;
-  return execute(launch);
+  std::function<int()> task = [launch] { return execute(launch); };
+  return simcann_capture(stream, name, &task) ? 0 : task();
 }
 
 void put(const at::Tensor& out, const at::Tensor& result) {

@@ -31,7 +31,7 @@ std::vector<std::string> split(const std::string& text, char by) {
   return all;
 }
 
-/// "aclnnX:561002", "aclnnX@2:361001" (phase 2), "aclnnX:561002:3" (the third call only), comma between several.
+/// "aclnnX:561002", "aclnnX@2:361001" (phase 2), "aclnnX@3:507015" (on the device), "aclnnX:561002:3" (the third call only), comma between several.
 void set_faults(const char* text) {
   std::vector<Fault> parsed;
   for (const auto& one : split(text ? text : "", ',')) {

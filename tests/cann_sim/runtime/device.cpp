@@ -184,8 +184,9 @@ aclError aclrtGetPrimaryCtxState(int32_t d, uint32_t* flags, int32_t* active) {
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeDevice() {
+  if (auto error = forbidden_in_capture("a wait for the device")) return error;
   trace_event("synchronize", "\"what\":\"device\"");
-  return ACL_SUCCESS;
+  return error_of_wait(nullptr);
 }
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 int simcann_current_device() { return current_device(); }
