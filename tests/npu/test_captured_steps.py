@@ -15,6 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 import liteboost_adaptor
 from liteboost_adaptor.program.graph import CAPTURED_AT, RULE
 from liteboost_adaptor.program.step import RECORDED_AT
+from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 from liteboost_adaptor.report import report
 
 pytestmark = pytest.mark.usefixtures("no_grad", "undone")
@@ -176,6 +177,21 @@ with torch.no_grad():
     planted.__enter__()
     print(tokens(model, inputs, UNTIL).tolist())
 """
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16", "w8a8"])
+def test_quantized_layers_are_captured(quant: str) -> None:
+    inputs, new, model = prompt(1, 9), UNTIL + 10, llama()
+    quantize_model(model.cpu(), LiteBoostConfig(quant))
+    model.npu()
+    liteboost_adaptor.apply(level=2, graph="0")
+    expected = tokens(model, inputs, new)
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    assert replays() - before >= 10, reasons()
 
 
 @pytest.mark.full
