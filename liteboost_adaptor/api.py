@@ -29,6 +29,7 @@ def apply(
     disable: str | list[str] | None = None,
     strict: bool | None = None,
     nz: str | None = None,
+    graph: str | None = None,
     sparse: float | str | None = None,
     tp: int | str | None = None,
     dp: int | None = None,
@@ -41,8 +42,8 @@ def apply(
 
     Args:
         model: Any module; its submodules are served where a rule fits, other models are not touched.
-        level, disable, strict, nz, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
-            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ`` and ``LITEBOOST_SPARSE``.
+        level, disable, strict, nz, graph, sparse: In place of ``LITEBOOST_LEVEL``, ``LITEBOOST_DISABLE``,
+            ``LITEBOOST_STRICT``, ``LITEBOOST_NZ``, ``LITEBOOST_GRAPH`` and ``LITEBOOST_SPARSE``.
         tp, dp, sp, cp, ep: In place of ``LITEBOOST_TP``, ``LITEBOOST_DP``, ``LITEBOOST_SP``,
             ``LITEBOOST_CP`` and ``LITEBOOST_EP``, for models that are loaded afterwards; `shard` shards one
             that is loaded.
@@ -64,7 +65,10 @@ def apply(
     """
     sizes = {"tp": tp, "dp": dp, "sp": sp, "cp": cp, "ep": ep}
     wanted = with_overrides(
-        settings(), level=level, disable=disable, strict=strict, nz=nz, sparse=sparse, quant=quant, **sizes
+        settings(),
+        **{"level": level, "disable": disable, "strict": strict, "nz": nz, "graph": graph},
+        **{"sparse": sparse, "quant": quant},
+        **sizes,
     )
     if model is None:
         runtime.deactivate()

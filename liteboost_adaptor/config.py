@@ -17,8 +17,6 @@ from .errors import ConfigError
 
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
-NZ_NAMES = ("auto", "0", "1")
-FIRST_USE_NAMES = ("process", "thread")
 ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
@@ -73,6 +71,7 @@ class Settings:
         require_native: Raise when the compiled library cannot be used, in place of the reference ops.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
         first_use: Whether ops on an NPU are compared in a helper ``"process"`` or a ``"thread"`` of this one.
+        graph: Whether recorded steps are captured as graphs of an NPU; ``"auto"``: on 910B and 910C.
         sparse: Block-sparse attention of long prompts, or ``None``.
         tp: Over how many processes the weights are divided; 0: over all that the others leave.
         dp: How many replicas share a batch that is generated for.
@@ -90,6 +89,7 @@ class Settings:
     require_native: bool = False
     nz: str = "auto"
     first_use: str = "process"
+    graph: str = "auto"
     sparse: Sparse | None = None
     tp: int = 0
     dp: int = 1
@@ -110,12 +110,6 @@ class Variable:
     effect: str
 
 
-def _level(text: str) -> int:
-    if text.strip() not in {str(level) for level in LEVELS}:
-        raise ValueError
-    return int(text)
-
-
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if (value := text.strip().lower()) not in names:
@@ -123,6 +117,10 @@ def _one_of(*names: str) -> Callable[[str], str]:
         return value
 
     return parse
+
+
+def _level(text: str) -> int:
+    return int(_one_of(*map(str, LEVELS))(text))
 
 
 def _flag(text: str) -> bool:
@@ -261,7 +259,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_NZ",
         "nz",
-        _one_of(*NZ_NAMES),
+        _one_of("auto", "0", "1"),
         "auto, 0 or 1",
         "Whether 16 bit weights of linear layers that do not require grad are cast to FRACTAL_NZ on an NPU: "
         "auto on a 310P, 1 also on a 910B or 910C, 0 never. See npu.md.",
@@ -269,10 +267,18 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_FIRST_USE",
         "first_use",
-        _one_of(*FIRST_USE_NAMES),
+        _one_of("process", "thread"),
         "process or thread",
         "Where an op is compared with its reference when an NPU first uses it: process, in a helper process, "
         "whose faults are not this one's; thread, in this process. See npu.md.",
+    ),
+    Variable(
+        "LITEBOOST_GRAPH",
+        "graph",
+        _one_of("auto", "0", "1"),
+        "auto, 0 or 1",
+        "Whether recorded decode steps are captured as graphs of an NPU, at level 2: auto on a 910B or 910C, "
+        "1 also on a 310P, 0 never. See npu.md.",
     ),
     Variable(
         "LITEBOOST_SPARSE",
@@ -392,9 +398,8 @@ def spelled(found: Settings) -> str:
 
 def _as_text(value: Any) -> str:
     if isinstance(value, Sparse):
-        return ",".join(
-            [str(value.sparsity), *(f"{name}={getattr(value, name)}" for name in _SPARSE_DETAILS)]
-        )
+        details = [f"{name}={getattr(value, name)}" for name in _SPARSE_DETAILS]
+        return ",".join([str(value.sparsity), *details])
     if isinstance(value, Quant):
         details = [f"head={value.head}"] if value.scheme else []
         if value.scheme == "w4a16":
@@ -488,12 +493,8 @@ def markdown() -> str:
     lines = ["| variable | default | values | effect |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = getattr(defaults, variable.field)
-        if isinstance(default, bool):
-            shown = "`1`" if default else "`0`"
-        elif variable.name == "LITEBOOST_TP":
-            shown = "`auto`"
-        else:
-            shown = f"`{default}`" if default not in ((), "", None) else "unset"
+        text = "auto" if variable.name == "LITEBOOST_TP" else _as_text(default)
+        shown = f"`{text}`" if default not in ((), "", None) else "unset"
         allowed = variable.allowed.replace("|", "\\|")
         lines.append(f"| `{variable.name}` | {shown} | {allowed} | {variable.effect} |")
     return "\n".join(lines) + "\n"

@@ -27,6 +27,10 @@ class DeviceError(LiteBoostError, ValueError):
     """Tensors handed to one op live on different devices, or on one without a kernel."""
 
 
+class DeviceFaultError(LiteBoostError, RuntimeError):
+    """An accelerator has failed while it ran what was captured for it."""
+
+
 class NativeLibraryError(LiteBoostError, RuntimeError):
     """The compiled library is needed and cannot be found, built or loaded."""
 

@@ -120,16 +120,20 @@ at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const 
   const Integers lengths = on.length ? Integers(*on.length) : Integers();
   const int64_t heads = call.query.size(1), kv_heads = call.keys.key.size(1);
   if (given(call.sinks) && !want_lse) {
-    kInferWithSinks(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none,
-                    none, none, none, after, none, none, none, none, none, none, {}, none, none, none, none,
-                    call.sinks->contiguous(), heads, call.scaling, how.before, how.after, on.layout, kv_heads,
-                    how.mode, precise, 0, 0, false, 0, 0, 0, on.out, lse);
+    npu::launch_renewable(on.out, lse, [&](const at::Tensor& to, const at::Tensor& lse_to) {
+      kInferWithSinks(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none,
+                      none, none, none, after, none, none, none, none, none, none, {}, none, none, none, none,
+                      call.sinks->contiguous(), heads, call.scaling, how.before, how.after, on.layout,
+                      kv_heads, how.mode, precise, 0, 0, false, 0, 0, 0, to, lse_to);
+    });
     return lse;
   }
-  kInfer(on.query, keys, values, how.shift, how.mask, {}, lengths, none, none, none, none, none, none, none,
-         none, none, after, on.key_scales, none, on.value_scales, none, none, none, {}, none, none, none,
-         heads, call.scaling, how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, want_lse,
-         on.scaled_by, on.scaled_by, on.out, lse);
+  npu::launch_renewable(on.out, lse, [&](const at::Tensor& to, const at::Tensor& lse_to) {
+    kInfer(on.query, keys, values, how.shift, how.mask, {}, lengths, none, none, none, none, none, none, none,
+           none, none, after, on.key_scales, none, on.value_scales, none, none, none, {}, none, none, none,
+           heads, call.scaling, how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, want_lse,
+           on.scaled_by, on.scaled_by, to, lse_to);
+  });
   return lse;
 }
 
@@ -139,7 +143,8 @@ at::Tensor counted_from_end(int64_t after, const at::Device& device) {
   const auto options = at::TensorOptions().device(device).dtype(at::kLong);
   const at::Tensor zero =
       after == 0 ? kept->get(device.index(), [&] { return at::full({1}, 0, options); }) : at::Tensor();
-  return zero.defined() ? zero : at::full({1}, after, options);
+  if (zero.defined()) return zero;
+  return npu::made_for_renewal({after}, {1}, options, [&] { return at::full({1}, after, options); });
 }
 
 namespace {
@@ -161,6 +166,7 @@ at::Tensor fused(const Call& call, const Plan& plan) {
   // [B, N or 1, q_len] beside [B, q_len, N, D].
   const auto beside_out = [](const at::Tensor& x) { return x.transpose(1, 2).unsqueeze(-1); };
   if (call.has_late_sinks()) {
+    npu::check_reads_in_place(false, "sinks");
     const at::Tensor sinks = call.sinks->dim() == 1 ? call.sinks->unsqueeze(-1) : *call.sinks;
     out.mul_(beside_out(at::sigmoid(lse.squeeze(-1).sub(sinks))));
   }

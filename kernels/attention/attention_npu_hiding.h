@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "attention/attention_npu_operands.h"
+#include "npu/graph_tasks.h"
 #include "npu/kept.h"
 
 namespace liteboost {
@@ -134,6 +135,25 @@ inline at::Tensor shift_of(const Call& call, const at::Tensor& hidden, int64_t c
   return shift.expand({-1, call.query.size(1), -1, -1}).contiguous();
 }
 
+// The mask of a bool mask as one query takes it: [B, 1, 1, columns], true where hidden.
+inline at::Tensor mask_of_one(const Call& call, int64_t columns) {
+  const at::Tensor hidden = hidden_by_mask(call);
+  const int64_t behind = columns - call.keys.length();
+  const at::Tensor whole = behind > 0 ? at::constant_pad_nd(hidden, {0, behind}, true) : hidden;
+  return whole.expand({call.query.size(0), -1, -1, -1}).contiguous();
+}
+
+// The same, once for all attentions of a renewal that are given the same mask.
+inline at::Tensor mask_for_renewal(const Call& call, int64_t columns) {
+  npu::check_reads_in_place(call.is_one() && call.can_repair(), "rows that a mask hides");
+  std::vector<int64_t> key{reinterpret_cast<int64_t>(call.mask.const_data_ptr()), call.query.size(0),
+                           columns};
+  key.insert(key.end(), call.mask.sizes().begin(), call.mask.sizes().end());
+  key.insert(key.end(), call.mask.strides().begin(), call.mask.strides().end());
+  return npu::made_for_renewal(key, {call.query.size(0), 1, 1, columns}, call.mask.options(),
+                               [&] { return mask_of_one(call, columns); });
+}
+
 // `columns`: positions of the keys as the operator is given them.
 inline Hiding hiding(const Call& call, int64_t columns) {
   Hiding how;
@@ -141,6 +161,10 @@ inline Hiding hiding(const Call& call, int64_t columns) {
     case Hides::nothing:
       break;
     case Hides::mask: {
+      if (npu::is_renewable()) {
+        how.mask = mask_for_renewal(call, columns);
+        break;
+      }
       how.hidden = hidden_by_mask(call);
       // Of several queries the operator takes one mask for all sequences, of one query it does not.
       const int64_t behind = columns - call.keys.length();
@@ -149,6 +173,7 @@ inline Hiding hiding(const Call& call, int64_t columns) {
       break;
     }
     case Hides::shift:
+      npu::check_reads_in_place(false, "masks that are added");
       how.hidden = hidden_by_mask(call);
       how.shift = shift_of(call, how.hidden, columns);
       break;

@@ -125,6 +125,8 @@ struct Operands {
 inline Operands operands(const Plan& plan, const at::Tensor& query, const Keys& keys,
                          const at::Tensor& result) {
   const auto dense = [&](const at::Tensor& x) { return ordered(x, plan.order).contiguous(); };
+  npu::check_reads_in_place(plan.cache && ordered(query, plan.order).is_contiguous(),
+                            "keys and values of attention");
   Operands on;
   on.query = dense(query);
   on.key = plan.cache ? plan.cache->key : dense(keys.counting(keys.key));
@@ -135,7 +137,8 @@ inline Operands operands(const Plan& plan, const at::Tensor& query, const Keys& 
   const bool is_one = query.size(2) == 1;
   on.out = heads_first && is_one ? result.transpose(1, 2) : result;
   on.layout = !heads_first ? "BSND" : is_one ? "BNSD" : "BNSD_BSND";
-  if (plan.has_lengths()) on.length = keys.length();
+  // The next replay of a captured step may read fewer than all.
+  if (plan.has_lengths() || (plan.cache && npu::is_renewable())) on.length = keys.length();
   return on;
 }
 

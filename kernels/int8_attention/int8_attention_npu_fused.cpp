@@ -97,6 +97,8 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
   const Keys scales = is_one ? asked_scales : one_head_each(asked_scales);
   const Reading reading = reading_of(call, scales, within_cache);
   const auto dense = [](const Keys& keys, const at::Tensor& x) { return keys.counting(x).contiguous(); };
+  npu::check_reads_in_place(reading.integers && call.query.is_contiguous() && !call.mask.defined(),
+                            "integers of attention, or its masks,");
   Operands on;
   on.query = call.query.contiguous();
   on.key = reading.integers ? reading.integers->key : dense(call.keys, call.keys.key);
@@ -110,7 +112,7 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
   on.layout = "BNSD";
   on.out = at::empty(on.query.sizes(), on.query.options());
   at::Tensor after;
-  if (reading.has_lengths()) {
+  if (reading.has_lengths() || (reading.integers && npu::is_renewable())) {
     on.length = call.keys.length();
     if (reading.integers->at_end) after = counted_from_end(reading.integers->after, on.query.device());
   }

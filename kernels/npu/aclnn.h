@@ -27,6 +27,7 @@
 #include <tuple>
 #include <vector>
 
+#include "npu/graph_tasks.h"
 #include "npu/torch_npu_api.h"
 
 namespace liteboost::npu {
@@ -133,12 +134,13 @@ class Operator : public AnyOperator {
 
   void operator()(const Kinds&... arguments) const {
     TORCH_CHECK(available(), "liteboost: this CANN has no ", name(), "; use a release that has it");
+    check_launch(name());
     InitExecCommonCtx();
     const aclrtStream stream = GetAclStream();
     const uint32_t determinism = c10_npu::GetDeterministicLevel();
     at_npu::native::ApplyDeterministicLevel(static_cast<int64_t>(determinism),
                                             at::globalContext().deterministicAlgorithms(), true);
-    if (launched_from_cache(stream, determinism, arguments...)) return;
+    if (!is_renewable() && launched_from_cache(stream, determinism, arguments...)) return;
 
     uint64_t workspace_size = 0;
     aclOpExecutor* executor = nullptr;
@@ -151,7 +153,8 @@ class Operator : public AnyOperator {
       UnInitExecCommonCtx();
       refuse(status);
     }
-    void* workspace = GetWorkSpaceAddr(workspace_size);
+    void* workspace = workspace_of_renewed(workspace_size);
+    if (workspace == nullptr) workspace = GetWorkSpaceAddr(workspace_size);
     RunAclCall(name(), [=, launch = launch_]() -> int {
       InitExecSubTheadCtx(stream);
       const int result = ExecuteApiFunc(launch, stream, workspace, workspace_size, executor);

@@ -3,6 +3,8 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 
@@ -101,7 +103,9 @@ void Expect::run(Slots& slots) const {
 void Append::run(Slots& slots) const {
   const at::Tensor& whole = slots[memory].toTensor();
   const at::Tensor& tail = slots[added].toTensor();
-  slots[result] = append_in_memory(whole, tail, dim, start.read(slots).toInt(), length.read(slots).toInt());
+  const at::Tensor all =
+      append_in_memory(whole, tail, dim, start.read(slots).toInt(), length.read(slots).toInt());
+  if (result >= 0) slots[result] = all;
 }
 
 namespace {
@@ -109,42 +113,60 @@ namespace {
 // A cache [rows, heads, capacity, size] as one of rows * heads blocks with one head each, and a token likewise.
 at::Tensor one_head_each(const at::Tensor& x) { return x.view({-1, 1, x.size(2), x.size(3)}); }
 
-// The place of a token in each of `count` blocks of `capacity` places. Kept with the numbers it was made from.
-c10::IValue places_of(const c10::IValue& former, const at::Tensor& whole, int64_t end) {
-  const int64_t count = whole.size(0) * whole.size(1), capacity = whole.size(2);
-  if (former.isTuple()) {
-    const auto& known = former.toTupleRef().elements();
-    if (known[1].toInt() == count && known[2].toInt() == capacity && known[3].toInt() == end &&
-        known[0].toTensor().device() == whole.device()) {
-      return former;
-    }
-  }
-  const auto options = at::TensorOptions().device(whole.device()).dtype(at::kLong);
-  const at::Tensor made = at::arange(end, end + count * capacity, capacity, options).unsqueeze(1);
-  return c10::ivalue::Tuple::create({made, count, capacity, end});
-}
-
 }  // namespace
 
+// A tuple of the tensor, [blocks, 1], and of what it was made from: how many blocks, places in each, and the place.
+void Places::run(Slots& slots) const {
+  const at::Tensor& whole = slots[keys.memory].toTensor();
+  const at::Tensor& other = slots[values.memory].toTensor();
+  const int64_t end = keys.start.read(slots).toInt() + keys.length.read(slots).toInt();
+  if (end != values.start.read(slots).toInt() + values.length.read(slots).toInt() ||
+      whole.sizes().slice(0, 3) != other.sizes().slice(0, 3)) {
+    slots[result] = c10::IValue();
+    return;
+  }
+  const int64_t count = whole.size(0) * whole.size(1), capacity = whole.size(2);
+  const c10::IValue before = former < 0 ? c10::IValue() : slots[former];
+  at::Tensor taken;
+  if (before.isTuple()) {
+    const auto& known = before.toTupleRef().elements();
+    taken = known[0].toTensor();
+    if (known[1].toInt() == count && known[2].toInt() == capacity && known[3].toInt() == end &&
+        taken.device() == whole.device()) {
+      slots[result] = before;
+      return;
+    }
+  }
+  at::Tensor made;
+  if (slots[result].isTuple()) {
+    made = slots[result].toTupleRef().elements()[0].toTensor();
+    if (made.size(0) != count || made.device() != whole.device() || made.is_same(taken)) made = at::Tensor();
+  }
+  const auto options = at::TensorOptions().device(whole.device()).dtype(at::kLong);
+  if (!made.defined()) {
+    const c10::InferenceMode outside(false);  // for whichever run writes it again
+    made = at::empty({count, 1}, options);
+  }
+  at::Tensor flat = made.view({count});
+  at::arange_out(flat, end, end + count * capacity, capacity);
+  slots[result] = c10::ivalue::Tuple::create({made, count, capacity, end});
+}
+
 void Both::run(Slots& slots) const {
-  const at::Tensor& key_memory = slots[keys.memory].toTensor();
-  const at::Tensor& value_memory = slots[values.memory].toTensor();
-  const at::Tensor& key = slots[keys.added].toTensor();
-  const at::Tensor& value = slots[values.added].toTensor();
-  const int64_t key_begin = keys.start.read(slots).toInt(), value_begin = values.start.read(slots).toInt();
-  const int64_t key_end = key_begin + keys.length.read(slots).toInt();
-  const int64_t value_end = value_begin + values.length.read(slots).toInt();
-  if (key_end != value_end || key_memory.sizes().slice(0, 3) != value_memory.sizes().slice(0, 3)) {
+  if (!slots[places].isTuple()) {
     keys.run(slots);
     values.run(slots);
     return;
   }
-  const c10::IValue at = places_of(places < 0 ? c10::IValue() : slots[places], key_memory, key_end);
-  append.call(one_head_each(key_memory), one_head_each(value_memory), one_head_each(key.contiguous()),
-              one_head_each(value.contiguous()), at.toTupleRef().elements()[0].toTensor());
-  slots[made_places] = at;
-  slots[keys.result] = key_memory.narrow(2, key_begin, key_end - key_begin + 1);
-  slots[values.result] = value_memory.narrow(2, value_begin, value_end - value_begin + 1);
+  append.call(one_head_each(slots[keys.memory].toTensor()), one_head_each(slots[values.memory].toTensor()),
+              one_head_each(slots[keys.added].toTensor().contiguous()),
+              one_head_each(slots[values.added].toTensor().contiguous()),
+              slots[places].toTupleRef().elements()[0].toTensor());
+}
+
+void Part::run(Slots& slots) const {
+  slots[result] =
+      slots[memory].toTensor().narrow(dim, start.read(slots).toInt(), length.read(slots).toInt() + count);
 }
 
 void Item::run(Slots& slots) const {

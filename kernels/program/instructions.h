@@ -66,14 +66,33 @@ struct Append final : Instruction {
   void run(Slots& slots) const override;
 };
 
-// Two appends in one operator. Where their tokens go is told by a tensor, which is made once for caches of a kind.
+// Where a token goes in two memories that are written alike, as a tensor: one for all that are written so in a run.
+// Nothing where the two differ. In slots that are kept for the next run it is written again where it lies.
+struct Places final : Instruction {
+  struct Of {
+    int64_t memory = 0;
+    Value start, length;
+  };
+  Of keys, values;
+  int64_t former = -1, result = 0;
+  void run(Slots& slots) const override;
+};
+
+// Two appends in one operator, or one by one where there are no places.
 struct Both final : Instruction {
   Append keys, values;
-  int64_t places = -1, made_places = 0;
+  int64_t places = 0;
   c10::TypedOperatorHandle<void(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                 const at::Tensor&)>
       append;
   explicit Both(decltype(append) with) : append(with) {}
+  void run(Slots& slots) const override;
+};
+
+// What of a memory is written.
+struct Part final : Instruction {
+  int64_t memory = 0, count = 0, dim = 0, result = 0;
+  Value start, length;
   void run(Slots& slots) const override;
 };
 

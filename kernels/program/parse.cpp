@@ -174,6 +174,19 @@ std::unique_ptr<Instruction> append_of(Reader& in) {
   return made;
 }
 
+std::unique_ptr<Instruction> places_of(Reader& in) {
+  auto made = std::make_unique<Places>();
+  for (Places::Of* one : {&made->keys, &made->values}) {
+    one->memory = in.number();
+    one->start = value_of(in, c10::IntType::get());
+    one->length = value_of(in, c10::IntType::get());
+  }
+  made->former = in.number();
+  in.arrow();
+  made->result = in.number();
+  return made;
+}
+
 std::unique_ptr<Instruction> both_of(Reader& in) {
   auto made = std::make_unique<Both>(c10::Dispatcher::singleton()
                                          .findSchemaOrThrow("liteboost::kv_append", "")
@@ -185,12 +198,21 @@ std::unique_ptr<Instruction> both_of(Reader& in) {
     one->length = value_of(in, c10::IntType::get());
     one->added = in.number();
     one->dim = 2;
+    one->result = -1;
   }
   made->places = in.number();
+  return made;
+}
+
+std::unique_ptr<Instruction> part_of(Reader& in) {
+  auto made = std::make_unique<Part>();
+  made->memory = in.number();
+  made->start = value_of(in, c10::IntType::get());
+  made->length = value_of(in, c10::IntType::get());
+  made->count = in.number();
+  made->dim = in.number();
   in.arrow();
-  made->keys.result = in.number();
-  made->values.result = in.number();
-  made->made_places = in.number();
+  made->result = in.number();
   return made;
 }
 
@@ -236,7 +258,9 @@ std::unique_ptr<Instruction> instruction_of(const std::string& word, Reader& in)
   if (word == "op") return operator_of(in);
   if (word == "alias") return alias_of(in);
   if (word == "append") return append_of(in);
+  if (word == "places") return places_of(in);
   if (word == "both") return both_of(in);
+  if (word == "part") return part_of(in);
   if (word == "like") return like_of(in);
   if (word == "size") return size_of(in);
   if (word == "kv_buffer") return kv_buffer_of(in);
@@ -287,10 +311,21 @@ std::shared_ptr<const Program> parse(const std::string& text, std::vector<at::Te
       program->slots = in.number();
     } else if (word == "return") {
       program->returned = in.rest();
+    } else if (word == "phases") {
+      program->phases = in.word();
+    } else if (word == "statics") {
+      program->statics = in.rest();
+    } else if (word == "fixed") {
+      program->fixed = in.rest();
+    } else if (word == "copied") {
+      program->copied = in.rest();
     } else {
       program->instructions.push_back(instruction_of(word, in));
     }
   }
+  LB_CHECK_VALUE(program->phases.empty() || program->phases.size() == program->instructions.size(), kOp,
+                 "the phases of ", program->phases.size(), " of ", program->instructions.size(),
+                 " instructions are told; record the step again");
   return program;
 }
 

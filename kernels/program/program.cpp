@@ -23,23 +23,30 @@ bool Kind::is_of(const at::Tensor& tensor) const {
          tensor.sizes() == at::IntArrayRef(sizes) && tensor.strides() == at::IntArrayRef(strides);
 }
 
-std::vector<at::Tensor> run(const Program& program, const std::vector<at::Tensor>& inputs,
-                            const std::vector<int64_t>& numbers) {
+bool fill(Slots& slots, const Program& program, const std::vector<at::Tensor>& inputs,
+          const std::vector<int64_t>& numbers) {
   constexpr const char* op = "program";
   LB_CHECK_VALUE(static_cast<int64_t>(inputs.size()) == program.inputs, op, "takes ", program.inputs,
                  " tensors, got ", inputs.size());
   LB_CHECK_VALUE(static_cast<int64_t>(numbers.size()) == program.numbers, op, "takes ", program.numbers,
                  " numbers, got ", numbers.size());
-  // No op here has a backward; the caller has seen that none is wanted.
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (size_t i = 0; i < program.constants.size(); ++i) {
-    if (!program.kinds[i].is_of(program.constants[i])) return {};
+    if (!program.kinds[i].is_of(program.constants[i])) return false;
   }
-  Slots slots(static_cast<size_t>(program.slots));
+  slots.resize(static_cast<size_t>(program.slots));
   size_t next = 0;
   for (const at::Tensor& constant : program.constants) slots[next++] = constant;
   for (const at::Tensor& input : inputs) slots[next++] = input;
   for (const int64_t number : numbers) slots[next++] = number;
+  return true;
+}
+
+std::vector<at::Tensor> run(const Program& program, const std::vector<at::Tensor>& inputs,
+                            const std::vector<int64_t>& numbers) {
+  // No op here has a backward; the caller has seen that none is wanted.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Slots slots;
+  if (!fill(slots, program, inputs, numbers)) return {};
   try {
     for (const auto& instruction : program.instructions) instruction->run(slots);
   } catch (const Stopped&) {
@@ -75,15 +82,7 @@ int64_t load(const std::string& text, std::vector<at::Tensor> constants) {
 
 std::vector<at::Tensor> run_loaded(int64_t which, std::vector<at::Tensor> inputs,
                                    std::vector<int64_t> numbers) {
-  std::shared_ptr<const Program> program;
-  {
-    Programs& all = programs();
-    const std::lock_guard lock(all.mutex);
-    const auto found = all.loaded.find(which);
-    LB_CHECK_VALUE(found != all.loaded.end(), "program", "no program ", which, " is loaded");
-    program = found->second;
-  }
-  return run(*program, inputs, numbers);
+  return run(*loaded(which), inputs, numbers);
 }
 
 void unload(int64_t which) {
@@ -93,6 +92,15 @@ void unload(int64_t which) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Program> loaded(int64_t which) {
+  Programs& all = programs();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.loaded.find(which);
+  LB_CHECK_VALUE(found != all.loaded.end(), "program", "no program ", which, " is loaded");
+  return found->second;
+}
+
 }  // namespace liteboost::program
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {

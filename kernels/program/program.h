@@ -13,13 +13,24 @@
 //   alias SLOT OFFSET RANK SIZE... STRIDE... -> SLOT     another view of a contiguous tensor
 //   append SLOT START LENGTH NEW DIM -> SLOT             writes NEW into SLOT behind START + LENGTH along DIM, and gives
 //                                                        everything from START on
-//   both KEYS START LENGTH NEW VALUES START LENGTH NEW PLACES -> KEYS VALUES PLACES
-//                                                        two appends of one token a row along dimension 2, by kv_append;
-//                                                        PLACES: what an earlier `both` gave, or -1
+//   places MEMORY START LENGTH MEMORY START LENGTH FORMER -> PLACES
+//                                                        where one more token a row goes in both memories, by kv_append;
+//                                                        FORMER: what an earlier `places` gave, or -1
+//   both MEMORY START LENGTH NEW MEMORY START LENGTH NEW PLACES
+//                                                        two appends of one token a row along dimension 2, at PLACES
+//   part MEMORY START LENGTH COUNT DIM -> SLOT           what is written of MEMORY: COUNT behind START + LENGTH
 //   item SLOT INDEX -> SLOT                              an element of a list
 //   add|sub|mul|floordiv|max|min VALUE VALUE -> SLOT     of numbers
 //   drop SLOT...                                         lets go of what is not read again
 //   return SLOT...
+//
+// Of a program that can be captured as a graph of a device (graph.h) it also tells
+//
+//   phases LETTERS                                       one for each instruction: b before every replay, g captured,
+//                                                        r captured and renewed for every replay, - neither
+//   statics SLOT...                                      what is made before a replay and read in it
+//   fixed SLOT...                                        what must lie where it lay when it was captured
+//   copied SLOT...                                       results that the next replay writes over
 //
 // A run that was stopped gives no tensors; nothing was changed but memory behind END.
 //
@@ -61,10 +72,19 @@ struct Program {
   int64_t inputs = 0, numbers = 0, slots = 0;
   std::vector<std::unique_ptr<Instruction>> instructions;
   std::vector<int64_t> returned;
+  std::string phases;
+  std::vector<int64_t> statics, fixed, copied;
 };
 
 // Throws c10::ValueError for text that is no program.
 std::shared_ptr<const Program> parse(const std::string& text, std::vector<at::Tensor> constants);
+
+// A loaded one. Throws c10::ValueError where there is none of that number.
+std::shared_ptr<const Program> loaded(int64_t which);
+
+// Constants, inputs and numbers in the first slots. False, and nothing done, where a constant is of another kind now.
+bool fill(Slots& slots, const Program& program, const std::vector<at::Tensor>& inputs,
+          const std::vector<int64_t>& numbers);
 
 std::vector<at::Tensor> run(const Program& program, const std::vector<at::Tensor>& inputs,
                             const std::vector<int64_t>& numbers);

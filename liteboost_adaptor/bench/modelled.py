@@ -1,8 +1,9 @@
 """What a decode step would take on an Ascend card, modelled from its launches on the simulator.
 
 A launch costs what a kernel of its kind costs before it does anything, plus the longer of its arithmetic and
-its memory traffic at the efficiencies that Huawei's own simulator assumes. Without a captured graph the host
-launches one after another, and the slower of host and device sets the pace.
+its memory traffic at the efficiencies that Huawei's own simulator assumes. The host launches one after
+another, and the slower of host and device sets the pace. Of a captured step the host launches what is around
+the graph, the graph, and once more each attention, whose lengths it renews while the graph runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,17 @@ from .settings import Settings
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: its unit (a key of `STATIC_S`), dtype, arithmetic and memory traffic."""
+    """One launch: its unit (a key of `STATIC_S`), dtype, arithmetic and memory traffic.
+
+    Attributes:
+        is_captured: Whether it ran in the replay of a graph: the host did not launch it.
+    """
 
     unit: str
     dtype: str
     flops: float
     bytes: float
+    is_captured: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class StepTime:
 
     Attributes:
         device: The kernels one after another.
-        host: Launching them one after another.
+        host: Launching them one after another, those of a replay as one, and each update of a graph.
     """
 
     device: float
@@ -52,7 +58,7 @@ class StepTime:
 
     @property
     def graph(self) -> float:
-        """Replayed from a captured graph: the host launches once."""
+        """If all of it were replayed from one captured graph: the host launches once."""
         return self.device + HOST_LAUNCH_S
 
 
@@ -64,10 +70,17 @@ def device_seconds(launch: Launch, card: Card) -> float:
     return STATIC_S[launch.unit] + max(arithmetic, traffic)
 
 
-def step_time(launches: Iterable[Launch], card: Card) -> StepTime:
-    """Modelled time of the launches of one step."""
-    each = [device_seconds(launch, card) for launch in launches]
-    return StepTime(device=sum(each), host=HOST_LAUNCH_S * len(each))
+def step_time(launches: Sequence[Launch], card: Card, of_graphs: int = 0) -> StepTime:
+    """Modelled time of the launches of one step.
+
+    Args:
+        launches: Of the device.
+        card: That is modelled.
+        of_graphs: How often the host replays a graph or updates a task group of one.
+    """
+    device = sum(device_seconds(launch, card) for launch in launches)
+    launched = sum(not launch.is_captured for launch in launches)
+    return StepTime(device, HOST_LAUNCH_S * (launched + of_graphs))
 
 
 #: Operators of the matrix units; everything else runs on the vector units.
@@ -81,14 +94,22 @@ def launches_of(lines: Iterable[str], label: str) -> list[Launch]:
         lines: JSON, an event each, as `tests/cann_sim` writes them.
         label: Of the mark.
     """
-    found, current = [], ""
+    return [_launch(event) for event in _events(lines, label) if event["event"] == "launch"]
+
+
+def graph_calls_of(lines: Iterable[str], label: str) -> int:
+    """How often the host replayed a graph or updated a task group there."""
+    return sum(event["event"] in ("replay", "update") for event in _events(lines, label))
+
+
+def _events(lines: Iterable[str], label: str) -> Iterator[dict[str, Any]]:
+    current = ""
     for line in lines:
         event = json.loads(line)
         if event["event"] == "mark":
             current = event["label"]
-        elif event["event"] == "launch" and current == label:
-            found.append(_launch(event))
-    return found
+        elif current == label:
+            yield event
 
 
 def _launch(event: dict[str, Any]) -> Launch:
@@ -98,7 +119,8 @@ def _launch(event: dict[str, Any]) -> Launch:
         unit = "collective"
     tensors = [one for each in event["arguments"] for one in each.get("tensors", ()) if one]
     dtype = {"f32": "float32", "i8": "int8", "bf16": "bfloat16"}.get(_dtype(tensors), "float16")
-    return Launch(unit, dtype, event["flops"], event["read"] + event["written"])
+    moved = event["read"] + event["written"]
+    return Launch(unit, dtype, event["flops"], moved, event.get("graph", 0) > 0)
 
 
 def _dtype(tensors: list[dict[str, Any]]) -> str:
@@ -110,7 +132,7 @@ class Modelled:
     """One variant.
 
     Attributes:
-        launches: Of one decoded token.
+        launches: Of the host for one decoded token, those of a replay as one.
         bytes: That they move.
         must_move: Bytes that a step must read, from the weights and the cache.
         time: Modelled.
@@ -153,15 +175,17 @@ def run(
             report(f"{variant}: generating on the simulator", number, len(settings.variants) + 1)
             trace = Path(scratch) / f"{variant}.jsonl"
             _generate(settings, variant, model, trace, simulator)
-            with trace.open(encoding="utf-8") as lines:
-                launches = launches_of(lines, f"token {settings.new - 1}")
+            lines, label = trace.read_text(encoding="utf-8").splitlines(), f"token {settings.new - 1}"
+            launches, of_graphs = launches_of(lines, label), graph_calls_of(lines, label)
             if not launches:
                 raise SimulatorError(f"{variant} launched nothing for a token; see the trace {trace}")
             # The step that makes the last token sees the prompt and all tokens before it.
             last = 2 * model.cost.decode_bytes(settings.batch, settings.prompt, settings.new)
             last -= model.cost.decode_bytes(settings.batch, settings.prompt, 2)
             moved = sum(launch.bytes for launch in launches)
-            found.append(Modelled(variant, len(launches), moved, last, step_time(launches, CARDS[card])))
+            time = step_time(launches, CARDS[card], of_graphs)
+            launched = sum(not launch.is_captured for launch in launches) + of_graphs
+            found.append(Modelled(variant, launched, moved, last, time))
     return found
 
 

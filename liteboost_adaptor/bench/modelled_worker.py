@@ -22,12 +22,12 @@ def _worker() -> Any:
 
 
 def _recorded_after(variant: str) -> int:
-    """Tokens to warm up with: a step is recorded when it has come so often."""
+    """Tokens to warm up with: a step is recorded, and its program captured, when it has come so often."""
     if variant != "level2":
         return 0
-    from liteboost_adaptor.program import step
+    from liteboost_adaptor.program import graph, step
 
-    return step.RECORDED_AT + 2
+    return step.RECORDED_AT + graph.CAPTURED_AT + 4
 
 
 class Marks:

@@ -196,7 +196,7 @@ def modelled_table(found: Sequence[Any], card: str) -> RenderableType:
         box=box.SIMPLE_HEAD,
     )
     table.add_column("variant")
-    headings = ("launches", "MB moved", "of what must", "host ms", "device ms", "eager tok/s", "graph tok/s")
+    headings = ("launches", "MB moved", "of what must", "host ms", "device ms", "tok/s", "one graph tok/s")
     for heading in headings:
         table.add_column(heading, justify="right")
     for each in found:

@@ -45,7 +45,7 @@ FEATURES = (
     Feature(sparse_attention.unbind, sparse_attention.bind, sparse_attention.rows),
     Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows),
     Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows),
-    Feature(steps.unbind),
+    Feature(steps.unbind, rows=steps.rows),
 )
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
+from ..config import Settings
 from ..engine import swap
 from ..kv_cache import buffers
+from ..program.graph import RULE, TITLE
 from ..program.step import Steps, cache_name, forget_all
-from ..report import CallCounter
+from ..report import DISABLED, IDLE, CallCounter, report
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
 _STEPS = f"{swap.PRIVATE}steps"
@@ -41,7 +43,7 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
             return original(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
-            steps = vars(self)[_STEPS] = Steps(self, counter, _is_strict(self))
+            steps = vars(self)[_STEPS] = Steps(self, counter, *_settings(self))
         return steps.serve(self, functools.partial(original, self), named)
 
     return forward
@@ -53,11 +55,12 @@ def _positional(function: Callable[..., Any]) -> list[str]:
     return [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
-def _is_strict(model: torch.nn.Module) -> bool:
+def _settings(model: torch.nn.Module) -> tuple[bool, str]:
+    """Whether a difference is an error, and whether steps are captured."""
     from .runtime import runtime  # which binds models to this
 
     settings = runtime.settings_of(model)
-    return settings is not None and settings.strict
+    return (settings.strict, settings.graph) if settings is not None else (False, "0")
 
 
 def without_programs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,4 +92,12 @@ def _is_observed() -> bool:
 def unbind(model: torch.nn.Module) -> None:
     """Let go of the recorded steps of ``model`` and its parts."""
     for module in model.modules():
-        vars(module).pop(_STEPS, None)
+        steps = vars(module).pop(_STEPS, None)
+        if steps is not None and steps.model() is module:
+            steps.forget()
+
+
+def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """(id, title, state where no step was captured), where one could have been."""
+    if RULE in report.counters:
+        yield RULE, TITLE, DISABLED if settings.graph == "0" else IDLE

@@ -9,6 +9,7 @@ import torch
 from .cpu_passes import plain_view, share_out
 from .npu_passes import OF_A_RUN, merge, with_joined_appends
 from .passes import improve, slots_read
+from .phases import BEFORE, CAPTURED, Phases
 from .recording import Appended, Call, CannotLower, Expected, Length, Slot, is_foreign
 from .tensors import writes
 
@@ -27,11 +28,12 @@ class Writer:
             written behind the symbols' values.
         symbols: As sympy has them.
         returned: What is new in the holders, in the order in which it follows the results of the call.
+        phases: What of the program a graph can be made of.
     """
 
     def __init__(self, recorder: Recorder, results: list[torch.Tensor], may_move: bool) -> None:
         self.recording = recorder.recording
-        shapes = recorder.shapes()
+        self._shapes = shapes = recorder.shapes()
         changed = [value.number for value in recorder.changed.values() if isinstance(value, Slot)]
         #: Passes and views go by the sizes that tensors have at the end of the step.
         self._keeps_forms = not self.recording.is_reformed
@@ -40,7 +42,8 @@ class Writer:
             improve(self.recording, shapes, returned)
             share_out(self.recording)
             merge(self.recording, shapes, returned, may_move)
-        self._lines: list[tuple[str, list[int]]] = []
+        self._lines: list[tuple[str, list[int], str]] = []
+        self.phases = Phases()
         self._slots: dict[int, int] = {}
         self._count = 0
         self._made: set[int] = set()
@@ -48,6 +51,7 @@ class Writer:
         self.constants = list(self.recording.constants.values())
         for slot in self.recording.constants:
             self._slots[slot] = self._new()
+            self.phases.stays(self._slots[slot])
         self.arguments = list(self.recording.inputs)
         for slot in self.recording.inputs.values():
             self._slots[slot] = self._new()
@@ -59,6 +63,8 @@ class Writer:
         self.kept = [key for key, slot in held.items() if key in self.appended or slot in read]
         self._slots.update((held[key], self._new()) for key in self.kept)
         self._memory = {key: self._new() for key in self.appended}
+        for memory in self._memory.values():
+            self.phases.stays(memory)
         self.symbols = recorder.symbols()
         self._symbols: dict[Any, int] = {symbol: self._new() for symbol in self.symbols}
         self._end = {key: self._new() for key in self.appended}
@@ -98,6 +104,7 @@ class Writer:
             dtype, made = _DTYPES.get(tensor.dtype), self._slots[slot]
             if dtype is None:
                 raise CannotLower(f"takes {tensor.dtype}")
+            self.phases.given(made, _grows(tensor))
             self._line(
                 f"like {made} {dtype} {tensor.device} {tensor.dim()} {' '.join(map(str, sizes))}", [made]
             )
@@ -125,30 +132,40 @@ class Writer:
         self._count += 1
         return self._count - 1
 
-    def _line(self, text: str, reads: list[int]) -> None:
-        self._lines.append((text, reads))
+    def _line(self, text: str, reads: list[int], phase: str = BEFORE) -> None:
+        self._lines.append((text, reads, phase))
 
     def _append(self, call: Appended, recorder: Recorder) -> None:
-        text, reads = self._appended_to(call, recorder)
+        memory, new, where = self._appended_to(call, recorder)
         self._slots[call.result] = made = self._new()
-        self._line(f"append {text} {call.dim} -> {made}", reads)
+        self.phases.refuse("keys and values are appended by copies, each time to another place")
+        self._line(f"append {memory} {where} {new} {call.dim} -> {made}", [memory, new], CAPTURED)
 
     def _append_both(self, keys: Appended, values: Appended, recorder: Recorder) -> None:
-        texts, reads = zip(*(self._appended_to(call, recorder) for call in (keys, values)), strict=True)
+        both = [self._appended_to(call, recorder) for call in (keys, values)]
+        memories = [memory for memory, _, _ in both]
         # Layers of one kind write to one place: those of a window have another than those of all tokens.
-        which = tuple(recorder.before[keys.holder])
-        places, self._places[which] = self._places.get(which, -1), self._new()
-        made = [self._new(), self._new()]
-        self._slots[keys.result], self._slots[values.result] = made
-        read = [*reads[0], *reads[1], *([places] if places >= 0 else [])]
-        self._line(f"both {' '.join(texts)} {places} -> {made[0]} {made[1]} {self._places[which]}", read)
+        kind = tuple(recorder.before[keys.holder])
+        former, places = self._places.get(kind, -1), self._new()
+        self._places[kind] = places
+        at = " ".join(f"{memory} {where}" for memory, _, where in both)
+        before = [former] if former >= 0 else []
+        self._line(f"places {at} {former} -> {places}", [*memories, *before])
+        self.phases.stays(places)
+        written = " ".join(f"{memory} {where} {new}" for memory, new, where in both)
+        reads = [slot for memory, new, _ in both for slot in (memory, new)]
+        phase = self.phases.captured(reads, [])
+        self._line(f"both {written} {places}", [*reads, places], phase)
+        for call, (memory, _, where) in zip((keys, values), both, strict=True):
+            self._slots[call.result] = made = self._new()
+            self.phases.given(made, is_growing=True)
+            self._line(f"part {memory} {where} {call.count} {call.dim} -> {made}", [memory])
 
-    def _appended_to(self, call: Appended, recorder: Recorder) -> tuple[str, list[int]]:
-        """Memory, where it is written, and what is new."""
+    def _appended_to(self, call: Appended, recorder: Recorder) -> tuple[int, int, str]:
+        """Memory, what is new, and where it is written."""
         key = call.holder, call.name
         length = self._symbols[recorder.length_of(key)]
-        memory, new = self._memory[key], self._slots[call.new]
-        return f"{memory} y {self._start[key]} y {length} {new}", [memory, new]
+        return self._memory[key], self._slots[call.new], f"y {self._start[key]} y {length}"
 
     def _expect(self, expected: Expected) -> None:
         if self._has_written:
@@ -156,6 +173,7 @@ class Writer:
             raise CannotLower("decides by a value behind a write to what is kept")
         if self._has_called_foreign:
             raise CannotLower("decides by a value behind an operator that is not torch's")
+        self.phases.refuse("it decides by values of the device")
         slot = self._slots[expected.slot]
         self._line(f"expect {slot} {int(expected.value)}", [slot])
 
@@ -172,7 +190,8 @@ class Writer:
         source, made = self._slots[call.args[0].number], self._new()
         self._slots[call.results[0]] = made
         self._made.add(call.results[0])
-        self._line(f"alias {source} {' '.join(map(str, view))} -> {made}", [source])
+        phase = self.phases.of_view(source, made)
+        self._line(f"alias {source} {' '.join(map(str, view))} -> {made}", [source], phase)
 
     def _call(self, call: Call) -> None:
         schema = call.function._schema
@@ -190,10 +209,15 @@ class Writer:
         self._slots.update(zip(call.results, parts, strict=True))
         self._made.update(call.results)
         name, overload = call.function.name().split(".")[0], call.function._overloadname
-        self._line(f"op {name} {overload} {len(given)} {values} -> {' '.join(map(str, results))}", reads)
+        made = [*results, *parts] if call.is_list else results
+        grows = any(_grows(self._shapes[slot]) for slot in call.results if slot in self._shapes)
+        phase = self.phases.of_call(call, reads, made, grows)
+        self._line(
+            f"op {name} {overload} {len(given)} {values} -> {' '.join(map(str, results))}", reads, phase
+        )
         if call.is_list:
             for at, part in enumerate(parts):
-                self._line(f"item {results[0]} {at} -> {part}", [results[0]])
+                self._line(f"item {results[0]} {at} -> {part}", [results[0]], phase)
 
     def _value(self, value: Any, reads: list[int]) -> str:
         if isinstance(value, Slot):
@@ -228,22 +252,37 @@ class Writer:
     def text(self) -> str:
         """The lines, each followed by what nobody reads behind it."""
         last: dict[int, int] = {}
-        for at, (_, reads) in enumerate(self._lines):
+        for at, (_, reads, _) in enumerate(self._lines):
             last.update(dict.fromkeys(reads, at))
         inputs = len(self.arguments) + len(self.kept) + len(self.appended)
         numbers = len(self.symbols) + len(self.appended)
         kept = set(self.results) | set(range(len(self.constants) + inputs + numbers))
-        dropped: dict[int, list[int]] = {}
+        dropped: dict[int, dict[str, list[int]]] = {}
         for slot, at in last.items():
             if slot not in kept:
-                dropped.setdefault(at, []).append(slot)
-        lines = [f"slots {inputs} {numbers} {self._count}"]
-        for at, (line, _) in enumerate(self._lines):
+                dropped.setdefault(at, {}).setdefault(self.phases.of_drop(slot), []).append(slot)
+        lines, phases = [f"slots {inputs} {numbers} {self._count}"], ""
+        for at, (line, _, phase) in enumerate(self._lines):
             lines.append(line)
-            if at in dropped:
-                lines.append(" ".join(["drop", *map(str, sorted(dropped[at]))]))
-        lines.append(" ".join(["return", *map(str, self.results)]))
+            phases += phase
+            for of_drop, slots in dropped.get(at, {}).items():
+                lines.append(" ".join(["drop", *map(str, sorted(slots))]))
+                phases += of_drop
+        lines.append(_listed("return", self.results))
+        if not self.phases.fault:
+            copied = self.phases.copied(self.results)
+            named = {"statics": self.phases.statics, "fixed": self.phases.fixed, "copied": copied}
+            lines += [f"phases {phases}", *(_listed(*each) for each in named.items())]
         return "\n".join(lines)
+
+
+def _listed(word: str, slots: list[int]) -> str:
+    return " ".join([word, *map(str, slots)])
+
+
+def _grows(tensor: torch.Tensor) -> bool:
+    """Whether a size of it is another in the next step."""
+    return any(type(size) is not int for size in tensor.shape)
 
 
 def _keeps_shape(before: Any, after: torch.Tensor) -> bool:

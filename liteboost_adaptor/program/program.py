@@ -12,8 +12,10 @@ import torch
 
 from ..kv_cache import buffers
 from ..report import CallCounter
+from .graph import Graph
 from .holders import Holder
 from .lower import Writer
+from .phases import COLLECTIVES
 from .recording import Call, CannotLower, Expected, Length, Place, Slot, is_foreign
 from .result import Outline
 from .state import State, is_same
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 ops = torch.ops.liteboost
 #: Runs that may stop before it is asked how many did not.
 _STOPS = 8
-#: Namespaces of the operators by which ranks exchange tensors.
-_COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
 
 
 class Program:
@@ -40,6 +40,9 @@ class Program:
         outline: Of its result.
         is_made_once: Whether no second run beside it may be made: ranks exchange something in it, or an
             operator that is neither torch's nor ours may keep something.
+        number: Of what C++ has loaded.
+        graph: The program as a graph of its device, once one was made.
+        graph_fault: Why none can be, or an empty string.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class Program:
         counts: Mapping[CallCounter, int],
     ) -> None:
         self.state, self.runs, self.stops = state, 0, 0
-        self._number = ops._program_load(writer.text(), writer.constants)
-        self._finalizer = weakref.finalize(self, ops._program_unload, self._number)
+        self.number = ops._program_load(writer.text(), writer.constants)
+        self._finalizer = weakref.finalize(self, ops._program_unload, self.number)
+        self.graph: Graph | None = None
+        self.graph_fault = writer.phases.fault
         self._holds = recorder.conditions()
         self._requirements = recorder.requirements
         self._first, self._others = _first_places(recorder.places)
@@ -75,7 +80,7 @@ class Program:
         self._versions = _versions(recorder, self._writes)
         self.decides = any(isinstance(call, Expected) for call in recorder.recording.calls)
         self.is_made_once = any(
-            isinstance(call, Call) and (call.function.namespace in _COLLECTIVES or is_foreign(call.function))
+            isinstance(call, Call) and (call.function.namespace in COLLECTIVES or is_foreign(call.function))
             for call in recorder.recording.calls
         )
         # With what is read, all that holders keep: another attribute makes one more.
@@ -99,6 +104,8 @@ class Program:
 
     def close(self) -> None:
         """Let go of the tensors it holds; it runs no more."""
+        if self.graph is not None:
+            self.graph.close()
         self._finalizer()
 
     def writes(self, cache: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -136,10 +143,12 @@ class Program:
         except ArithmeticError:
             return None  # it would divide by zero, where the original may not
 
-    def run(self, cache: Any, kwargs: dict[str, Any], symbols: list[int]) -> Run | None:
+    def run(
+        self, cache: Any, kwargs: dict[str, Any], symbols: list[int], graph: Graph | None = None
+    ) -> Run | None:
         """What a call would give and do to ``cache``, which is not changed yet.
 
-        ``None`` if the program stopped.
+        ``None`` if the program stopped. With ``graph``, its own, that is replayed.
         """
         if self.is_closed:
             return None
@@ -153,7 +162,7 @@ class Program:
             sizes = symbols + [buffer.end for buffer in grown]
         except (KeyError, AttributeError):
             return None
-        results = ops._program_run(self._number, inputs, sizes)
+        results = graph.run(inputs, sizes) if graph else ops._program_run(self.number, inputs, sizes)
         if not results:
             self.stops += 1
             return None

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from ..errors import StrictError
+from ..errors import DeviceFaultError, StrictError
 from ..kv_cache import buffers
 from ..kv_cache.layers import using
 from ..report import CallCounter
 from . import arguments, disguise, execution, shadow
 from .arguments import cache_name
-from .program import Program
+from .graph import CAPTURED_AT, GraphRefusedError, Graphs
+from .program import Program, Run
 from .recording import MOVED, SHORT, CannotLower
 from .state import hooked
 
@@ -44,8 +45,11 @@ class Steps:
         model: A weak reference to it.
     """
 
-    def __init__(self, model: torch.nn.Module, counter: CallCounter, is_strict: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module, counter: CallCounter, is_strict: bool = False, graph: str = "0"
+    ) -> None:
         self.model = weakref.ref(model)
+        self._graphs = Graphs(graph, type(model).__qualname__)
         self._counter = counter
         self._is_strict = is_strict
         self._seen: dict[Any, int] = {}
@@ -73,6 +77,7 @@ class Steps:
                 program.close()
             self._programs.clear()
             self._seen.clear()
+            self._graphs.close()
 
     def serve(self, model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         """The result of ``call(**kwargs)``, from a program if there is one."""
@@ -132,7 +137,9 @@ class Steps:
     def _replayed(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Any:
         with using():  # what the cache keeps stays where it is until the result is kept there
             try:
-                run = program.run(cache, given, symbols)
+                run = self._run(program, cache, given, symbols)
+            except DeviceFaultError:
+                raise  # nothing else runs on that device
             except Exception as raised:
                 if program.writes(cache, given):
                     raise
@@ -144,6 +151,25 @@ class Steps:
                 return _STOPPED
             program.runs += 1
             return program.commit(run, cache)
+
+    def _run(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Run | None:
+        """One run of ``program``, as a graph where it has run before and may be one."""
+        ids = given["input_ids"]
+        graphs = self._graphs
+        if program.runs < CAPTURED_AT or _is_captured(ids) or not graphs.lock.acquire(blocking=False):
+            return program.run(cache, given, symbols)
+        try:
+            if graph := graphs.of(program, ids.device):
+                run = program.run(cache, given, symbols, graph)
+                if run is not None:
+                    graphs.counter.count_served()
+                return run
+        except GraphRefusedError as refusal:
+            program.graph_fault = f"not captured: {refusal}"
+            graphs.counter.count_fallback(program.graph_fault)
+        finally:
+            graphs.lock.release()
+        return program.run(cache, given, symbols)
 
     def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
         """The original's ``result``; a program that gave another is never run again."""

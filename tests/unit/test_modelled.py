@@ -79,6 +79,17 @@ def test_the_slower_of_host_and_device_sets_the_pace_but_in_a_graph():
     assert large.eager == large.device > large.host
 
 
+def test_of_a_replay_the_host_launches_the_graph_and_what_is_renewed():
+    captured = json.dumps(json.loads(event("aclnnMm")) | {"graph": 3})
+    replay, update = (json.dumps({"event": name, "graph": 3, "tasks": 2}) for name in ("replay", "update"))
+    lines = [mark("t"), event("aclnnAdd"), replay, captured, captured, update, mark("u"), update]
+    launches, of_graphs = modelled.launches_of(lines, "t"), modelled.graph_calls_of(lines, "t")
+    assert [launch.is_captured for launch in launches] == [False, True, True] and of_graphs == 2
+    time = modelled.step_time(launches, CARD, of_graphs)
+    assert time.host == pytest.approx(3 * HOST_LAUNCH_S)
+    assert time.device == modelled.step_time(launches, CARD).device
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

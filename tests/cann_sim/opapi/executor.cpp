@@ -16,10 +16,10 @@
 extern "C" {
 void simcann_set_error(const char*);
 void* simcann_ptr(const void*);
-bool simcann_capture(aclrtStream, std::function<void()>*);
+bool simcann_capture(aclrtStream, const char*, std::function<int()>*);
 bool simcann_is_device_memory(const void* address, size_t bytes);
 int simcann_stream_id(aclrtStream);
-void simcann_lose_device(int error);
+void simcann_lose_device(int error, const char* name);
 int simcann_lost();
 }
 
@@ -68,7 +68,7 @@ int execute(const Launch& launch) {
   if (const int code = simcann_lost()) return code;
   while (injected_error(op.name, kHangs)) pause();
   if (const int code = injected_error(op.name, kOnDevice)) {  // the launch succeeds, and nothing is written
-    simcann_lose_device(code);
+    simcann_lose_device(code, op.name.c_str());
     return 0;
   }
   try {
@@ -155,9 +155,8 @@ int run(const char* name, aclOpExecutor* executor, void* workspace, uint64_t wor
   if (!executor->repeatable && dies(executor, Kind::executor)) retire([executor] { delete executor; });
   if (int code = injected_error(name, kPhaseTwo)) return fail(name, "injected fault in phase 2", code);
   Launch launch{prepared, workspace, simcann_stream_id(stream)};
-  std::function<void()> task = [launch] { execute(launch); };
-  if (simcann_capture(stream, &task)) return 0;
-  return execute(launch);
+  std::function<int()> task = [launch] { return execute(launch); };
+  return simcann_capture(stream, name, &task) ? 0 : task();
 }
 
 void put(const at::Tensor& out, const at::Tensor& result) {

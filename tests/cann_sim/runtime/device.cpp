@@ -185,8 +185,9 @@ aclError aclrtGetPrimaryCtxState(int32_t d, uint32_t* flags, int32_t* active) {
 }
 aclError aclrtSynchronizeDevice() {
   if (const int code = lost()) return code;
+  if (auto error = forbidden_in_capture("a wait for the device")) return error;
   trace_event("synchronize", "\"what\":\"device\"");
-  return ACL_SUCCESS;
+  return error_of_wait(nullptr);
 }
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 int simcann_current_device() { return current_device(); }

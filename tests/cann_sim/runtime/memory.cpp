@@ -49,7 +49,7 @@ extern "C" bool simcann_is_device_memory(const void* address, size_t bytes) {
 }
 
 extern "C" {
-bool simcann_capture(aclrtStream, std::function<void()>*);
+bool simcann_capture(aclrtStream, const char*, std::function<int()>*);
 
 static aclError dev_malloc(void** p, size_t n, bool host) {
   int d = current_device();
@@ -140,15 +140,16 @@ static aclError copy(void* to, size_t room, const void* from, size_t bytes, aclr
   return ACL_SUCCESS;
 }
 aclError aclrtMemcpy(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k) {
+  if (auto error = forbidden_in_capture("a copy that the host waits for")) return error;
   trace_copy(d, s, n, false, 0);
   return copy(d, dm, s, n, k);
 }
 aclError aclrtMemcpyAsync(void* d, size_t dm, const void* s, size_t n, aclrtMemcpyKind k, aclrtStream st) {
-  std::function<void()> f = [=] {
+  std::function<int()> f = [=] {
     trace_copy(d, s, n, true, simcann_stream_id(st));
-    copy(d, dm, s, n, k);
+    return copy(d, dm, s, n, k);
   };
-  if (simcann_capture(st, &f)) return ACL_SUCCESS;
+  if (simcann_capture(st, "copy", &f)) return ACL_SUCCESS;
   trace_copy(d, s, n, true, simcann_stream_id(st));
   return copy(d, dm, s, n, k);
 }
@@ -161,8 +162,9 @@ aclError aclrtMemcpy2d(void* d, size_t dp, const void* s, size_t sp, size_t w, s
   return ACL_SUCCESS;
 }
 aclError aclrtMemcpy2dAsync(void* d, size_t dp, const void* s, size_t sp, size_t w, size_t h,
-                            aclrtMemcpyKind k, aclrtStream) {
-  return aclrtMemcpy2d(d, dp, s, sp, w, h, k);
+                            aclrtMemcpyKind k, aclrtStream stream) {
+  std::function<int()> task = [=] { return aclrtMemcpy2d(d, dp, s, sp, w, h, k); };
+  return simcann_capture(stream, "copy", &task) ? ACL_SUCCESS : task();
 }
 aclError aclrtMemcpyBatch(void** d, size_t* dm, void** s, size_t* n, size_t b, aclrtMemcpyBatchAttr*, size_t*,
                           size_t, size_t* fail) {
@@ -184,9 +186,13 @@ aclError aclrtMemset(void* p, size_t mx, int32_t v, size_t n) {
   return ACL_SUCCESS;
 }
 aclError aclrtMemsetAsync(void* p, size_t mx, int32_t v, size_t n, aclrtStream st) {
-  std::function<void()> f = [=] { aclrtMemset(p, mx, v, n); };
-  if (simcann_capture(st, &f)) return ACL_SUCCESS;
-  return aclrtMemset(p, mx, v, n);
+  std::function<int()> f = [=] {
+    memset(alias(p), v, n);
+    return 0;
+  };
+  if (n > mx) return ACL_ERROR_INVALID_PARAM;
+  if (!simcann_capture(st, "fill", &f)) f();
+  return ACL_SUCCESS;
 }
 aclError aclrtCmoAsync(void*, size_t, aclrtCmoType, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtPointerGetAttributes(const void* p, aclrtPtrAttributes* a) {

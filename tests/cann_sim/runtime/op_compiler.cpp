@@ -14,7 +14,7 @@ static std::map<int, std::string> g_opt{{(int)ACL_OP_JIT_COMPILE, "disable"}};
 extern "C" {
 void simcann_set_error(const char*);
 void* simcann_ptr(const void*);
-bool simcann_capture(aclrtStream, std::function<void()>*);
+bool simcann_capture(aclrtStream, const char*, std::function<int()>*);
 bool simcann_tracing();
 void simcann_trace_line(const char*);
 int simcann_stream_id(aclrtStream);
@@ -132,11 +132,12 @@ static aclError identity(const aclTensorDesc& from, const aclDataBuffer& source,
     return static_cast<uint64_t>(product(x.storage_shape) * bytes_of(x.t));
   };
   if (source.n < bytes(from) || target.n < bytes(to)) return refused("Identity", "size of a buffer");
-  std::function<void()> task = [from, to, in = source.p, out = target.p, stream, bytes] {
+  std::function<int()> task = [from, to, in = source.p, out = target.p, stream, bytes] {
     copy(from, static_cast<char*>(simcann_ptr(in)), to, static_cast<char*>(simcann_ptr(out)));
     trace(stream, bytes(from), bytes(to));
+    return 0;
   };
-  if (!simcann_capture(stream, &task)) task();
+  if (!simcann_capture(stream, "Identity", &task)) task();
   return ACL_SUCCESS;
 }
 

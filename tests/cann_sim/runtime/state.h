@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace sim {
@@ -23,22 +25,51 @@ inline const char* env_text(const char* name, const char* otherwise) {
   return value && *value ? value : otherwise;
 }
 
+struct Event;
+/// What a stream was given to do. Waits, resets and records are of events that were made with ACL_EVENT_EXTERNAL.
+struct Task {
+  enum class Kind { work, wait, reset, record } kind = Kind::work;
+  std::string what;
+  std::function<int()> run;
+  Event* event = nullptr;
+  int group = -1;  // the task group it belongs to, or -1
+};
+struct Stream;
 struct Graph {
   uint32_t id;
-  std::vector<std::function<void()>> tasks;
+  aclmdlRICaptureMode mode;
+  std::thread::id thread;  // that began the capture
+  Stream* origin;          // on which it was begun
+  std::vector<Task> tasks;
+  int groups = 0;
+  int open_group = -1;
+  std::string broken;    // what was done during the capture that it forbids
+  bool running = false;  // a replay has begun and has not come to its end
+};
+/// Tasks of a graph that are exchanged together.
+struct TaskGroup {
+  Graph* graph;
+  int number;
 };
 struct Stream {
   int id;
   int device;
   uint32_t overflow = 0;
   uint64_t failure_mode = 0;
-  Graph* capturing = nullptr;  // work issued while set is recorded in the graph, not run
+  Graph* capturing = nullptr;     // work issued while set is recorded in the graph, not run
+  TaskGroup* updating = nullptr;  // work issued while set takes the place of that of the group
+  std::vector<Task> update;
+  Graph* replaying = nullptr;  // waits for an event at `next`
+  size_t next = 0;
+  std::deque<std::function<int()>> waiting;  // behind that replay
 };
 struct Event {
   uint64_t ns = 0;
   uint32_t flag = 0;
+  bool recorded = false;
   Graph* capturing =
       nullptr;  // a capturing stream that records an event draws in the stream that waits for it
+  bool external() const { return flag & ACL_EVENT_EXTERNAL; }
 };
 struct Context {
   int device;
@@ -77,6 +108,16 @@ void* alias(const void* device_address);
 void* take_addresses(size_t bytes);
 /// Whether device addresses are in the window (SIMCANN_STRICT, 1 by default).
 bool strict();
+
+/// 0, or the error of a call that must not be made while a stream is captured, which ends that capture.
+/// `stream`: one that the call waits for.
+aclError forbidden_in_capture(const char* what, Stream* stream = nullptr);
+/// 0, or the error of waiting for `stream`, or for all where it is null: of a device, or because it would never end.
+aclError error_of_wait(Stream* stream);
+/// Notes a task of an external event for `stream`; false when the caller must do it at once.
+bool note_event(Stream* stream, Task::Kind kind, Event* event);
+/// Goes on with the replays that waited for an event.
+void resume();
 
 /// Formats as printf does.
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -12,6 +12,7 @@ std::atomic<int> next_stream{1};
 }
 
 extern "C" {
+bool simcann_capture(aclrtStream, const char*, std::function<int()>*);
 aclError aclrtCreateStream(aclrtStream* s) {
   if (const int code = lost()) return code;
   auto* x = new Stream{next_stream++, current_device()};
@@ -35,8 +36,9 @@ aclError aclrtDestroyStreamForce(aclrtStream s) { return aclrtDestroyStream(s); 
 int simcann_stream_id(aclrtStream s) { return s ? static_cast<Stream*>(s)->id : 0; }
 aclError aclrtSynchronizeStream(aclrtStream s) {
   if (const int code = lost()) return code;
+  if (auto error = forbidden_in_capture("a wait for a stream", (Stream*)s)) return error;
   trace_event("synchronize", text("\"what\":\"stream\",\"stream\":%d", simcann_stream_id(s)));
-  return ACL_SUCCESS;
+  return error_of_wait((Stream*)s);
 }
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream s, int32_t) { return aclrtSynchronizeStream(s); }
 aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* st) {
@@ -77,19 +79,38 @@ aclError aclrtDestroyEvent(aclrtEvent e) {
   return ACL_SUCCESS;
 }
 aclError aclrtRecordEvent(aclrtEvent e, aclrtStream s) {
+  auto* event = (Event*)e;
+  if (event->external()) {
+    event->ns = now_ns();
+    if (note_event((Stream*)s, Task::Kind::record, event)) return ACL_SUCCESS;
+    event->recorded = true;
+    resume();
+    return ACL_SUCCESS;
+  }
   ((Event*)e)->capturing = s ? ((Stream*)s)->capturing : nullptr;
   ((Event*)e)->ns = now_ns();
   return ACL_SUCCESS;
 }
-aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtResetEvent(aclrtEvent e, aclrtStream s) {
+  auto* event = (Event*)e;
+  if (event->external() && !note_event((Stream*)s, Task::Kind::reset, event)) event->recorded = false;
+  return ACL_SUCCESS;
+}
 aclError aclrtStreamWaitEvent(aclrtStream s, aclrtEvent e) {
+  auto* event = (Event*)e;
+  if (event->external()) {
+    if (note_event((Stream*)s, Task::Kind::wait, event) || event->recorded) return ACL_SUCCESS;
+    last_error = "simcann: a stream waits for an external event that nobody has recorded";
+    return ACL_ERROR_INVALID_PARAM;
+  }
   if (s && ((Event*)e)->capturing) ((Stream*)s)->capturing = ((Event*)e)->capturing;
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeEvent(aclrtEvent) {
   if (const int code = lost()) return code;
+  if (auto error = forbidden_in_capture("a wait for an event")) return error;
   trace_event("synchronize", "\"what\":\"event\"");
-  return ACL_SUCCESS;
+  return error_of_wait(nullptr);
 }
 aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* s) {
   *s = ACL_EVENT_RECORDED_STATUS_COMPLETE;
@@ -113,12 +134,17 @@ aclError aclrtProcessReport(int32_t) {
 }
 aclError aclrtSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnSubscribeReport(uint64_t, aclrtStream) { return ACL_SUCCESS; }
-aclError aclrtLaunchCallback(aclrtCallback fn, void* u, aclrtCallbackBlockType, aclrtStream) {
+aclError aclrtLaunchCallback(aclrtCallback fn, void* u, aclrtCallbackBlockType, aclrtStream s) {
+  if (s && ((Stream*)s)->capturing) return forbidden_in_capture("a callback", (Stream*)s);
   fn(u);
   return ACL_SUCCESS;
 }
-aclError aclrtLaunchHostFunc(aclrtStream, aclrtHostFunc fn, void* a) {
-  fn(a);
+aclError aclrtLaunchHostFunc(aclrtStream s, aclrtHostFunc fn, void* a) {
+  std::function<int()> task = [=] {
+    fn(a);
+    return 0;
+  };
+  if (!simcann_capture(s, "host function", &task)) task();
   return ACL_SUCCESS;
 }
 aclError aclrtValueWrite(void* p, uint64_t v, uint32_t, aclrtStream) {

@@ -1,0 +1,210 @@
+"""Decode steps of ``generate`` captured as NPUGraphs: the same tokens, few launches, faults that are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cann_sim.trace import Trace, recording
+from npu.test_steps import at_level, llama, prompt, tokens
+from transformers import MistralConfig, MistralForCausalLM
+
+import liteboost_adaptor
+from liteboost_adaptor.program.graph import CAPTURED_AT, RULE
+from liteboost_adaptor.program.step import RECORDED_AT
+from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
+from liteboost_adaptor.report import report
+
+pytestmark = pytest.mark.usefixtures("no_grad", "undone")
+
+#: Steps after which one is captured, with some more.
+UNTIL = RECORDED_AT + CAPTURED_AT + 6
+AGAIN = "captured again: the cache or a weight lies elsewhere"
+
+
+def one_step(model: torch.nn.Module, length: int) -> Trace:
+    """What happens in a step that was captured."""
+    cache = model(**prompt(1, length), use_cache=True).past_key_values
+    token = torch.full((1, 1), 5, device="npu")
+    for at in range(UNTIL):
+        position = torch.full((1, 1), length + at, device="npu")
+        with recording() as trace:
+            model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True)
+    return trace
+
+
+def replays() -> int:
+    return report.counter(RULE).calls
+
+
+def reasons() -> dict[str, int]:
+    return dict(report.counter(RULE).fallbacks)
+
+
+def windowed(window: int) -> MistralForCausalLM:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        **{"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
+        **{"intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128, "sliding_window": window},
+        pad_token_id=0,
+    )
+    model = MistralForCausalLM(config).bfloat16().eval()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.mul_(8)
+    return model.npu()
+
+
+@pytest.mark.full
+def test_300_tokens_over_a_growing_cache_are_those_of_level_one() -> None:
+    inputs, new, model = prompt(1, 9), 300, llama()
+    expected = at_level(1, lambda: tokens(model, inputs, new))
+    liteboost_adaptor.apply(level=2)
+    before, again = replays(), reasons().get(AGAIN, 0)
+    assert torch.equal(tokens(model, inputs, new), expected)
+    # Not the steps before it is captured, nor the two in which the cache grows.
+    assert replays() - before >= new - UNTIL - 2, reasons()
+    assert reasons()[AGAIN] - again == 2
+
+
+def test_another_batch_and_another_prompt_are_captured_for_themselves() -> None:
+    model = llama()
+    cases = [prompt(1, 9), prompt(3, 9), prompt(1, 20)]
+    expected = at_level(1, lambda: [tokens(model, each, UNTIL + 4) for each in cases])
+    liteboost_adaptor.apply(level=2)
+    for _ in range(2):
+        for inputs, own in zip(cases, expected, strict=True):
+            before = replays()
+            assert torch.equal(tokens(model, inputs, UNTIL + 4), own)
+            assert replays() > before, reasons()
+
+
+def test_a_padded_batch_is_captured() -> None:
+    inputs, new, model = prompt(3, 9, 4), UNTIL + 20, llama()
+    expected = at_level(1, lambda: tokens(model, inputs, new))
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    assert replays() - before >= 20, reasons()
+
+
+def test_a_window_is_crossed() -> None:
+    inputs, new, model = prompt(1, 9), 120, windowed(60)
+    expected = at_level(1, lambda: tokens(model, inputs, new))
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    assert replays() - before >= 20, reasons()
+
+
+@pytest.mark.parametrize("layers", [2, pytest.param(28, marks=pytest.mark.full)])
+def test_the_host_launches_five_times_for_a_step_and_renews_each_attention(layers: int) -> None:
+    model = llama(layers)
+    liteboost_adaptor.apply(level=2)
+    step = one_step(model, 9)
+    around = [launch.op for launch in step.launches if not launch.graph]
+    # Token and position are copied in, the place in the cache is written; the graph; logits are copied out.
+    assert len(around) + len(step.of("replay")) <= 5 and len(step.of("replay")) == 1, around
+    assert len(step.of("update")) == layers and all(each.fields["tasks"] == 1 for each in step.of("update"))
+    captured = [launch.op for launch in step.launches if launch.graph]
+    assert captured.count("aclnnFusedInferAttentionScoreV3") == layers
+    assert not step.synchronisations and not step.of("allocate")
+    assert not [copy for way in ("d2h", "h2d", "d2d") for copy in step.copies(way)]
+
+
+def test_results_are_not_written_by_the_next_step() -> None:
+    model, inputs = llama(), prompt(1, 9)
+    settings = {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+    settings |= {"do_sample": False, "max_new_tokens": UNTIL}
+    expected = at_level(1, lambda: model.generate(**inputs, **settings).logits)
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    found = model.generate(**inputs, **settings).logits
+    assert replays() > before, reasons()
+    assert all(torch.allclose(*pair, atol=0.1, rtol=0.05) for pair in zip(found, expected, strict=True))
+    assert len({float(each.float().sum()) for each in found}) > UNTIL // 2
+
+
+def test_other_memory_of_a_weight_is_captured_again() -> None:
+    model, inputs = llama(), prompt(1, 9)
+
+    def changed() -> torch.Tensor:
+        weight = model.model.layers[1].mlp.down_proj.weight
+        weight.data = weight.data.clone().mul_(0.5)
+        return tokens(model, inputs, UNTIL)
+
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = at_level(1, changed)
+    model.load_state_dict(kept)
+    liteboost_adaptor.apply(level=2)
+    tokens(model, inputs, UNTIL)
+    before = replays()
+    assert torch.equal(changed(), expected)
+    assert replays() > before, reasons()
+
+
+def test_graphs_can_be_turned_off() -> None:
+    model, inputs = llama(), prompt(1, 9)
+    before = replays()
+    liteboost_adaptor.apply(level=2, graph="0")
+    tokens(model, inputs, UNTIL)
+    assert replays() == before
+
+
+def test_what_cannot_be_captured_is_told() -> None:
+    model, inputs = llama().float(), prompt(1, 9)
+    expected = at_level(1, lambda: tokens(model, inputs, UNTIL))
+    liteboost_adaptor.apply(level=2)
+    assert torch.equal(tokens(model, inputs, UNTIL), expected)
+    assert "keys and values are appended by copies, each time to another place" in reasons()
+
+
+PROGRAM = """
+import torch
+from cann_sim.faults import failing
+from npu.test_captured_steps import UNTIL, llama, prompt, replays, tokens
+import liteboost_adaptor
+from liteboost_adaptor.errors import DeviceFaultError
+liteboost_adaptor.apply(level=2)
+model, inputs = llama(), prompt(1, 9)
+with torch.no_grad():
+    tokens(model, inputs, UNTIL)
+    assert replays()
+    planted = failing({fault})
+    planted.__enter__()
+    print(tokens(model, inputs, UNTIL).tolist())
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16", "w8a8"])
+def test_quantized_layers_are_captured(quant: str) -> None:
+    inputs, new, model = prompt(1, 9), UNTIL + 10, llama()
+    quantize_model(model.cpu(), LiteBoostConfig(quant))
+    model.npu()
+    liteboost_adaptor.apply(level=2, graph="0")
+    expected = tokens(model, inputs, new)
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    assert replays() - before >= 10, reasons()
+
+
+@pytest.mark.full
+def test_a_fault_in_a_replay_is_told_and_the_next_process_works() -> None:
+    def run(fault: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(fault=fault)]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1], timeout=300
+        )
+
+    failed = run("'aclnnSwiGlu@device:507015'")
+    assert failed.returncode != 0
+    assert "aclnnSwiGlu" in failed.stderr and "the device was lost with 507015" in failed.stderr, (
+        failed.stderr
+    )
+    assert run("").returncode == 0
