@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import config, environment
+from . import config, environment, status_file
 from .engine.hooks import after_import
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = ["apply", "patched", "shard", "status", "undo"]
 
 _settings = config.settings()  # a wrong LITEBOOST_* value is the one thing that raises here
 environment.prepare()
+status_file.start(_settings.status_file)
 
 
 def _activate(_: Any) -> None:

@@ -79,6 +79,7 @@ class Settings:
         cp: As ``sp``, of processes that pass on keys and values (ring attention).
         ep: Give processes whole experts, not channels of all of them, where there are enough.
         quant: What models are quantized to as they are loaded, or ``None``.
+        status_file: Where a process writes its status, ``%p`` for its number; empty for nowhere.
     """
 
     level: int = 2
@@ -97,6 +98,7 @@ class Settings:
     cp: int = 1
     ep: bool = False
     quant: Quant | None = None
+    status_file: str = ""
 
 
 @dataclass(frozen=True)
@@ -339,6 +341,14 @@ VARIABLES: tuple[Variable, ...] = (
         "too; with kv8, keys and values of the cache as they come, at level 2. Changes results. "
         "See quantization.md.",
     ),
+    Variable(
+        "LITEBOOST_STATUS_FILE",
+        "status_file",
+        str,
+        "a path; %p in it is the number of the process",
+        "A process in which models can be served writes its status there when it ends, and at SIGUSR1 where "
+        "that has no other handler: JSON where the name ends in .json, else text. See run.md.",
+    ),
 )
 
 
@@ -390,9 +400,10 @@ def with_overrides(base: Settings, **overrides: Any) -> Settings:
 
 
 def spelled(found: Settings) -> str:
-    """What ``found`` has otherwise than by default."""
+    """What ``found`` has otherwise than by default and acts on models: not where the status is written."""
     default = vars(Settings())
-    changed = [f"{name}={value}" for name, value in vars(found).items() if value != default[name]]
+    named = vars(found).items()
+    changed = [f"{name}={value}" for name, value in named if value != default[name] and name != "status_file"]
     return ", ".join(changed) or "default"
 
 
@@ -485,16 +496,3 @@ def child_environment(**changes: str | None) -> dict[str, str]:
     """The environment of this process with ``changes``, for one it starts; ``None`` unsets a variable."""
     merged = {**os.environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
-
-
-def markdown() -> str:
-    """The body of ``docs/environment.md``: one row for each variable."""
-    defaults = Settings()
-    lines = ["| variable | default | values | effect |", "|---|---|---|---|"]
-    for variable in VARIABLES:
-        default = getattr(defaults, variable.field)
-        text = "auto" if variable.name == "LITEBOOST_TP" else _as_text(default)
-        shown = f"`{text}`" if default not in ((), "", None) else "unset"
-        allowed = variable.allowed.replace("|", "\\|")
-        lines.append(f"| `{variable.name}` | {shown} | {allowed} | {variable.effect} |")
-    return "\n".join(lines) + "\n"

@@ -1,5 +1,5 @@
-"""``python -m liteboost_adaptor``: doctor, status, selftest, bench, build, cmake-dir, fingerprint, plan,
-shard, quantize, audit, new-op.
+"""``python -m liteboost_adaptor``: doctor, status, run, selftest, bench, build, cmake-dir, fingerprint,
+plan, shard, quantize, audit, new-op.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -22,6 +22,7 @@ from .fingerprint import fingerprint
 from .new_op import new_op
 from .plan import plan
 from .quantize import quantize
+from .run import run
 from .selftest import selftest
 from .shard import shard
 from .status import status
@@ -43,6 +44,7 @@ def app() -> typer.Typer:
     )
     commands.command("doctor")(doctor)
     commands.command("status", context_settings=_BEHIND_SCRIPT)(status)
+    commands.command("run", context_settings={"allow_interspersed_args": False})(run)
     commands.command("selftest")(selftest)
     commands.command("bench")(bench)
     commands.command("build")(build)

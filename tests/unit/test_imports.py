@@ -35,9 +35,11 @@ LAYERS = (
     ("quantization",),
     ("parallel",),
     ("api",),
+    ("status_file",),
     ("bench", "audit", "selftest"),
     ("cli",),
     ("__main__",),
+    ("startup",),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 #: Beside the order above: the engine knows no model and no op, and only those who bind models, or set

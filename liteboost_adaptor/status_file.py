@@ -1,0 +1,87 @@
+"""``LITEBOOST_STATUS_FILE``: the status of a process whose code nobody can edit, written by itself.
+
+At SIGUSR1 a thread writes, not the handler: the code that the signal interrupts may hold a lock that the
+status needs.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import signal
+import sys
+import warnings
+from types import FrameType
+
+#: Imported before any model can be served; a launcher that only starts others never imports it.
+_SERVING = "liteboost_adaptor.huggingface.runtime"
+NUMBER = "%p"
+
+
+class StatusFile:
+    """Writes the status of this process.
+
+    Args:
+        path: As ``LITEBOOST_STATUS_FILE`` has it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self.process = os.getpid()
+        self.unheard = ""  # why SIGUSR1 is not followed
+
+    def start(self) -> None:
+        """Write when this process ends, and at SIGUSR1 if that would end it now."""
+        atexit.register(self.at_exit)
+        try:
+            if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+                signal.signal(signal.SIGUSR1, self._at_signal)
+            else:
+                self.unheard = "it has another handler, or is ignored"
+        except ValueError:
+            self.unheard = (
+                "liteboost_adaptor was imported in a thread, and only the main one may set a handler"
+            )
+
+    def at_exit(self) -> None:
+        """Write, unless this is a fork that would write over its parent's file."""
+        if os.getpid() == self.process or NUMBER in self.path:
+            self.write()
+
+    def _at_signal(self, number: int, frame: FrameType | None) -> None:
+        # Not `threading.Thread`, whose start takes a lock that the interrupted code may hold.
+        _thread.start_new_thread(self.write, ())
+
+    def write(self) -> None:
+        """Write the file as a whole or not at all; a fault is a warning, and a note of the status."""
+        if _SERVING not in sys.modules:
+            return
+        from . import api
+
+        path = self.path.replace(NUMBER, str(os.getpid()))
+        beside = f"{path}.{os.getpid()}-{_thread.get_ident()}.tmp"
+        try:
+            if self.unheard:
+                _note(f"SIGUSR1 writes no status: {self.unheard}.")
+            status = api.status()
+            text = status.to_json() if path.endswith(".json") else str(status)
+            with open(beside, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            os.replace(beside, path)
+        except Exception as fault:  # noqa: BLE001 - noted; a program does not end because of its status
+            sentence = f"The status was not written to {path}: {type(fault).__name__}: {fault}"
+            _note(sentence)
+            warnings.warn(f"{sentence}. Change or unset LITEBOOST_STATUS_FILE.", stacklevel=2)
+
+
+def _note(sentence: str) -> None:
+    from .report import report
+
+    report.note(sentence)
+
+
+def start(path: str) -> None:
+    """Follow ``LITEBOOST_STATUS_FILE``; nothing where it is empty."""
+    if path:
+        StatusFile(path).start()
