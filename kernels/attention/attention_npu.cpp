@@ -17,6 +17,7 @@
 #include "attention/attention_npu_launch.h"
 #include "attention/attention_npu_operands.h"
 #include "npu/aclnn.h"
+#include "npu/graph_tasks.h"
 #include "npu/kept.h"
 #include "npu/serve.h"
 

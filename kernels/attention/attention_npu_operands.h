@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "npu/aclnn.h"
+#include "npu/graph_tasks.h"
 
 namespace liteboost {
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "int8_attention/int8_attention_npu.h"
+#include "npu/graph_tasks.h"
 
 namespace liteboost {
 namespace {

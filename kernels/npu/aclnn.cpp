@@ -25,6 +25,9 @@ void release(aclIntArray* integers) { destroy("aclDestroyIntArray", integers); }
 void release(aclTensorList* tensors) { destroy("aclDestroyTensorList", tensors); }
 void release(aclScalar* scalar) { destroy("aclDestroyScalar", scalar); }
 
+constinit LaunchHooks launch_hooks{[](const char*) {}, [] { return false; },
+                                   [](uint64_t) -> void* { return nullptr; }};
+
 AnyOperator::AnyOperator(const char* name, std::string signature)
     : name_(name), signature_(std::move(signature)) {
   launch_ = GetOpApiFuncAddr(name);

@@ -27,7 +27,6 @@
 #include <tuple>
 #include <vector>
 
-#include "npu/graph_tasks.h"
 #include "npu/torch_npu_api.h"
 
 namespace liteboost::npu {
@@ -98,6 +97,15 @@ class OperatorRefusal : public c10::Error {
   std::string operator_and_status_;
 };
 
+// What captured decode steps ask of every launch: npu/graph_tasks.cpp puts its functions of these names here. A library
+// outside of this package, which is compiled without that file, keeps those that do nothing.
+struct LaunchHooks {
+  void (*check)(const char* name);  // check_launch
+  bool (*is_renewable)();
+  void* (*workspace)(uint64_t size);  // workspace_of_renewed
+};
+extern LaunchHooks launch_hooks;
+
 // What is the same for every signature.
 class AnyOperator {
  public:
@@ -134,13 +142,13 @@ class Operator : public AnyOperator {
 
   void operator()(const Kinds&... arguments) const {
     TORCH_CHECK(available(), "liteboost: this CANN has no ", name(), "; use a release that has it");
-    check_launch(name());
+    launch_hooks.check(name());
     InitExecCommonCtx();
     const aclrtStream stream = GetAclStream();
     const uint32_t determinism = c10_npu::GetDeterministicLevel();
     at_npu::native::ApplyDeterministicLevel(static_cast<int64_t>(determinism),
                                             at::globalContext().deterministicAlgorithms(), true);
-    if (!is_renewable() && launched_from_cache(stream, determinism, arguments...)) return;
+    if (!launch_hooks.is_renewable() && launched_from_cache(stream, determinism, arguments...)) return;
 
     uint64_t workspace_size = 0;
     aclOpExecutor* executor = nullptr;
@@ -153,7 +161,7 @@ class Operator : public AnyOperator {
       UnInitExecCommonCtx();
       refuse(status);
     }
-    void* workspace = workspace_of_renewed(workspace_size);
+    void* workspace = launch_hooks.workspace(workspace_size);
     if (workspace == nullptr) workspace = GetWorkSpaceAddr(workspace_size);
     RunAclCall(name(), [=, launch = launch_]() -> int {
       InitExecSubTheadCtx(stream);

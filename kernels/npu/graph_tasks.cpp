@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "npu/aclnn.h"
 #include "torch_npu/csrc/core/npu/NPUGraph.h"
 #include "torch_npu/csrc/core/npu/NPUStream.h"
 
@@ -171,6 +172,13 @@ void* workspace_of_renewed(uint64_t size) {
   }
   return tasks->workspaces.back().get();
 }
+
+namespace {
+[[maybe_unused]] const bool are_set = [] {
+  launch_hooks = {&check_launch, &is_renewable, &workspace_of_renewed};
+  return true;
+}();
+}  // namespace
 
 }  // namespace liteboost::npu
 
