@@ -37,7 +37,8 @@ def _sequence(draw: DrawFn, note: Callable[[str], object]) -> None:
         added = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in added]
     joined = draw(st.booleans())
     append = (
-        "both 0 y 4 y 5 2 1 y 4 y 5 3 -1 -> 6 7 8"
+        "places 0 y 4 y 5 1 y 4 y 5 -1 -> 8\nboth 0 y 4 y 5 2 1 y 4 y 5 3 8\n"
+        "part 0 y 4 y 5 1 2 -> 6\npart 1 y 4 y 5 1 2 -> 7"
         if joined
         else "append 0 y 4 y 5 2 2 -> 6\nappend 1 y 4 y 5 3 2 -> 7"
     )

@@ -73,7 +73,10 @@ def programs() -> str:
     text = """slots 5 2 14
 op liteboost::linear default 3 0 t 4 1 t 0 2 n -> 8
 append 1 y 6 y 7 5 2 -> 9
-both 2 y 6 y 7 5 3 y 6 y 7 5 -1 -> 10 11 12
+places 2 y 6 y 7 3 y 6 y 7 -1 -> 12
+both 2 y 6 y 7 5 3 y 6 y 7 5 12
+part 2 y 6 y 7 1 2 -> 10
+part 3 y 6 y 7 1 2 -> 11
 op aten::mul Tensor 2 0 t 8 1 t 8 -> 13
 return 9 10 11 13"""
     shared = ops._program_load(text, [weight])

@@ -64,8 +64,14 @@ def test_a_constant_is_read_where_it_lies_and_stops_the_run_when_it_is_another()
 
 def test_two_appends_are_one_operator_and_share_their_places() -> None:
     text = """slots 6 4 16
-both 0 y 6 y 7 4 1 y 8 y 9 5 -1 -> 10 11 12
-both 2 y 6 y 7 4 3 y 8 y 9 5 12 -> 13 14 15
+places 0 y 6 y 7 1 y 8 y 9 -1 -> 12
+both 0 y 6 y 7 4 1 y 8 y 9 5 12
+part 0 y 6 y 7 1 2 -> 10
+part 1 y 8 y 9 1 2 -> 11
+places 2 y 6 y 7 3 y 8 y 9 12 -> 15
+both 2 y 6 y 7 4 3 y 8 y 9 5 15
+part 2 y 6 y 7 1 2 -> 13
+part 3 y 8 y 9 1 2 -> 14
 return 10 11 13 14"""
     for ends in ([1, 3, 1, 3], [1, 3, 0, 2]):  # together, and each for itself
         memory = [
