@@ -2,7 +2,7 @@
 
 scikit-build-core's own ``if.failed`` retry covers a CMake that ran and failed (no compiler, no torch) but not
 a CMake or a ninja/make that is absent, which ``--no-build-isolation`` allows. Here both end the same way: a
-pure Python wheel, which at run time uses the reference ops and says so. ``LITEBOOST_REQUIRE_NATIVE=1`` turns
+pure Python wheel, which leaves models alone and says so. ``LITEBOOST_REQUIRE_NATIVE=1`` turns
 the fallback off, so that the first failure is the result. Where only the kernels for NPUs fail to compile,
 those of the CPU are built without them.
 """
@@ -71,8 +71,9 @@ def _native_or_pure(build: Callable[..., str], wheel_directory: str, config_sett
             )
             raise
         _say(
-            f"the compiled kernels could NOT be built ({_reason(fault)}); installing with the reference ops. "
-            "Once torch, a C++20 compiler and CMake are there, `python -m liteboost_adaptor build` adds them."
+            f"the compiled kernels could NOT be built ({_reason(fault)}); installing without them, and "
+            "models run their original code. Once torch, a C++20 compiler and CMake are there, "
+            "`python -m liteboost_adaptor build` adds them."
         )
     return build(wheel_directory, _pure(config_settings))
 

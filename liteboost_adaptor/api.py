@@ -57,6 +57,7 @@ def apply(
         ConfigError: A value is not allowed.
         StrictError: ``strict`` and a rule was refused or failed.
         QuantizationError: ``model`` cannot be quantized so.
+        NativeLibraryError: ``sparse`` or ``quant`` was given, and there are no compiled kernels.
 
     Example::
 
@@ -95,6 +96,7 @@ def _quantize(model: torch.nn.Module, quant: Quant) -> None:
     from .quantization.config import of_settings  # imports transformers
     from .quantization.model import quantize_model
 
+    native.require(f"quant={quant.scheme!r}")
     runtime.unbind(model)
     quantize_model(model, of_settings(quant))
 
@@ -170,6 +172,7 @@ def shard(model: torch.nn.Module) -> ShardingPlan:
         PlanError: The model cannot be sharded over so many processes; before anything is changed.
         ParallelError: No launcher has started the processes, or they have different models; the model is
             sharded already, or in training mode.
+        NativeLibraryError: There are no compiled kernels.
 
     Example::
 

@@ -68,7 +68,7 @@ class Settings:
         strict: Raise when a rule is refused or failed for a model in use.
         patch_path: Files or folders with rule files (TOML) of the user's own.
         isa: Highest instruction set the CPU kernels may use; empty for no limit.
-        require_native: Raise when the compiled library cannot be used, in place of the reference ops.
+        require_native: Raise when the compiled library cannot be used, in place of leaving models alone.
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
         first_use: Whether ops on an NPU are compared in a helper ``"process"`` or a ``"thread"`` of this one.
         graph: Whether recorded steps are captured as graphs of an NPU; ``"auto"``: on 910B and 910C.
@@ -256,7 +256,8 @@ VARIABLES: tuple[Variable, ...] = (
         "require_native",
         _flag,
         "0 or 1",
-        "1: without the compiled kernels installing and loading a model fail; 0: the reference ops are used.",
+        "1: without the compiled kernels installing and loading a model fail; 0: models run their original "
+        "code.",
     ),
     Variable(
         "LITEBOOST_NZ",

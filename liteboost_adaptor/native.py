@@ -1,4 +1,6 @@
-"""Find, check and load the compiled kernels, ``_C.so``; where they cannot be used, the reference ops.
+"""Find, check and load the compiled kernels, ``_C.so``; without them models are left alone.
+
+The reference ops, which are then registered in their place, serve tests and ``selftest``.
 
 A library is used only with the very torch it was compiled for: another one would answer with an undefined
 symbol or, worse, with wrong numbers. `liteboost_adaptor.native_build` compiles one.
@@ -63,7 +65,7 @@ class NativeStatus:
         if self.loaded:
             return f"compiled kernels from {self.path}, instruction set {self.isa}"
         return (
-            f"liteboost_adaptor: {self.reason}; the reference ops (plain PyTorch, slower) are used. "
+            f"liteboost_adaptor: {self.reason}; models run their original code. "
             f"To compile the kernels for the torch installed now: {BUILD_COMMAND}"
         )
 
@@ -246,6 +248,7 @@ lock = threading.RLock()
 # Held through a fork: one that another thread holds at that moment would never be released in the child.
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 _done: list[NativeStatus] = []  # empty, then the one status of this process
+_said: list[NativeStatus] = []  # empty, then the status that was warned of
 
 
 def load() -> NativeStatus:
@@ -258,17 +261,53 @@ def load() -> NativeStatus:
         ImportError: torch is not installed, or its own import fails.
     """
     with lock:
-        if not _done:
-            _done.append(_load())
-            if not _done[0].loaded and not config.settings().require_native:
-                warnings.warn(_done[0].sentence, RuntimeWarning, stacklevel=2)
-        status = _done[0]
-    if not status.loaded and config.settings().require_native:
+        status = _load_once()
+        if status.loaded:
+            return status
+        if config.settings().require_native:
+            raise NativeLibraryError(
+                f"LITEBOOST_REQUIRE_NATIVE=1 asks for the compiled kernels; {status.reason}. "
+                f"Compile them with `{BUILD_COMMAND}`, or unset LITEBOOST_REQUIRE_NATIVE."
+            )
+        if not _said:
+            _said.append(status)
+            warn(status.sentence)
+    return status
+
+
+def require(what: str) -> NativeStatus:
+    """Load the compiled kernels for something that was asked for and cannot be done without them.
+
+    Args:
+        what: It, as the subject of a sentence.
+
+    Raises:
+        NativeLibraryError: They cannot be used; says what to run.
+    """
+    with lock:
+        status = _load_once()
+    if not status.loaded:
         raise NativeLibraryError(
-            f"LITEBOOST_REQUIRE_NATIVE=1 asks for the compiled kernels; {status.reason}. "
-            f"Compile them with `{BUILD_COMMAND}`, or unset LITEBOOST_REQUIRE_NATIVE."
+            f"{what} needs the compiled kernels; {status.reason}. Compile them with `{BUILD_COMMAND}`."
         )
     return status
+
+
+def warn(sentence: str) -> None:
+    """Warn at the user's own line, which may call transformers to call us."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USERS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, RuntimeWarning, stacklevel=level)
+
+
+_NOT_THE_USERS = ("liteboost_adaptor", "transformers", "torch")
+
+
+def _load_once() -> NativeStatus:
+    if not _done:
+        _done.append(_load())
+    return _done[0]
 
 
 def status() -> NativeStatus | None:

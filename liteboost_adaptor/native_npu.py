@@ -1,4 +1,4 @@
-"""Find, check and load the NPU kernels, ``_C_npu.so``, where an NPU is; else the reference ops serve it.
+"""Find, check and load the NPU kernels, ``_C_npu.so``; without them models on an NPU are left alone.
 
 Loaded once torch_npu is imported and sees a device; `liteboost_adaptor.native` must have loaded before.
 """
@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import json
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +51,7 @@ class NpuStatus:
         if self.loaded:
             return f"aclnn kernels from {self.path}"
         return (
-            f"liteboost_adaptor: {self.reason}; on the NPU the reference ops (plain PyTorch) are used. "
+            f"liteboost_adaptor: {self.reason}; on the NPU models run their original code. "
             f"To compile the kernels for the torch_npu installed now: {native.BUILD_COMMAND}"
         )
 
@@ -109,10 +108,11 @@ def load() -> NpuStatus | None:
         if not _done:
             if not present():
                 return None
-            native.load()
+            cpu = native.load()
             _done.append(_load())
-            if not _done[0].loaded and not config.settings().require_native:
-                warnings.warn(_done[0].sentence, RuntimeWarning, stacklevel=2)
+            # Without the CPU library there are no schemas either, which has been said then.
+            if cpu.loaded and not _done[0].loaded and not config.settings().require_native:
+                native.warn(_done[0].sentence)
     if not _done[0].loaded and config.settings().require_native:
         raise NativeLibraryError(
             f"LITEBOOST_REQUIRE_NATIVE=1 asks for the compiled kernels; {_done[0].reason}. "

@@ -103,7 +103,7 @@ def handlers(options: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]
     """What the limits process answers: ``ready``, ``now`` with both limits at this moment, and ``best`` with
     the best of each so far."""
     torch.set_num_threads(options["threads"])
-    native.load()
+    native.require("bench")
     read = ReadLimit(options["read_bytes"])
     gemm = GemmLimit(
         options["rows"],

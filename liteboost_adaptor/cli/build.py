@@ -56,7 +56,9 @@ def build(
             console.print(Text(f"Built for torch_npu {version}: {built.npu}"), soft_wrap=True)
         console.print(Text(f"Instruction sets: {isas}. Processes started from now on use it."))
     if built.npu_fault is not None:
-        words = f"the NPU kernels were not built, an NPU runs the reference ops: {built.npu_fault}"
+        words = (
+            f"the NPU kernels were not built, and models on an NPU run their original code: {built.npu_fault}"
+        )
         if npu:
             raise NativeLibraryError(words)
         typer.echo(f"warning: {words}", err=True)

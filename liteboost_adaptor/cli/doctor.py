@@ -76,7 +76,7 @@ def _rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("CANN folder", ascend["cann_folder"]))
     if kernels := found["npu"]:
         built = f"{kernels['path']}, built for torch_npu {kernels['build_info'].get('torch_npu')}"
-        rows.append(("NPU kernels", f"reference ops: {kernels['reason']}" if kernels["reason"] else built))
+        rows.append(("NPU kernels", f"none: {kernels['reason']}" if kernels["reason"] else built))
     rows.append(("settings", ", ".join(f"{name}={value!r}" for name, value in diagnosis.settings.items())))
     return rows
 
@@ -85,5 +85,5 @@ def _kernels(found: dict[str, Any]) -> str:
     if found["backend"] == "native":
         return f"{found['path']}, running {found['isa']}"
     if found["backend"] == "reference":
-        return f"reference ops: {found['reason']}"
+        return f"none: {found['reason']}"
     return f"not loaded: {found['reason']}"

@@ -38,7 +38,7 @@ class Diagnosis:
 
     @property
     def usable(self) -> bool:
-        """Whether scripts can run with the package at all, be it on the reference ops."""
+        """Whether scripts can run with the package at all, be it as without us."""
         return not any(problem.fatal for problem in self.problems)
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _native(versions: dict[str, str | None], problems: list[Problem]) -> dict[st
         status = native.status() or native.NativeStatus(False, reason=str(fault))
     else:
         if not status.loaded:
-            problems.append(_reference_problem(status, tools))
+            problems.append(_kernels_problem(status, tools))
     return {**status.to_dict(), "tools": tools}
 
 
@@ -119,14 +119,14 @@ def _torch_problem(fault: BaseException) -> Problem:
     return Problem(words, remedy, True)
 
 
-def _reference_problem(status: native.NativeStatus, tools: dict[str, str | None]) -> Problem:
+def _kernels_problem(status: native.NativeStatus, tools: dict[str, str | None]) -> Problem:
     missing = [] if tools["c++"] else ["a C++ compiler"]
     missing += [] if tools["cmake"] else ["CMake (pip install cmake)"]
     missing += [] if tools["ninja"] or tools["make"] else ["ninja (pip install ninja)"]
     remedy = native.BUILD_COMMAND
     if missing:
         remedy = f"Install {', '.join(missing)}, then {remedy}"
-    return Problem(f"The reference ops (plain PyTorch, slower) are used: {status.reason}", remedy)
+    return Problem(f"Models run their original code, without our kernels: {status.reason}", remedy)
 
 
 def _ascend(versions: dict[str, str | None], problems: list[Problem]) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _npu_kernels(versions: dict[str, str | None], problems: list[Problem]) -> di
     found = native_npu.find()
     if found is None or found.reason is not None:
         reason = found.reason if found else f"none are compiled for torch_npu {version}"
-        what = f"On an NPU the reference ops (plain PyTorch, slower) are used: {reason}"
+        what = f"On an NPU models run their original code, without our kernels: {reason}"
         problems.append(Problem(what, f"{native.BUILD_COMMAND} --npu"))
         return {"path": str(found.path) if found else None, "reason": reason, "build_info": {}}
     return {"path": str(found.path), "reason": None, "build_info": dict(found.build_info)}

@@ -24,6 +24,10 @@ def _no_rows(settings: Settings) -> Iterator[Row]:
     return iter(())
 
 
+def _not_asked_for(model: torch.nn.Module, settings: Settings) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Feature:
     """One of them.
@@ -32,18 +36,21 @@ class Feature:
         unbind: Takes back what ``bind`` did to a model or its parts; to one that was never bound, nothing.
         bind: Told of every model that is bound, with its settings; decides whether to act.
         rows: Its rows of the status.
+        asked: What somebody asked for explicitly for a model, as the subject of a sentence, or an empty
+            string: without the compiled kernels it is an error, where the rest leaves the model alone.
     """
 
     unbind: Callable[[torch.nn.Module], None]
     bind: Callable[[torch.nn.Module, Settings], None] = _nothing
     rows: Callable[[Settings], Iterator[Row]] = _no_rows
+    asked: Callable[[torch.nn.Module, Settings], str] = _not_asked_for
 
 
 #: In the order in which models are bound: weights are cast before they are moved.
 FEATURES = (
     Feature(weights.unbind, weights.bind),
-    Feature(sparse_attention.unbind, sparse_attention.bind, sparse_attention.rows),
-    Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows),
+    Feature(sparse_attention.unbind, sparse_attention.bind, sparse_attention.rows, sparse_attention.asked),
+    Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows, int8_bind.asked),
     Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows),
     Feature(steps.unbind, rows=steps.rows),
 )
@@ -65,3 +72,8 @@ def rows(settings: Settings) -> Iterator[Row]:
     """The rows of all of them."""
     for feature in FEATURES:
         yield from feature.rows(settings)
+
+
+def asked(model: torch.nn.Module, settings: Settings) -> list[str]:
+    """What was asked for explicitly for ``model``."""
+    return [what for feature in FEATURES if (what := feature.asked(model, settings))]

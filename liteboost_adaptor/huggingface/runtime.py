@@ -19,7 +19,7 @@ from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
-from ..errors import LiteBoostError, StrictError
+from ..errors import LiteBoostError, NativeLibraryError, StrictError
 from ..kv_cache import bind as kv_cache
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
 from . import adapters, features, registries, steps
@@ -96,20 +96,17 @@ class Runtime:
                 adapters.hook_injection(self.entries, self.adopt)
 
     def _install_entries(self, settings: Settings) -> None:
-        """Load the ops and set what bound models need outside of them, when the first one needs it."""
-        found = native.load()
-        if found.loaded and found.path is not None:
-            watch.compile_with(str(found.path))
-        if native_npu.load() is not None:
-            eligibility.DEVICES.add("npu")
-        if settings.level:
-            is_first = not len(self.entries)
-            # A model of a higher level may need more of them than those that came before it.
-            registries.install(active_rules(settings), self.entries)
-            if is_first:
-                self.entries.set_attribute("torch.library", "Library.impl", python_kernels.counting)
-                adapters.hook_injection(self.entries, self.adopt)
-                self.entries.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
+        """Set what bound models need outside of them, when the first one needs it."""
+        path = native.load().path
+        if path is not None:
+            watch.compile_with(str(path))
+        is_first = not len(self.entries)
+        # A model of a higher level may need more of them than those that came before it.
+        registries.install(active_rules(settings), self.entries)
+        if is_first:
+            self.entries.set_attribute("torch.library", "Library.impl", python_kernels.counting)
+            adapters.hook_injection(self.entries, self.adopt)
+            self.entries.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
 
     def deactivate(self) -> list[str]:
         """Leave later models alone; what is bound stays bound."""
@@ -129,6 +126,7 @@ class Runtime:
 
         Raises:
             StrictError: ``strict`` is set and a rule was refused or failed.
+            NativeLibraryError: Something was asked for that needs the compiled kernels, and there are none.
         """
         if swap.mark_of(model) is not None or self.active is None or self.active.level == 0:
             return
@@ -176,7 +174,10 @@ class Runtime:
         self._left_alone.update(m for m in model.modules() if m is model or _is_model(type(m)))
 
     def bind(self, model: torch.nn.Module, settings: Settings) -> Binding:
-        """Bind ``model`` under ``settings``, taking back an earlier binding of it."""
+        """Bind ``model`` under ``settings``, taking back an earlier binding of it.
+
+        Without the compiled kernels it is left alone.
+        """
         with self.lock:
             self.being_bound = frozenset(model.modules())
             try:
@@ -187,15 +188,18 @@ class Runtime:
     def _rebind(self, model: torch.nn.Module, settings: Settings) -> Binding:
         self.unbind(model)
         self._left_alone -= set(model.modules())
-        if not settings.level:
+        is_served = settings.level > 0 and not _lacks_kernels(model, settings)
+        if is_served:
+            self._install_entries(settings)
+            binding = self._bind(model, settings)
+        else:
             self._leave(model)
-        self._install_entries(settings)
-        binding = self._bind(model, settings) if settings.level else Binding(weakref.ref(model))
+            binding = Binding(weakref.ref(model))
         self._bindings[model] = binding, settings
         self._marked.update(m for m in model.modules() if swap.mark_of(m) is not None)
         if settings.strict:
             self._raise_refusals(model, binding, settings)
-        if settings.level:
+        if is_served:
             with _recorded(model):
                 features.bind(model, settings)
         return binding
@@ -340,6 +344,34 @@ def _recorded(model: torch.nn.Module) -> Iterator[None]:
         raise
     except Exception as fault:  # noqa: BLE001 - recorded
         report.add(Outcome("engine", FAILED, type(model).__qualname__, f"{type(fault).__name__}: {fault}"))
+
+
+def _lacks_kernels(model: torch.nn.Module, settings: Settings) -> bool:
+    """Whether there are no compiled kernels for the device of ``model``; says so once.
+
+    Raises:
+        StrictError: ``strict`` is set.
+        NativeLibraryError: Something was asked for that needs them.
+    """
+    name, asked = type(model).__name__, features.asked(model, settings)
+    what = f"{' and '.join(asked)} for {name}"
+    reason = (native.require(what) if asked else native.load()).reason
+    if reason is None and (npu := native_npu.load()) is not None:
+        if npu.loaded:
+            eligibility.DEVICES.add("npu")
+        elif any(tensor.device.type == "npu" for tensor in model.parameters()):
+            reason = npu.reason
+            if asked:
+                raise NativeLibraryError(
+                    f"{what} needs the kernels for NPUs; {reason}. Compile them with "
+                    f"`{native.BUILD_COMMAND} --npu`."
+                )
+    if reason is not None and settings.strict:
+        raise StrictError(
+            f"LITEBOOST_STRICT=1 and no rule can serve {name}: {reason}. Compile the kernels with "
+            f"`{native.BUILD_COMMAND}`, or unset LITEBOOST_STRICT to run the original code."
+        )
+    return reason is not None
 
 
 def _note_compiled(_: Any) -> None:

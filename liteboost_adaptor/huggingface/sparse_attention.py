@@ -53,6 +53,11 @@ def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield RULE, TITLE, DISABLED if settings.sparse is None or _turned_off(settings) else IDLE
 
 
+def asked(model: torch.nn.Module, settings: Settings) -> str:
+    """What somebody asked for, as `features` takes it."""
+    return "LITEBOOST_SPARSE" if settings.sparse is not None and not _turned_off(settings) else ""
+
+
 def _turned_off(settings: Settings) -> str:
     for glob in settings.disable:
         if fnmatch.fnmatchcase(RULE, glob):

@@ -57,6 +57,12 @@ def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield RULE, TITLE, DISABLED if _turned_off(settings) else IDLE
 
 
+def asked(model: torch.nn.Module, settings: Settings) -> str:
+    """What somebody, or the checkpoint, asked for, as `huggingface.features` takes it."""
+    is_wanted = _is_set(settings) or _is_said_by(model)
+    return "an int8 KV cache (kv8)" if is_wanted and not _turned_off(settings) else ""
+
+
 def _is_set(settings: Settings) -> bool:
     return settings.quant is not None and settings.quant.kv_cache == INT8
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .. import __version__, config
+from .. import __version__, config, native
 from ..checkpoint.files import File, Slice
 from ..errors import CheckpointError, ParallelError, PlanError
 from ..huggingface.runtime import runtime
@@ -116,7 +116,9 @@ class _Loading:
         ) -> Any:
             arguments = (checkpoint_files, load_config, expected_keys)
             sizes = meshes.sizes(self.settings, _started()) if self.is_wanted else {"tp": 1}
-            reason = _why_unsharded(model, load_config, sizes["tp"]) if self.is_wanted else "not asked for"
+            reason = "not asked for"
+            if self.is_wanted:
+                reason = self._why_unsharded(model, load_config, sizes["tp"])
             if self._calls.is_whole:  # by one rank alone
                 return load(model, state_dict, *arguments)
             facts = {"settings": config.spelled(self.settings), "version": __version__}
@@ -169,6 +171,18 @@ class _Loading:
                 return function(cls, *args, **kwargs)
 
         return load
+
+    def _why_unsharded(self, model: nn.Module, load_config: Any, tp: int) -> str:
+        """Why a model that is being loaded is not shared, or an empty string.
+
+        Raises:
+            NativeLibraryError: It was asked for, and there are no compiled kernels.
+        """
+        if not self.is_default:
+            native.require("a model that several processes share")
+        if not native.load().loaded:
+            return "the compiled kernels are missing"
+        return _why_unsharded(model, load_config, tp)
 
     def _synchronize(self, facts: dict[str, Any], model: str, files: Any) -> bool:
         """Whether the ranks load ``model`` together; else each loads it unsharded, if that is allowed.

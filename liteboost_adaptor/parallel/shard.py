@@ -7,7 +7,7 @@ import functools
 
 from torch import nn
 
-from .. import __version__, config
+from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..quantization.names import PLAN
@@ -131,6 +131,7 @@ def shard(model: nn.Module) -> ShardingPlan:
             f"this {type(model).__name__} is in training mode, and a sharded model cannot be trained. Call "
             "model.eval() first."
         )
+    native.require("shard")
     wanted = runtime.active or config.settings()
     mesh = meshes.join(wanted if meshes.is_requested(wanted) else dataclasses.replace(wanted, tp=0))
     size = mesh.tensor.size

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from .. import eligibility
+
 #: Arguments whose last size is how much has been seen.
 GROWING = ("attention_mask",)
-#: Where models may be that have recorded steps.
-DEVICES = ("cpu", "npu")
 #: Arguments that are a cache.
 CACHES = ("past_key_values", "cache_params")
 #: What we ourselves write on tensors begins so; who reads it is asked before every run.
@@ -29,7 +29,7 @@ def kinds(kwargs: dict[str, Any]) -> Any:
         or ids.dim() != 2
         or ids.shape[1] != 1
         or cache is None
-        or ids.device.type not in DEVICES
+        or ids.device.type not in eligibility.DEVICES
     ):
         return None
     found: list[Any] = []

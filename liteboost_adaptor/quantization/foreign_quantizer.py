@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .. import native
 from ..checkpoint.files import Made, Slice
 from ..errors import QuantizationError
 from ..report import APPLIED, REFUSED, Outcome, report
@@ -52,8 +53,7 @@ def quantizer_factory(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(config: Any, **kwargs: Any) -> Any:
         values = _config_values.get(id(config)) or config.to_dict()
         reader, reason = reader_of(values)
-        if torch.cuda.is_available():
-            reason = "there is a GPU"
+        reason = _why_not_ours() or reason
         if reader is None or reason or not kwargs.get("pre_quantized", True):
             if reason:
                 report.add(Outcome(CHECKPOINTS, REFUSED, str(values.get("quant_method")), reason))
@@ -61,6 +61,13 @@ def quantizer_factory(original: Callable[..., Any]) -> Callable[..., Any]:
         return ForeignQuantizer(config, reader)
 
     return make
+
+
+def _why_not_ours() -> str:
+    """Why checkpoints of other libraries are theirs to read on this machine, or an empty string."""
+    if torch.cuda.is_available():
+        return "there is a GPU"
+    return "" if native.load().loaded else "the compiled kernels are missing"
 
 
 class ConfigFactory:
@@ -71,7 +78,7 @@ class ConfigFactory:
 
     def from_dict(self, values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """A configuration from that of a checkpoint."""
-        if torch.cuda.is_available() or reader_of(values)[0] is None:
+        if _why_not_ours() or reader_of(values)[0] is None:
             return self._original.from_dict(values, *args, **kwargs)
         if values.get("quant_method") == CompressedTensorsFormat.method:
             return RawConfig(values)

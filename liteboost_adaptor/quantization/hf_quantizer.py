@@ -12,7 +12,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 
-from .. import memory
+from .. import memory, native
 from ..checkpoint.files import Slice
 from ..errors import CheckpointError, QuantizationError
 from .checkpoint import checksums
@@ -56,6 +56,7 @@ class LiteBoostQuantizer(HfQuantizer):
         return self.quantization_config.calibrate is not None and not self.pre_quantized
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        native.require("a quantized model")
         placed = set(device_map.values()) if isinstance(device_map, dict) else {device_map}
         if not self.pre_quantized and "disk" in placed:
             raise QuantizationError(

@@ -44,11 +44,14 @@ with warnings.catch_warnings(record=True) as caught:
 import torch
 value = torch.ops.liteboost.rms_norm(torch.ones(2, 8), torch.full((8,), 3.0), 1e-6).mean().item()
 package = files("liteboost_adaptor")
+model = torch.nn.Sequential(torch.nn.LayerNorm(8))
+liteboost_adaptor.apply(model)
 print(json.dumps({
     **status.to_dict(),
     "package": liteboost_adaptor.__file__,
     "warnings": [str(w.message) for w in caught if "liteboost" in str(w.message)],
     "value": round(value, 4),
+    "bound": sum("__liteboost__" in vars(type(module)) for module in model.modules()),
     "rules": sorted(p.name for p in (package / "patches").iterdir()),
     "kernels": (package / "kernels" / "CMakeLists.txt").is_file(),
     "typed": (package / "py.typed").is_file(),

@@ -28,6 +28,9 @@ class QuantizedLayer(torch.nn.Module):
     input in order: the column of the input that each is multiplied by. Scales keep their dtype when the
     module is cast.
 
+    Raises:
+        NativeLibraryError: The compiled kernels cannot be used.
+
     Attributes:
         dtype: Of what the weight is multiplied by, as far as is known.
         holds_integers: That buffers are weights, for whoever moves weights.
@@ -44,7 +47,7 @@ class QuantizedLayer(torch.nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
-        native.load()  # the ops
+        native.require("a quantized layer")
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
         self.dtype = dtype
         for name, (shape, kind) in scheme.buffer_specs(out_features, in_features).items():
@@ -143,7 +146,7 @@ class QuantizedLayer(torch.nn.Module):
         return whole.index_add_(1, self.columns, columns).to(dtype)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        native.load()
+        native.require("a quantized layer")
         super().__setstate__(state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLayer:
