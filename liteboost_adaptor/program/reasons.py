@@ -5,11 +5,15 @@ The status lists each with the number of steps. Reasons that a recording finds a
 
 from __future__ import annotations
 
+from .recording import MOVED, SHORT
+
 #: On the way to a program: counted before there is one.
 NEW = "of a kind that has not come often enough to be recorded"
 WATCHED = "watched, to record the next one"
 RECORDED = "recorded"
-UNDERWAY = (NEW, WATCHED, RECORDED)
+NUMBERS = "a number of the cache counts: recorded with a symbol for it the next time"
+MORE_FUNCTIONS = "runs functions that the step before did not"
+UNDERWAY = frozenset({NEW, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS, MOVED, SHORT})
 
 #: There are programs, and none was right.
 OTHER_CACHE = "no program for what the cache keeps"
@@ -23,6 +27,4 @@ LOOKED_AT = "somebody watches what Python does"
 HOOKED = "a module has hooks, or a forward of its own"
 COPIED = "the cache is new, or keys or values of the cache were taken from it: each token copies them"
 CAPTURED = "a part of a graph"
-NUMBERS = "a number of the cache counts: recorded with a symbol for it the next time"
-MORE_FUNCTIONS = "runs functions that the step before did not"
 OTHER_FUNCTIONS = "runs other functions at every step"
