@@ -29,7 +29,7 @@ def generates(cls: type) -> bool:
 def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """A forward of a model that runs a recorded step where one is right, and else ``original``."""
 
-    names = _positional(original)
+    names, parameters = _positional(original), frozenset(inspect.signature(original).parameters)
 
     @functools.wraps(original)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
             return original(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
-            steps = vars(self)[_STEPS] = Steps(self, counter, _is_strict(self))
+            steps = vars(self)[_STEPS] = Steps(self, counter, parameters, _is_strict(self))
         return steps.serve(self, functools.partial(original, self), named)
 
     return forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -24,8 +25,12 @@ def cache_name(kwargs: dict[str, Any]) -> str:
     return next((name for name in CACHES if kwargs.get(name) is not None), "")
 
 
-def kinds(kwargs: dict[str, Any]) -> Any:
-    """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can."""
+def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
+    """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can.
+
+    Args:
+        parameters: Names that the forward has parameters for. Others may be any object: see `stand_in`.
+    """
     ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
     if (
         type(ids) is not torch.Tensor
@@ -57,9 +62,18 @@ def kinds(kwargs: dict[str, Any]) -> Any:
             found += (name, type(cache), len(layers))
         elif type(value) in (int, float, str):
             found += (name, type(value), value.hex() if type(value) is float else value)
+        elif name not in parameters and not isinstance(value, torch.Tensor):
+            found += (name, type(value))
         else:
             return None
     return tuple(found)
+
+
+def is_passed_on(kwargs: dict[str, Any], name: str) -> bool:
+    """Whether the argument, of a call that has `kinds`, is an object which no forward may read."""
+    value = kwargs[name]
+    is_cache = value is kwargs[cache_name(kwargs)]
+    return value is not None and not is_cache and type(value) not in (torch.Tensor, bool, int, float, str)
 
 
 def is_decode_step(kwargs: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from . import arguments, disguise, execution, reasons, shadow
 from .arguments import cache_name
 from .program import Program
 from .recording import MOVED, SHORT, CannotLower
+from .stand_in import ReadsArgument
 from .state import hooked
 
 #: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
@@ -38,14 +39,23 @@ KINDS = 256
 class Steps:
     """The recorded steps of one model.
 
+    Args:
+        parameters: Names of its forward's.
+
     Attributes:
         model: A weak reference to it.
     """
 
-    def __init__(self, model: torch.nn.Module, counter: CallCounter, is_strict: bool = False) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        counter: CallCounter,
+        parameters: Container[str],
+        is_strict: bool = False,
+    ) -> None:
         self.model = weakref.ref(model)
         self._counter = counter
-        self._is_strict = is_strict
+        self._is_strict, self._parameters = is_strict, parameters
         self._seen: dict[Any, int] = {}
         self._programs: dict[Any, list[Program]] = {}
         self._refused: dict[Any, int] = {}
@@ -77,7 +87,7 @@ class Steps:
 
         A decode step is counted once: as served, or with the reason why it was not.
         """
-        key = arguments.kinds(kwargs)
+        key = arguments.kinds(kwargs, self._parameters)
         if key is None:
             if arguments.is_decode_step(kwargs):
                 self._counter.count_fallback(arguments.fault(kwargs))
@@ -233,6 +243,10 @@ class Steps:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:
             result = attempt.run(call)
+        except ReadsArgument as raised:
+            attempt.give_back()
+            self._refuse(key, str(raised), None)
+            return call(**kwargs)
         except execution.Unforeseen:
             attempt.give_back()
             return self._again(key, call(**kwargs))
