@@ -13,8 +13,9 @@ from torch.autograd import forward_ad
 from ..config import Settings
 from ..engine import swap
 from ..kv_cache import buffers
+from ..program.arguments import cache_name, is_decode_step
 from ..program.graph import RULE, TITLE
-from ..program.step import Steps, cache_name, forget_all
+from ..program.step import Steps, forget_all
 from ..report import DISABLED, IDLE, CallCounter, report
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
@@ -30,20 +31,26 @@ def generates(cls: type) -> bool:
 def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
     """A forward of a model that runs a recorded step where one is right, and else ``original``."""
 
-    names = _positional(original)
+    names, parameters = _positional(original), frozenset(inspect.signature(original).parameters)
 
     @functools.wraps(original)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph is no call: see `CallCounter`
+            return original(self, *args, **kwargs)
         named = kwargs
         if args:
             if len(args) > len(names) or any(name in kwargs for name in names[: len(args)]):
                 return original(self, *args, **kwargs)  # which says what is wrong
             named = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not cache_name(named) or _is_observed():
+        if not cache_name(named):
+            return original(self, *args, **kwargs)
+        if observer := _observer():
+            if is_decode_step(named):
+                counter.count_fallback(observer)
             return original(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
-            steps = vars(self)[_STEPS] = Steps(self, counter, *_settings(self))
+            steps = vars(self)[_STEPS] = Steps(self, counter, parameters, *_settings(self))
         return steps.serve(self, functools.partial(original, self), named)
 
     return forward
@@ -74,19 +81,23 @@ def without_programs(original: Callable[..., Any]) -> Callable[..., Any]:
     return swap_tensors
 
 
-def _is_observed() -> bool:
-    """Whether somebody sees or changes operators as Python calls them, or wants their gradients."""
-    return (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
-        or torch._C._is_any_autocast_enabled()
-        or buffers.is_recorded()
-    )
+def _observer() -> str:
+    """What sees or changes operators as Python calls them, or wants their gradients, or an empty string."""
+    if torch.is_grad_enabled():
+        return "gradients may be wanted: no torch.no_grad() or inference_mode() around it"
+    if torch._C._is_any_autocast_enabled():
+        return "under autocast"
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return "a dispatch mode is active"
+    if torch._C._len_torch_function_stack() > 0:
+        return "a function mode is active"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "a transform of torch.func or forward-mode AD is active"
+    if torch.jit.is_tracing():
+        return "torch.jit traces"
+    if buffers.is_recorded():
+        return "a part of a step that is recorded"
+    return ""
 
 
 def unbind(model: torch.nn.Module) -> None:

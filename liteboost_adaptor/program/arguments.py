@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from .. import eligibility
 GROWING = ("attention_mask",)
 #: Arguments that are a cache.
 CACHES = ("past_key_values", "cache_params")
+#: Arguments that are the tokens of a call, or their embeddings. Beside those of a decoder, which come first,
+#: the others are an encoder's.
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 #: What we ourselves write on tensors begins so; who reads it is asked before every run.
 _OURS = "_liteboost_"
 
@@ -21,8 +25,12 @@ def cache_name(kwargs: dict[str, Any]) -> str:
     return next((name for name in CACHES if kwargs.get(name) is not None), "")
 
 
-def kinds(kwargs: dict[str, Any]) -> Any:
-    """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can."""
+def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
+    """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can.
+
+    Args:
+        parameters: Names that the forward has parameters for. Others may be any object: see `stand_in`.
+    """
     ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
     if (
         type(ids) is not torch.Tensor
@@ -54,23 +62,50 @@ def kinds(kwargs: dict[str, Any]) -> Any:
             found += (name, type(cache), len(layers))
         elif type(value) in (int, float, str):
             found += (name, type(value), value.hex() if type(value) is float else value)
+        elif name not in parameters and not isinstance(value, torch.Tensor):
+            found += (name, type(value))
         else:
             return None
     return tuple(found)
 
 
+def is_passed_on(kwargs: dict[str, Any], name: str) -> bool:
+    """Whether the argument, of a call that has `kinds`, is an object which no forward may read."""
+    value = kwargs[name]
+    is_cache = value is kwargs[cache_name(kwargs)]
+    return value is not None and not is_cache and type(value) not in (torch.Tensor, bool, int, float, str)
+
+
+def is_decode_step(kwargs: dict[str, Any]) -> bool:
+    """Whether a call is for one more token of each row, with a cache."""
+    tokens = kwargs.get(_tokens_name(kwargs))
+    return (
+        bool(cache_name(kwargs))
+        and isinstance(tokens, torch.Tensor)
+        and tokens.dim() >= 2
+        and tokens.shape[1] == 1
+    )
+
+
+def _tokens_name(kwargs: dict[str, Any]) -> str:
+    return next((name for name in _TOKENS if kwargs.get(name) is not None), "")
+
+
 def fault(kwargs: dict[str, Any]) -> str:
-    """Why a step of one token with a cache has no `kinds`, or an empty string for any other call."""
-    ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
-    if type(ids) is not torch.Tensor or ids.dim() != 2 or ids.shape[1] != 1 or cache is None:
-        return ""
+    """Why a decode step has no `kinds`."""
+    name, cache = _tokens_name(kwargs), kwargs[cache_name(kwargs)]
+    if name != "input_ids":
+        return f"its token is given as {name}"
+    ids = kwargs["input_ids"]
+    if ids.dim() != 2:
+        return f"input_ids of {ids.dim()} dimensions"
     if type(getattr(cache, "layers", None)) is not list:
         return f"a cache without a list of layers ({type(cache).__name__})"
     for name, value in kwargs.items():
         if type(value) is torch.Tensor:
             if name in GROWING and value.dim() != 2:
                 return f"{name} of {value.dim()} dimensions"
-            if value.__dict__:
+            if not all(each.startswith(_OURS) for each in value.__dict__):
                 return f"{name} with attributes"
         elif value is not cache and value is not None and type(value) not in (bool, int, float, str):
             return f"{name} is given as a {type(value).__name__}"

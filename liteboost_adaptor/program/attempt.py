@@ -11,7 +11,7 @@ import torch
 
 from ..kv_cache import buffers
 from . import disguise, execution, known
-from .arguments import GROWING, cache_name
+from .arguments import GROWING, cache_name, is_passed_on
 from .execution import Execution
 from .functions import Functions
 from .holders import Kept, holders
@@ -20,6 +20,7 @@ from .program import Program, fault_of, written_to
 from .record import Recorder
 from .recording import CannotLower
 from .result import Outline
+from .stand_in import StandIns
 from .state import State
 from .tensors import Known
 from .tracked import Tracked, is_untouched
@@ -53,7 +54,8 @@ class Attempt:
         self._held_by = holders(cache.layers)
         owns = [holder.of(cache.layers) for holder in self._held_by]
         self._state = State(model, cache, ran)
-        self.fault = self._state.fault or fault_of(cache, owns)
+        self._stand_ins = StandIns()
+        self.fault = self._state.fault or fault_of(cache, owns) or self._unknown(ran)
         self._recorder = Recorder(owns, numbers, Known(self._state.tensors))
         self._of_cache = dict(vars(cache))
         self._kept, self._generators = Kept(owns), _Generators(given["input_ids"].device)
@@ -71,6 +73,8 @@ class Attempt:
         noted: dict[int, torch.Tensor] = {}
 
         def argument(name: str, value: Any) -> Any:
+            if is_passed_on(self._given, name):
+                return self._stand_ins.of(name)
             if type(value) is not torch.Tensor:
                 return value
             if id(value) not in noted:
@@ -86,7 +90,11 @@ class Attempt:
             buffers.recorded_by(recorder),
         ):
             result = call(**given)
+        given.clear()
         self._counts = ran.counts
+        if fault := self._stand_ins.fault() or self._unknown(ran):
+            self._fault_of_run, self.is_tainted = fault, True
+            return result
         try:
             self._outline = Outline(result, self._cache)
         except CannotLower as refusal:
@@ -100,6 +108,14 @@ class Attempt:
         self._fault_of_run = self._change() or fault or seen or drawn
         self.is_tainted |= recorder.is_tainted or ran.is_tainted
         return result
+
+    def _unknown(self, ran: Execution) -> str:
+        """Which argument code may have read that is not known: see `stand_in`."""
+        name = next((name for name in self._given if is_passed_on(self._given, name)), "")
+        if not name or not (unread := ran.unread()):
+            return ""
+        kind = type(self._given[name]).__name__
+        return f"{name} is given as a {kind}, and {unread[0].co_name} is not of a released library"
 
     def _fault_in(self, ran: Execution) -> str:
         more = {

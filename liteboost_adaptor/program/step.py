@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +14,12 @@ from ..errors import DeviceFaultError, StrictError
 from ..kv_cache import buffers
 from ..kv_cache.layers import using
 from ..report import CallCounter
-from . import arguments, disguise, execution, shadow
+from . import arguments, disguise, execution, reasons, shadow
 from .arguments import cache_name
 from .graph import CAPTURED_AT, GraphRefusedError, Graphs
 from .program import Program, Run
 from .recording import MOVED, SHORT, CannotLower
+from .stand_in import ReadsArgument
 from .state import hooked
 
 #: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
@@ -31,7 +31,6 @@ MOST = 8
 REFUSALS = 2
 #: How often a step may be tried again because it ran functions that it did not run before.
 ATTEMPTS = 4
-_OTHER_FUNCTIONS = "runs other functions at every step"
 #: Stands for the result of a program that stopped.
 _STOPPED = object()
 #: Kinds of arguments that are counted: who hands on another number at each step makes ever more of them.
@@ -41,17 +40,25 @@ KINDS = 256
 class Steps:
     """The recorded steps of one model.
 
+    Args:
+        parameters: Names of its forward's.
+
     Attributes:
         model: A weak reference to it.
     """
 
     def __init__(
-        self, model: torch.nn.Module, counter: CallCounter, is_strict: bool = False, graph: str = "0"
+        self,
+        model: torch.nn.Module,
+        counter: CallCounter,
+        parameters: Container[str],
+        is_strict: bool = False,
+        graph: str = "0",
     ) -> None:
         self.model = weakref.ref(model)
         self._graphs = Graphs(graph, type(model).__qualname__)
         self._counter = counter
-        self._is_strict = is_strict
+        self._is_strict, self._parameters = is_strict, parameters
         self._seen: dict[Any, int] = {}
         self._programs: dict[Any, list[Program]] = {}
         self._refused: dict[Any, int] = {}
@@ -63,8 +70,8 @@ class Steps:
         #: The same of the step before that, where not all of it was foreseen.
         self._former: dict[Any, execution.Execution] = {}
         self._attempts: dict[Any, int] = {}
-        #: How often a step could not be recorded for what may pass, since one was.
-        self._postponed: collections.Counter[Any] = collections.Counter()
+        #: Why a step was not recorded when it was last tried.
+        self._why: dict[Any, str] = {}
         #: Whether a graph may hold the addresses of weights.
         self._is_captured = False
         self._lock = threading.Lock()
@@ -80,61 +87,102 @@ class Steps:
             self._graphs.close()
 
     def serve(self, model: torch.nn.Module, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """The result of ``call(**kwargs)``, from a program if there is one."""
-        key = arguments.kinds(kwargs)
+        """The result of ``call(**kwargs)``, from a program if there is one.
+
+        A decode step is counted once: as served, or with the reason why it was not.
+        """
+        key = arguments.kinds(kwargs, self._parameters)
         if key is None:
-            if fault := arguments.fault(kwargs):
-                self._counter.count_fallback(fault)
+            if arguments.is_decode_step(kwargs):
+                self._counter.count_fallback(arguments.fault(kwargs))
             return call(**kwargs)
-        cache = kwargs[cache_name(kwargs)]
         programs = self._programs.get(key, ())
         captured = _is_captured(kwargs["input_ids"])
         self._is_captured |= captured
         given = arguments.dense(kwargs)
-        for program in programs:
-            if program.is_vain or (program.decides and not execution.is_possible()):
-                continue  # a profiler would see the runs that stop, too
-            symbols = program.symbols(cache, given)
-            if symbols is None or (given is not kwargs and program.writes_to_arguments):
-                continue
-            if not program.state.is_as_it_was():
-                with self._lock:
-                    self._programs.pop(key, None)
-                    self._seen[key] = 0
-                break
-            if _is_checked(program, given):
-                with using():
-                    checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
-                if checked is not None:
-                    return self._checked(key, program, *checked)
-            elif (result := self._replayed(program, cache, given, symbols)) is not _STOPPED:
-                self._counter.count_served()
-                return result
+        result, reason = self._from_program(key, programs, call, kwargs, given)
+        if not reason:
+            return result
         if len(self._seen) > KINDS:
             self._seen.clear()
-            self._postponed.clear()
+            self._why.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
-            return call(**kwargs)
-        if fault := "is a part of a graph" if captured else _why_not_now(model, cache):
+            former = self._why.get(key, reason) if reason == reasons.NEW else reason
+            return self._original(former, call, kwargs)
+        cache = kwargs[cache_name(kwargs)]
+        if fault := reasons.CAPTURED if captured else _why_not_now(model, cache):
             self._seen[key] = 0  # looked for again some steps later
-            self._postponed[key] += 1
-            if self._postponed[key] > 1 and not captured:  # once, a cache may be new, or somebody looks
-                self._counter.count_fallback(fault)
-            return call(**kwargs)
+            self._why[key] = fault
+            return self._original(fault, call, kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
         if seen < RECORDED_AT:
-            return call(**kwargs)
+            return self._original(reason, call, kwargs)
         if not disguise.one_at_a_time.acquire(blocking=False):
-            return call(**kwargs)  # another thread records; to wait for it could be to wait for oneself
+            # To wait for it could be to wait for oneself.
+            return self._original(reasons.BUSY, call, kwargs)
         try:
             with using():
                 return self._record(model, call, kwargs, given, key)
         finally:
             disguise.one_at_a_time.release()
 
-    def _replayed(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Any:
+    def _original(self, reason: str, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        self._counter.count_fallback(reason)
+        return call(**kwargs)
+
+    def _counted(self, reason: str, result: Any) -> Any:
+        self._counter.count_fallback(reason)
+        return result
+
+    def _from_program(
+        self,
+        key: Any,
+        programs: Sequence[Program],
+        call: Callable[..., Any],
+        kwargs: dict[str, Any],
+        given: dict[str, Any],
+    ) -> tuple[Any, str]:
+        """The result, and an empty string; or why no program makes this step, which is not counted yet."""
+        cache, reason = kwargs[cache_name(kwargs)], reasons.NEW
+        for program in programs:
+            if program.is_vain:
+                reason = reasons.VAIN
+                continue
+            if program.decides and not execution.is_possible():
+                reason = reasons.LOOKED_AT
+                continue  # a profiler would see the runs that stop, too
+            symbols = program.symbols(cache, given)
+            if symbols is None or (given is not kwargs and program.writes_to_arguments):
+                reason = reasons.OTHER_CACHE
+                continue
+            if not program.state.is_as_it_was():
+                with self._lock:
+                    self._programs.pop(key, None)
+                    self._seen[key] = 0
+                self._why[key] = reasons.CHANGED
+                return None, reasons.CHANGED
+            if _is_checked(program, given):
+                with using():
+                    checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
+                if checked is not None:
+                    return self._checked(key, program, *checked), ""
+                reason = reasons.STOPS
+                continue
+            result, raised = self._replayed(program, cache, given, symbols)
+            if raised:  # The original raises by itself, and leaves what it leaves.
+                return self._original(f"a replay raised {raised}", call, kwargs), ""
+            if result is not _STOPPED:
+                self._counter.count_served()
+                return result, ""
+            reason = reasons.STOPS
+        return None, reason
+
+    def _replayed(
+        self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]
+    ) -> tuple[Any, str]:
+        """The result or `_STOPPED`, and what was raised."""
         with using():  # what the cache keeps stays where it is until the result is kept there
             try:
                 run = self._run(program, cache, given, symbols)
@@ -143,14 +191,12 @@ class Steps:
             except Exception as raised:
                 if program.writes(cache, given):
                     raise
-                # The original raises by itself, and leaves what it leaves.
-                self._counter.count_fallback(f"a replay raised {_words(raised)}")
                 program.stops += 1
-                return _STOPPED
+                return _STOPPED, _words(raised)
             if run is None:
-                return _STOPPED
+                return _STOPPED, ""
             program.runs += 1
-            return program.commit(run, cache)
+            return program.commit(run, cache), ""
 
     def _run(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Run | None:
         """One run of ``program``, as a graph where it has run before and may be one."""
@@ -184,7 +230,8 @@ class Steps:
         with self._lock:
             self._programs.pop(key, None)
             self._refused[key] = REFUSALS
-        self._counter.count_fallback(f"the replay differed from the original in {difference}")
+        self._why[key] = f"the replay differed from the original in {difference}"
+        self._counter.count_fallback(self._why[key])
         if self._is_strict:
             raise StrictError(f"LITEBOOST_STRICT=1 and {words}. Please report this model.")
         warnings.warn(f"liteboost_adaptor: {words}. Please report this model.", RuntimeWarning, stacklevel=2)
@@ -200,7 +247,7 @@ class Steps:
         if fault:
             return self._refuse(key, fault, result)
         self._ran[key] = ran
-        return result
+        return self._counted(reasons.WATCHED, result)
 
     def _record(
         self,
@@ -221,6 +268,10 @@ class Steps:
             return self._refuse(key, attempt.fault, call(**kwargs))
         try:
             result = attempt.run(call)
+        except ReadsArgument as raised:
+            attempt.give_back()
+            self._refuse(key, str(raised), None)
+            return call(**kwargs)
         except execution.Unforeseen:
             attempt.give_back()
             return self._again(key, call(**kwargs))
@@ -244,16 +295,18 @@ class Steps:
             if key in self._moved:  # beam search moves it at every step
                 self._seen[key] = 0
             self._moved.add(key)
-            return result
+            self._why[key] = fault
+            return self._counted(fault, result)
         self._moved.discard(key)
         if not fault and (new := attempt.counted() - self._numbers):
             self._numbers |= new  # they count: next time with symbols for what they count from
-            return result
+            return self._counted(reasons.NUMBERS, result)
         if not fault and attempt.has_run_more():
             self._attempts[key] = self._attempts.get(key, 0) + 1
             if self._attempts[key] < ATTEMPTS:
-                return result  # the next one is compared with this one's functions, too
-            fault = _OTHER_FUNCTIONS
+                # The next one is compared with this one's functions, too.
+                return self._counted(reasons.MORE_FUNCTIONS, result)
+            fault = reasons.OTHER_FUNCTIONS
         if fault:
             return self._refuse(key, fault, result)
         try:
@@ -266,16 +319,16 @@ class Steps:
             by_runs = sorted(self._programs.get(key, ()), key=lambda each: each.runs, reverse=True)
             self._programs[key] = [program, *by_runs[: MOST - 1]]
         self._made[key] = self._made.get(key, 0) + 1
-        del self._postponed[key]
-        return result
+        self._why.pop(key, None)
+        return self._counted(reasons.RECORDED, result)
 
     def _again(self, key: Any, result: Any) -> Any:
         """A step was not recorded for what it ran: the next one is watched, and the one after it recorded."""
         self._attempts[key] = self._attempts.get(key, 0) + 1
         if self._attempts[key] >= ATTEMPTS:
-            return self._refuse(key, _OTHER_FUNCTIONS, result)
+            return self._refuse(key, reasons.OTHER_FUNCTIONS, result)
         self._former[key] = self._ran.pop(key)
-        return result
+        return self._counted(reasons.MORE_FUNCTIONS, result)
 
     def _is_vain(self, key: Any, programs: Sequence[Program]) -> bool:
         """Whether recordings of these arguments are made in vain: refused, or right for too few steps."""
@@ -286,6 +339,7 @@ class Steps:
     def _refuse(self, key: Any, reason: str, result: Any) -> Any:
         """Count a step that cannot be recorded; it is tried twice."""
         self._counter.count_fallback(reason)
+        self._why[key] = reason
         self._refused[key] = self._refused.get(key, 0) + 1
         self._seen[key] = 0
         self._ran.pop(key, None)
@@ -328,11 +382,11 @@ def _is_captured(ids: torch.Tensor) -> bool:
 def _why_not_now(model: torch.nn.Module, cache: Any) -> str:
     """Why no step of ``model`` can be recorded at the moment, or an empty string."""
     if not execution.is_possible():
-        return "somebody watches what Python does"
+        return reasons.LOOKED_AT
     if hooked(model):
-        return "a module has hooks, or a forward of its own"
+        return reasons.HOOKED
     if not _has_buffers(cache):
-        return "keys or values of the cache were taken from it: each token copies them"
+        return reasons.COPIED
     return ""
 
 

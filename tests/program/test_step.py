@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import families, tiny_models
+from support import families, families_images, tiny_models
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
 import liteboost_adaptor
@@ -337,6 +337,23 @@ def test_a_decision_by_a_mask_is_made_again() -> None:
             given[1, :3] = 0
         pair.agree(rows=2, attention_mask=given)
     assert served()
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_programs_stay_after_an_image(family: str) -> None:
+    """For its features, transformers collects hidden states of the vision tower, by hooks that stay."""
+    liteboost_adaptor.undo()
+    model = tiny_models.build(family)
+    with_image = families_images.image_inputs(model, rows=1)
+    without = {"input_ids": torch.randint(1, 50, (1, 6), generator=torch.Generator().manual_seed(0))}
+    lengths = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    order = (without, with_image, without, with_image)
+    expected = [model.generate(**inputs, **lengths) for inputs in order]
+    liteboost_adaptor.apply(model, level=2)
+    for inputs, tokens in zip(order, expected, strict=True):
+        before = served()
+        assert torch.equal(model.generate(**inputs, **lengths), tokens)
+        assert served() - before >= 12, reasons()
 
 
 def test_two_threads_with_one_model() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import stored_weights, tiny_models
+from support.calls import faults_of_steps
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import liteboost_adaptor
@@ -240,6 +241,6 @@ def test_a_step_with_columns_in_another_order_is_recorded(tmp_path: Path) -> Non
     counter = report.counter("step.program")
     before, fallbacks = counter.calls, counter.fallbacks.copy()
     found = model.generate(IDS, max_new_tokens=48, do_sample=False)
-    assert counter.calls > before and counter.fallbacks == fallbacks
+    assert counter.calls > before and not faults_of_steps(counter.fallbacks - fallbacks)
     with liteboost_adaptor.patched(model, disable="step.program"):
         assert torch.equal(model.generate(IDS, max_new_tokens=48, do_sample=False), found)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import families, numbers, tiny_models
+from support.calls import faults_of_steps
 from support.processes import python_json
 
 import liteboost_adaptor
@@ -142,7 +143,8 @@ def test_a_step_reads_integers_and_is_recorded_as_a_program(monkeypatch: pytest.
     before = experts.calls, step.calls, experts.fallbacks.copy(), step.fallbacks.copy()
     model.generate(IDS, max_new_tokens=40, do_sample=False)
     assert experts.calls > before[0] and step.calls > before[1]
-    assert (experts.fallbacks, step.fallbacks) == before[2:]
+    assert experts.fallbacks == before[2]
+    assert not faults_of_steps(step.fallbacks - before[3])
 
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])

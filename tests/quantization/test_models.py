@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.calls import faults_of_steps
 from support.processes import python_json
 
 import liteboost_adaptor
@@ -131,7 +132,7 @@ def test_a_step_of_a_quantized_model_is_recorded_as_a_program(name: str) -> None
     counter = report.counter("step.program")
     before, fallbacks = counter.calls, counter.fallbacks.copy()
     found = model.generate(IDS, max_new_tokens=24, do_sample=False)
-    assert counter.calls - before >= 12 and counter.fallbacks == fallbacks
+    assert counter.calls - before >= 12 and not faults_of_steps(counter.fallbacks - fallbacks)
     with liteboost_adaptor.patched(model, disable="step.program"):
         assert torch.equal(model.generate(IDS, max_new_tokens=24, do_sample=False), found)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from liteboost_adaptor.program import reasons
 from liteboost_adaptor.report import report
 
 #: Families of rules, as `originals` groups the code they replace.
@@ -76,6 +77,16 @@ def fallbacks() -> Counter[tuple[str, str]]:
     return Counter(
         {(rule, why): n for rule, counter in report.counters.items() for why, n in counter.fallbacks.items()}
     )
+
+
+def faults_of_steps(counted: Counter[str]) -> list[str]:
+    """Of reasons counted by ``step.program``: why steps make no program, not what comes before there is one.
+
+    A cache is new once.
+    """
+    return [
+        why for why, n in counted.items() if why not in reasons.UNDERWAY and (why, n) != (reasons.COPIED, 1)
+    ]
 
 
 class Served:

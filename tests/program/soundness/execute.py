@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.calls import faults_of_steps
 from transformers import DynamicCache
 
 import liteboost_adaptor
@@ -132,7 +133,7 @@ def _written(program: Program) -> Iterator[Path]:
 def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], Any]) -> trace.Trace:
     made = trace.Trace()
     before = {rule: counter.calls for rule, counter in report.counters.items()}
-    reasons = dict(report.counter(RULE).fallbacks)
+    reasons = report.counter(RULE).fallbacks.copy()
     with as_found(), _loaded(path) as module, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -149,8 +150,7 @@ def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], 
             liteboost_adaptor.undo()  # before `as_found` puts back what is ours, too
     made.calls = {rule: counter.calls - before.get(rule, 0) for rule, counter in report.counters.items()}
     made.replays = made.calls.get(RULE, 0)
-    now = report.counter(RULE).fallbacks
-    made.reasons = [reason for reason, count in now.items() if count > reasons.get(reason, 0)]
+    made.reasons = faults_of_steps(report.counter(RULE).fallbacks - reasons)
     return made
 
 
