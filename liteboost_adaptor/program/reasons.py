@@ -13,7 +13,8 @@ WATCHED = "watched, to record the next one"
 RECORDED = "recorded"
 NUMBERS = "a number of the cache counts: recorded with a symbol for it the next time"
 MORE_FUNCTIONS = "runs functions that the step before did not"
-UNDERWAY = frozenset({NEW, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS, MOVED, SHORT})
+NEW_CACHE = "the first token behind a prompt: keys and values move to where they can grow"
+UNDERWAY = frozenset({NEW, NEW_CACHE, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS, MOVED, SHORT})
 
 #: There are programs, and none was right.
 OTHER_CACHE = "no program for what the cache keeps"
@@ -25,6 +26,6 @@ VAIN = "programs were right for too few steps"
 BUSY = "another step is being recorded"
 LOOKED_AT = "somebody watches what Python does"
 HOOKED = "a module has hooks, or a forward of its own"
-COPIED = "the cache is new, or keys or values of the cache were taken from it: each token copies them"
+COPIED = "keys or values of the cache were taken from it: each token copies them"
 CAPTURED = "a part of a graph"
 OTHER_FUNCTIONS = "runs other functions at every step"

@@ -103,15 +103,18 @@ class Steps:
         result, reason = self._from_program(key, programs, call, kwargs, given)
         if not reason:
             return result
+        without_buffers = self._without_buffers(key, kwargs[cache_name(kwargs)])
+        if reason == reasons.OTHER_CACHE and without_buffers:
+            reason = self._why[key] = without_buffers
+        elif reason == reasons.NEW and self._why.get(key) != reasons.NEW_CACHE:
+            reason = self._why.get(key, reason)
         if len(self._seen) > KINDS:
             self._seen.clear()
             self._why.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
-            former = self._why.get(key, reason) if reason == reasons.NEW else reason
-            return self._original(former, call, kwargs)
-        cache = kwargs[cache_name(kwargs)]
-        if fault := reasons.CAPTURED if captured else _why_not_now(model, cache):
+            return self._original(reason, call, kwargs)
+        if fault := reasons.CAPTURED if captured else _why_not_now(model) or without_buffers:
             self._seen[key] = 0  # looked for again some steps later
             self._why[key] = fault
             return self._original(fault, call, kwargs)
@@ -127,6 +130,17 @@ class Steps:
                 return self._record(model, call, kwargs, given, key)
         finally:
             disguise.one_at_a_time.release()
+
+    def _without_buffers(self, key: Any, cache: Any) -> str:
+        """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
+        if _has_buffers(cache):
+            return ""
+        without = (reasons.NEW_CACHE, reasons.COPIED)
+        return reasons.COPIED if self._why.get(key) in without else reasons.NEW_CACHE
+
+    def _count_served(self, key: Any) -> None:
+        self._counter.count_served()
+        self._why.pop(key, None)
 
     def _original(self, reason: str, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         self._counter.count_fallback(reason)
@@ -174,7 +188,7 @@ class Steps:
             if raised:  # The original raises by itself, and leaves what it leaves.
                 return self._original(f"a replay raised {raised}", call, kwargs), ""
             if result is not _STOPPED:
-                self._counter.count_served()
+                self._count_served(key)
                 return result, ""
             reason = reasons.STOPS
         return None, reason
@@ -220,7 +234,7 @@ class Steps:
     def _checked(self, key: Any, program: Program, result: Any, difference: str) -> Any:
         """The original's ``result``; a program that gave another is never run again."""
         if not difference:
-            self._counter.count_served()
+            self._count_served(key)
             program.runs += 1
             return result
         words = (
@@ -379,14 +393,12 @@ def _is_captured(ids: torch.Tensor) -> bool:
     return ids.device.type == "npu" and torch.get_device_module(ids.device).is_current_stream_capturing()
 
 
-def _why_not_now(model: torch.nn.Module, cache: Any) -> str:
+def _why_not_now(model: torch.nn.Module) -> str:
     """Why no step of ``model`` can be recorded at the moment, or an empty string."""
     if not execution.is_possible():
         return reasons.LOOKED_AT
     if hooked(model):
         return reasons.HOOKED
-    if not _has_buffers(cache):
-        return reasons.COPIED
     return ""
 
 

@@ -79,14 +79,13 @@ def fallbacks() -> Counter[tuple[str, str]]:
     )
 
 
-def faults_of_steps(counted: Counter[str]) -> list[str]:
-    """Of reasons counted by ``step.program``: why steps make no program, not what comes before there is one.
+#: The rule of recorded steps.
+STEPS = "step.program"
 
-    A cache is new once.
-    """
-    return [
-        why for why, n in counted.items() if why not in reasons.UNDERWAY and (why, n) != (reasons.COPIED, 1)
-    ]
+
+def faults_of_steps(counted: Counter[str]) -> list[str]:
+    """Of reasons counted by ``step.program``: why steps make no program, not what comes before there is one."""
+    return [why for why in counted if why not in reasons.UNDERWAY]
 
 
 class Served:
@@ -108,8 +107,13 @@ class Served:
 
 @contextmanager
 def served() -> Iterator[Served]:
-    """Count what our replacements serve, and what falls back, inside the block."""
+    """Count what our replacements serve, and what falls back, inside the block.
+
+    Not the steps that come before there is a program.
+    """
     found, calls, handed_back = Served(), counters(), fallbacks()
     yield found
     found.rules = counters() - calls
-    found.fallbacks = fallbacks() - handed_back
+    new = fallbacks() - handed_back
+    faults = faults_of_steps(Counter({why: n for (rule, why), n in new.items() if rule == STEPS}))
+    found.fallbacks = Counter({key: n for key, n in new.items() if key[0] != STEPS or key[1] in faults})
