@@ -84,7 +84,7 @@ STEPS = "step.program"
 
 
 def faults_of_steps(counted: Counter[str]) -> list[str]:
-    """Of reasons counted by ``step.program``: why steps make no program, not what comes before there is one."""
+    """Of reasons counted by ``step.program``: why there is no program, not what comes before there is one."""
     return [why for why in counted if why not in reasons.UNDERWAY]
 
 
