@@ -12,11 +12,15 @@ from ..case import Case, Kind, makes_cases
 #: (batch, heads, kv heads, queries, keys, head size); queries are 1 where a token is decoded.
 PREFILL = ((1, 2, 2, 16, 16, 64), (2, 4, 1, 9, 9, 128), (2, 6, 2, 5, 21, 64), (2, 4, 4, 6, 11, 96))
 DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64), (2, 4, 4, 1, 11, 96))
+#: Sizes of a key and a value of MLA where a key is expanded.
+NARROW_SIZES = (192, 128)
 #: What hides keys, or else changes the logits; "" is causality alone.
 MASKS = tuple(f"{mask} {beside}".strip() for mask in ("mask", "bias") for beside in ("", "causal", "window"))
 OPTIONS = ("", "full", *MASKS, "window", "softcap")
 #: What may come on top: sinks, or such as not every operator takes; a cache with more behind the keys.
 BESIDE = ("", "sinks", "late-sinks", "cache", "sinks cache", "late-sinks cache")
+#: With values of another size than keys (MLA); sinks are late then, and nothing is added to the logits.
+NARROW = ("", "late-sinks", "cache", "late-sinks cache")
 #: Positions of a cache behind those that count.
 SPARE = 7
 #: What a kernel may tell apart.
@@ -24,7 +28,7 @@ LAYOUTS = tuple(
     " ".join(f"{phase} {option} {beside}".split())
     for phase in ("prefill", "decode")
     for option in OPTIONS
-    for beside in BESIDE
+    for beside in (*BESIDE, *(f"{other} narrow-values" for other in NARROW if "bias" not in option))
 )
 
 
@@ -32,7 +36,8 @@ LAYOUTS = tuple(
 def attention(kind: Kind) -> Iterator[Case]:
     phase, *options = kind.words
     for size in PREFILL if phase == "prefill" else DECODE:
-        batch, heads, kv_heads, queries, keys, head = size
+        batch, heads, kv_heads, queries, keys, _ = size
+        head, value_head = NARROW_SIZES if "narrow-values" in options else (size[5], size[5])
         arguments: dict[str, Any] = {
             "query": kind.swapped(batch, heads, queries, head),
             "mask": None,
@@ -44,8 +49,8 @@ def attention(kind: Kind) -> Iterator[Case]:
         label = f"{batch} x {heads} and {kv_heads} heads, {queries} and {keys} positions, {head}"
         spare = SPARE if "cache" in options else 0
         for order, make in (("", kind.normal), (", all with positions before heads", kind.swapped)):
-            for name in ("key", "value"):
-                states = make(batch, kv_heads, keys + spare, head)
+            for name, width in (("key", head), ("value", value_head)):
+                states = make(batch, kv_heads, keys + spare, width)
                 states[:, :, keys:] = torch.nan  # never written, so anything may stand there
                 arguments[name] = states[:, :, :keys]
             yield Case(label + order, dict(arguments))
@@ -56,7 +61,7 @@ PARTS = tuple(
     " ".join(f"{phase} {hides} {beside}".split())
     for phase in ("prefill", "decode")
     for hides in ("", "causal", "mask", "mask causal", "softcap")
-    for beside in ("", "cache")
+    for beside in ("", "cache", "narrow-values", "cache narrow-values")
 )
 
 
@@ -64,7 +69,8 @@ PARTS = tuple(
 def attention_part(kind: Kind) -> Iterator[Case]:
     phase, *options = kind.words
     for size in PREFILL if phase == "prefill" else DECODE:
-        batch, heads, kv_heads, queries, keys, head = size
+        batch, heads, kv_heads, queries, keys, _ = size
+        head, value_head = NARROW_SIZES if "narrow-values" in options else (size[5], size[5])
         arguments = {
             "query": kind.swapped(batch, heads, queries, head),
             "mask": _option("mask", kind, size)["mask"] if "mask" in options else None,
@@ -73,8 +79,8 @@ def attention_part(kind: Kind) -> Iterator[Case]:
             "softcap": 2.0 if "softcap" in options else 0.0,
         }
         spare = SPARE if "cache" in options else 0
-        for name in ("key", "value"):
-            states = kind.normal(batch, kv_heads, keys + spare, head)
+        for name, width in (("key", head), ("value", value_head)):
+            states = kind.normal(batch, kv_heads, keys + spare, width)
             states[:, :, keys:] = torch.nan  # never written, so anything may stand there
             arguments[name] = states[:, :, :keys]
         yield Case(
@@ -107,7 +113,7 @@ def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
             return {"sinks": kind.normal(heads)}
         case "late-sinks":
             return {"sinks": kind.normal(batch, heads, queries)}
-        case "cache":
+        case "cache" | "narrow-values":
             return {}
         case _:
             return {"softcap": 2.0}
