@@ -54,7 +54,11 @@ Refusal refusal_of(const Call& call) {
   if (query.numel() == 0 || key.numel() == 0) return "no elements";
   if (npu::soc() == npu::Soc::a310p) return "a 310P";
   if (call.softcap != 0.0) return "a softcap";
-  if (call.keys.value.size(3) != head_dim) return "values of another size than keys";
+  if (call.has_narrow_values()) {
+    if (!call.is_half()) return "values of another size than keys in fp32";
+    if (head_dim != 192 || call.keys.value.size(3) != 128) return "values of another size than keys";
+    if (call.hides() == Hides::shift) return "a float mask with values of another size than keys";
+  }
   if (head_dim % 16 != 0) return "a head size that is no multiple of 16";
   if (head_dim > (call.is_half() ? 512 : 768)) return "a head size beyond the operator's";
   if (query.size(1) > 256) return "more than 256 heads";
@@ -104,7 +108,8 @@ std::string kind(const Call& call, const Plan& plan) {
   }
   if (given(call.sinks)) text += call.has_late_sinks() ? " late-sinks" : " sinks";
   if (plan.has_lengths()) text += plan.cache->at_end ? " window" : " cache";
-  return text + sizes_kind(call.query.size(3), call.keys.length());
+  if (call.has_narrow_values()) text += " narrow-values";
+  return text + sizes_kind(call.keys.value.size(3), call.keys.length());
 }
 
 }  // namespace
@@ -153,7 +158,7 @@ namespace {
 at::Tensor fused(const Call& call, const Plan& plan) {
   const at::Tensor& query = call.query;
   const at::Tensor out =
-      at::empty({query.size(0), query.size(2), query.size(1), query.size(3)}, query.options());
+      at::empty({query.size(0), query.size(2), query.size(1), call.keys.value.size(3)}, query.options());
   const Operands on = operands(plan, query, call.keys, out);
   const at::Tensor after = plan.has_lengths() && plan.cache->at_end
                                ? counted_from_end(plan.cache->after, query.device())

@@ -41,6 +41,7 @@ struct Call {
 
   bool is_half() const { return query.scalar_type() != at::kFloat; }
   bool is_one() const { return query.size(2) == 1; }
+  bool has_narrow_values() const { return keys.value.size(3) != query.size(3); }
   Hides hides() const {
     if (mask.defined()) return mask.scalar_type() == at::kBool ? Hides::mask : Hides::shift;
     if (!is_causal) return Hides::nothing;

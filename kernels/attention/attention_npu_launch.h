@@ -11,8 +11,8 @@ namespace liteboost {
 
 enum Precision : int64_t { kPrecise = 0, kPreciseAndRepaired = 2 };
 
-// What a kind of verdict says behind phase and options: the head size, and whether there are so many keys that the
-// operators divide them among cores, as they do with prompts of more than one block of the causal mask.
+// What a kind of verdict says behind phase and options: the head size (of values), and whether there are so many keys that
+// the operators divide them among cores, as they do with prompts of more than one block of the causal mask.
 constexpr int64_t kLongFrom = 2049;
 inline std::string sizes_kind(int64_t head_dim, int64_t kv_len) {
   return " head-" + std::to_string(head_dim) + (kv_len >= kLongFrom ? " long" : "");

@@ -39,13 +39,14 @@ std::string kind(const Call& call, const Plan& plan) {
   if (call.mask.defined()) text += " mask";
   if (call.is_causal) text += " causal";
   if (plan.has_lengths()) text += " cache";
-  return text + sizes_kind(call.query.size(3), call.keys.length());
+  if (call.has_narrow_values()) text += " narrow-values";
+  return text + sizes_kind(call.keys.value.size(3), call.keys.length());
 }
 
 std::tuple<at::Tensor, at::Tensor> fused(const Call& call, const Plan& plan) {
   const at::Tensor& query = call.query;
   const at::Tensor out =
-      at::empty({query.size(0), query.size(2), query.size(1), query.size(3)}, query.options());
+      at::empty({query.size(0), query.size(2), query.size(1), call.keys.value.size(3)}, query.options());
   const Operands on = operands(plan, query, call.keys, out);
   const Hiding how = hiding(call, on.key.size(position_axis(plan.order)));
   const bool is_masked = call.hides() == Hides::mask;

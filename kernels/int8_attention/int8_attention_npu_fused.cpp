@@ -68,6 +68,7 @@ Refusal integers_refusal(const Call& call) {
   if (!call.is_half()) return "fp32";
   if (call.hides() == Hides::shift) return "a float mask";
   if (given(call.sinks)) return "sinks";
+  if (call.has_narrow_values()) return "values of another size than keys";
   if (call.query.size(3) % kAligned != 0) return "a head size that is no multiple of 32";
   if (call.is_one()) return kServed;
   if (call.query.size(2) > kMostQueries) return "more than 16 queries";

@@ -45,7 +45,7 @@ class Kind:
         dtype: Of the tensors.
         layout: What follows the dtype: ``""``, ``"offset"``, ``"decode"``.
         seed: Another one gives other values.
-        head: The head size that it is about; 0: of any.
+        head: The head size (of values) that it is about; 0: of any.
         is_long: Whether it is about `LONG_FROM` keys and more.
     """
 

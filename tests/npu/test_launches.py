@@ -10,7 +10,7 @@ from cann_sim.trace import Trace
 from npu.marks import decoded
 from support import llamas
 from support.must_move import must_move
-from transformers import LlamaForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaForCausalLM
 
 import liteboost_adaptor
 
@@ -21,6 +21,24 @@ PROMPT, NEW = 252, 5  # a cache of 256 when the last token but one is made
 
 def llama(layers: int) -> LlamaForCausalLM:
     return llamas.llama(torch.bfloat16, num_hidden_layers=layers, **llamas.WIDE)
+
+
+def deepseek(layers: int) -> DeepseekV3ForCausalLM:
+    """MLA of the sizes that DeepSeek V3 has for a head, and dense MLPs."""
+    config = DeepseekV3Config(
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        first_k_dense_replace=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=64,
+        max_position_embeddings=512,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return DeepseekV3ForCausalLM(config).to(torch.bfloat16).eval().npu()
 
 
 def a_token(model: torch.nn.Module) -> Trace:
@@ -38,6 +56,16 @@ def test_launches_of_a_layer_and_outside_the_layers(level: int, record_property:
     else:
         # What is measured here is what the figures of the original were measured by.
         assert (a_layer, outside) == (ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE), more.ops
+
+
+def test_launches_of_a_layer_with_expanded_mla(level: int, record_property: Any) -> None:
+    if level != 2:
+        pytest.skip("programs are of level 2")
+    fewer, more = (decoded(deepseek(layers), 12, 40) for layers in (1, 2))
+    a_layer = len(more.launches) - len(fewer.launches)
+    record_property("launches a layer", a_layer)
+    # Of attention 18, of the two norms around it 2, of the MLP 3.
+    assert a_layer <= 23, more.ops
 
 
 def test_the_host_waits_for_the_device_at_most_once_a_token(level: int) -> None:

@@ -15,11 +15,15 @@ DECODE = ((1, 2, 2, 1, 16, 64), (3, 4, 1, 1, 33, 128), (2, 8, 2, 1, 130, 64), (2
 #: From `LONG_FROM` keys on: a prompt of more than a block of the causal mask, and the end of longer ones.
 LONG_PREFILL = ((1, 1, 1, 2304, 2304, 128), (1, 2, 1, 16, 8200, 128), (1, 2, 2, 3, 32768, 128))
 LONG_DECODE = ((1, 2, 1, 1, 2052, 128), (2, 2, 1, 1, 8200, 128), (1, 2, 2, 1, 32768, 128))
+#: By how much a key of MLA is wider than a value: the part that is rotated.
+ROTATED = 64
 #: What hides keys, or else changes the logits; "" is causality alone.
 MASKS = tuple(f"{mask} {beside}".strip() for mask in ("mask", "bias") for beside in ("", "causal", "window"))
 OPTIONS = ("", "full", *MASKS, "window", "softcap")
 #: What may come on top: sinks, or such as not every operator takes; a cache with more behind the keys.
 BESIDE = ("", "sinks", "late-sinks", "cache", "sinks cache", "late-sinks cache")
+#: With values of another size than keys (MLA); sinks are late then, and nothing is added to the logits.
+NARROW = ("", "late-sinks", "cache", "late-sinks cache")
 #: Positions of a cache behind those that count.
 SPARE = 7
 #: What a kernel may tell apart.
@@ -27,7 +31,7 @@ LAYOUTS = tuple(
     " ".join(f"{phase} {option} {beside}".split())
     for phase in ("prefill", "decode")
     for option in OPTIONS
-    for beside in BESIDE
+    for beside in (*BESIDE, *(f"{other} narrow-values" for other in NARROW if "bias" not in option))
 )
 
 
@@ -47,8 +51,9 @@ def attention(kind: Kind) -> Iterator[Case]:
     _, *options = kind.words
     for size in sizes(kind):
         batch, heads, kv_heads, queries, keys, head = size
+        key_head = head + ROTATED * ("narrow-values" in options)
         arguments: dict[str, Any] = {
-            "query": kind.swapped(batch, heads, queries, head),
+            "query": kind.swapped(batch, heads, queries, key_head),
             "mask": None,
             "scaling": 1.5 * head**-0.5,
             "is_causal": True,
@@ -59,8 +64,8 @@ def attention(kind: Kind) -> Iterator[Case]:
         spare = SPARE if "cache" in options else 0
         orders = (("", kind.normal), (", all with positions before heads", kind.swapped))
         for order, make in orders[: 1 if kind.is_long else 2]:
-            for name in ("key", "value"):
-                states = make(batch, kv_heads, keys + spare, head)
+            for name, width in (("key", key_head), ("value", head)):
+                states = make(batch, kv_heads, keys + spare, width)
                 states[:, :, keys:] = torch.nan  # never written, so anything may stand there
                 arguments[name] = states[:, :, :keys]
             yield Case(label + order, dict(arguments))
@@ -91,7 +96,7 @@ PARTS = tuple(
     " ".join(f"{phase} {hides} {beside}".split())
     for phase in ("prefill", "decode")
     for hides in ("", "causal", "mask", "mask causal", "softcap")
-    for beside in ("", "cache")
+    for beside in ("", "cache", "narrow-values", "cache narrow-values")
 )
 
 
@@ -100,16 +105,17 @@ def attention_part(kind: Kind) -> Iterator[Case]:
     _, *options = kind.words
     for size in sizes(kind):
         batch, heads, kv_heads, queries, keys, head = size
+        key_head = head + ROTATED * ("narrow-values" in options)
         arguments = {
-            "query": kind.swapped(batch, heads, queries, head),
+            "query": kind.swapped(batch, heads, queries, key_head),
             "mask": _option("mask", kind, size)["mask"] if "mask" in options else None,
             "scaling": 1.5 * head**-0.5,
             "is_causal": "causal" in options,
             "softcap": 2.0 if "softcap" in options else 0.0,
         }
         spare = SPARE if "cache" in options else 0
-        for name in ("key", "value"):
-            states = kind.normal(batch, kv_heads, keys + spare, head)
+        for name, width in (("key", key_head), ("value", head)):
+            states = kind.normal(batch, kv_heads, keys + spare, width)
             states[:, :, keys:] = torch.nan  # never written, so anything may stand there
             arguments[name] = states[:, :, :keys]
         yield Case(
@@ -142,7 +148,7 @@ def _option(name: str, kind: Kind, size: tuple[int, ...]) -> dict[str, Any]:
             return {"sinks": kind.normal(heads)}
         case "late-sinks":
             return {"sinks": kind.normal(batch, heads, queries)}
-        case "cache":
+        case "cache" | "narrow-values":
             return {}
         case _:
             return {"softcap": 2.0}

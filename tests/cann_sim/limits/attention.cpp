@@ -86,6 +86,17 @@ void check_heads(const Inference& a) {
   require(a.batch() <= 65536, "B is ", a.batch(), ", at most 65536 are supported");
 }
 
+/// CheckFeatureHeadDim of fused_infer_attention_score_tiling_check_feature.cpp (8.5.0), CheckFeatureLayout and
+/// CheckFeaturePse there (9.0.0, 9.1.0).
+void check_values(const Inference& a) {
+  auto d = a.head_size(), value = a.value_head_size();
+  if (a.q_rope || value == d) return;
+  require(d == 192 && value == 128, "D is ", d, " and that of values ", value,
+          ": other than keys it must be 128 beside 192");
+  require(!a.bias, "pseShift does not go with values of another D than keys");
+  require(a.key.size() == 1, "a list of keys does not go with values of another D than keys");
+}
+
 void check_rope(const Inference& a) {
   require(bool(a.q_rope) == bool(a.k_rope), "queryRope and keyRope go together");
   if (!a.q_rope) return;
@@ -141,6 +152,7 @@ void check(const Inference& a) {
   require(tiling_of(a) != Tiling::incremental || a.inner_precise <= 1, "innerPrecise is ", a.inner_precise,
           "; one query row with D ", a.head_size(), " or with integers takes 0 and 1");
   check_keys(a);
+  check_values(a);
   check_mask(a);
   check_bias(a);
   check_sinks(a);

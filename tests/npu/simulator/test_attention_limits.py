@@ -96,6 +96,18 @@ def test_heads() -> None:
     )
 
 
+def test_values_of_another_size_than_keys() -> None:
+    def sizes(d: int, value: int) -> dict[str, object]:
+        return {"d": d, "v": [zeros(2, 2, 6, value)], "out": zeros(2, 8, 4, value)}
+
+    accepted(**sizes(192, 128))
+    for d, value in ((192, 64), (128, 192), (96, 64)):
+        check(f"D is {d} and that of values {value}", **sizes(d, value))
+    check("pseShift does not go with values of another D", bias=zeros(2, 8, 4, 6), **sizes(192, 128))
+    lists = sizes(192, 128) | {"k": [zeros(1, 2, 6, 192)] * 2, "v": [zeros(1, 2, 6, 128)] * 2}
+    check("a list of keys does not go with values of another D", **lists)
+
+
 def test_attributes() -> None:
     check('inputLayout "SBH" is not supported', layout="SBH")
     check("innerPrecise is 4", precise=4)
