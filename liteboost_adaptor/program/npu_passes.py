@@ -19,7 +19,7 @@ from .tensors import writes
 
 ours = torch.ops.liteboost
 #: Operators that write, but only to what the run itself has made.
-OF_A_RUN = ("liteboost::rope_",)
+OF_A_RUN = ("liteboost::rope_", "liteboost_parallel::all_reduce_")
 
 
 def merge(
