@@ -72,7 +72,7 @@ def traced() -> None:
 
 
 def captured() -> None:
-    """A sum and a gather in a graph: made by every replay, of what lies there then, and not by the capture."""
+    """A sum and a gather in a graph: made by every replay, of what lies there then, not by the capture."""
     x, total, every = filled(0, 4), filled(0, 4), filled(0, 4 * RANKS)
     graph = torch.npu.NPUGraph()
     torch.npu.synchronize()
