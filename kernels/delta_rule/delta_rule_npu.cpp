@@ -1,4 +1,4 @@
-// The gated delta rule over prompts as an aclnn operator.
+// The gated delta rule on an NPU: over prompts as an aclnn operator, over one token as ten.
 //
 // aclnnChunkGatedDeltaRule (CANN 9.1; A2 and A3) takes bf16 with a state in fp32, at most 64 heads of at most 128, and
 // decays of -1 <= g <= 0. Made around it are the tokens of all sequences in one row, and the states as [v_dim, k_dim],
@@ -6,19 +6,26 @@
 // cannot be done while a graph is captured. Keys it takes in bf16 only: those that are to be normalized would be rounded
 // once more, which shows in the state (4e-3 of it, where the reference has 2e-7), so these calls are the reference's.
 //
-// aclnnRecurrentGatedDeltaRule (8.5) keeps the state in bf16, from token to token. Ours is in fp32, as the models' is:
-// it serves no call, and single tokens run as the reference.
+// aclnnRecurrentGatedDeltaRule (8.5) keeps the state in bf16, from token to token. Ours is in fp32, as the models' is, so
+// that one token takes ten launches: the inputs to fp32, the lengths of query and key, exp(g), S^T k, the correction and
+// its rate, the decay, the update, S^T q, and the rounding. Query heads are not repeated: a product broadcasts them.
 #include <ATen/DeviceGuard.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <cmath>
 #include <tuple>
+#include <vector>
 
 #include "delta_rule/delta_rule_checks.h"
 #include "npu/aclnn.h"
+#include "npu/kept.h"
 #include "npu/serve.h"
 
 namespace liteboost {
@@ -33,6 +40,13 @@ using OptionalTensor = std::optional<at::Tensor>;
 // query, key, value, beta, initialState, actualSeqLengths, g, scaleValue, out, finalState
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor, Tensor> kChunk{
     "aclnnChunkGatedDeltaRule"};
+// x, gamma, epsilon, out, rstd
+const npu::Operator<Tensor, Tensor, double, Tensor, Tensor> kRmsNorm{"aclnnRmsNorm"};
+// a, b, out, cubeMathType
+const npu::Operator<Tensor, Tensor, Tensor, int8_t> kMatmul{"aclnnMatmul"};
+
+constexpr int8_t kKeepDtype = 0;
+constexpr double kEps = 1e-6;  // EPS of ops/delta_rule.py
 
 constexpr int64_t kMostHeads = 64, kWidestHead = 128;
 
@@ -93,14 +107,84 @@ std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule_npu(const at::Tensor& 
       reference);
 }
 
+// A weight that makes of a norm the division by the length, times `scaling`; undefined where none can be made.
+at::Tensor length_weight(const at::Tensor& key, double scaling) {
+  static auto* kept = new npu::Kept<std::tuple<int, int64_t, double>>;
+  const int64_t size = key.size(3);
+  return kept->get({key.device().index(), size, scaling}, [&] {
+    return at::full({size}, scaling / std::sqrt(static_cast<double>(size)), key.options().dtype(at::kFloat));
+  });
+}
+
+Refusal step_refusal(const at::Tensor& key, const at::Tensor& value, const at::Tensor& state, double scaling,
+                     bool normalize) {
+  if (value.size(1) != 1) return "several tokens";
+  if (!normalize) return "keys that are not normalized";
+  if (!(scaling > 0.0)) return "a scaling that is not above 0";  // divided by
+  if (value.numel() == 0 || key.numel() == 0) return "no elements";
+  if (npu::soc() == npu::Soc::a310p) return "on a 310P";
+  if (value.scalar_type() == at::kDouble || state.scalar_type() != at::kFloat) return "float64";
+  if (!kRmsNorm.available() || !kMatmul.available()) return "not in this CANN";
+  return length_weight(key, scaling).defined() ? kServed : "no weight can be made while a graph is captured";
+}
+
+// Query, key and value of each sequence in a row, [batch, columns]: no launch where they lie so.
+at::Tensor one_row(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  const int64_t keys = key.size(2) * key.size(3), values = value.size(2) * value.size(3);
+  const auto is_at = [&](const at::Tensor& part, int64_t column) {
+    return part.storage().is_alias_of(query.storage()) &&
+           part.storage_offset() == query.storage_offset() + column &&
+           (part.size(0) == 1 || part.stride(0) == query.stride(0)) && part.select(0, 0).is_contiguous();
+  };
+  if (is_at(query, 0) && is_at(key, keys) && is_at(value, 2 * keys)) {
+    return query.as_strided({query.size(0), 2 * keys + values}, {query.stride(0), 1});
+  }
+  return at::cat({query.flatten(1), key.flatten(1), value.flatten(1)}, 1);
+}
+
+// One token; keys and queries are `scaling` times theirs, which the two corrections take out of the keys again.
+at::Tensor stepped(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const at::Tensor& g, const at::Tensor& beta, const at::Tensor& state, double scaling) {
+  const int64_t batch = key.size(0), heads = key.size(2), k_dim = key.size(3), v_dim = value.size(3);
+  const int64_t group = value.size(2) / heads;
+  const at::Tensor row = one_row(query, key, value).to(at::kFloat);
+  const at::Tensor raw = row.narrow(1, 0, 2 * heads * k_dim).unflatten(1, {2 * heads, k_dim});
+  const at::Tensor normed = at::empty(raw.sizes(), row.options());
+  const at::Tensor factors = at::empty({batch, 2 * heads, 1}, row.options());
+  kRmsNorm(raw, length_weight(key, scaling), kEps / static_cast<double>(k_dim), normed, factors);
+  const at::Tensor q = normed.narrow(1, 0, heads).reshape({batch, heads, 1, 1, k_dim});
+  const at::Tensor k = normed.narrow(1, heads, heads).view({batch, heads, 1, 1, k_dim});
+  const at::Tensor v =
+      row.narrow(1, 2 * heads * k_dim, value.size(2) * v_dim).view({batch, heads, group, 1, v_dim});
+  const std::vector<int64_t> by_head{batch, heads, group, 1, 1};
+  const at::Tensor decay = at::exp(g.to(at::kFloat)).reshape(by_head);
+  const at::Tensor memory = state.unflatten(1, {heads, group});
+  const at::Tensor product = at::empty({batch, heads, group, 1, v_dim}, row.options());
+  kMatmul(k, memory, product, kKeepDtype);
+  at::Tensor delta = at::addcmul(v, product, decay, -1.0 / scaling);
+  delta.mul_(beta.reshape(by_head));
+  // Written from here on: what is refused in its first phase has been refused above.
+  memory.mul_(decay).addcmul_(k.transpose(3, 4), delta, 1.0 / scaling);
+  kMatmul(q, memory, product, kKeepDtype);
+  return product.view(value.sizes()).to(value.scalar_type());
+}
+
 at::Tensor recurrent_gated_delta_rule_npu(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const at::Tensor& g,
                                           const at::Tensor& beta, const at::Tensor& state, double scaling,
                                           bool normalize) {
   constexpr const char* op = "recurrent_gated_delta_rule";
   check_recurrent_gated_delta_rule(query, key, value, g, beta, state);
-  return fall_back<decltype(recurrent_gated_delta_rule_npu)>(op, "CANN's operator keeps the state in bf16")
-      .call(query, key, value, g, beta, state, scaling, normalize);
+  const c10::DeviceGuard guard(value.device());
+  Refusal refusal = step_refusal(key, value, state, scaling, normalize);
+  if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(value.scalar_type()));
+  const auto reference = [&](Refusal why) {
+    return fall_back<decltype(recurrent_gated_delta_rule_npu)>(op, why).call(query, key, value, g, beta,
+                                                                             state, scaling, normalize);
+  };
+  if (refusal != kServed) return reference(refusal);
+  return npu::serve(
+      op, [&]() -> at::Tensor { return stepped(query, key, value, g, beta, state, scaling); }, reference);
 }
 
 }  // namespace

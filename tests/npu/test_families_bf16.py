@@ -10,10 +10,7 @@ from support import families, npu_families
 #: Of the first tier; the rest is in the second.
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3", "gpt_neox", "mixtral", "olmo2", "starcoder2")
 #: Families of which something else runs on an NPU, and what.
-_DELTA_RULE = (
-    "chunk_gated_delta_rule: normalized keys, which would be rounded to bf16; "
-    "recurrent_gated_delta_rule: CANN's operator keeps the state in bf16"
-)
+_DELTA_RULE = "chunk_gated_delta_rule: normalized keys, which would be rounded to bf16"
 NOT_WHOLE = {
     "cpmant": "gated: CpmAntDenseGatedACT",
     "deepseek_v4": "rms_norm: a weight of another dtype than x",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cann_sim.trace import recording
 from npu.launching import simulated
 from support import npu_ops
 
@@ -73,7 +74,7 @@ def test_where_there_is_no_operator(options: tuple[str, ...], reason: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_steps_keep_their_state_in_fp32(tokens: int, dtype: torch.dtype) -> None:
-    """CANN's operator would round it at every token."""
+    """CANN's operator would round it at every token; one token is served by others."""
     torch.manual_seed(0)
     query, key = (torch.randn(2, tokens, 1, 16).to(dtype) for _ in range(2))
     form = {"g": -torch.rand(2, tokens, 2), "beta": torch.rand(2, tokens, 2).to(dtype)}
@@ -89,7 +90,7 @@ def test_steps_keep_their_state_in_fp32(tokens: int, dtype: torch.dtype) -> None
         "normalize": True,
     }
     found = npu_ops.run("recurrent_gated_delta_rule", **form)
-    assert found.reasons == ["CANN's operator keeps the state in bf16"]
+    assert found.reasons == ([] if tokens == 1 else ["several tokens"])
     exact_state = state.double()
     doubled = {k: v.double() if torch.is_tensor(v) else v for k, v in form.items()} | {"state": exact_state}
     exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**doubled)
@@ -97,3 +98,52 @@ def test_steps_keep_their_state_in_fp32(tokens: int, dtype: torch.dtype) -> None
     assert out.dtype == dtype and after.dtype == torch.float32
     assert (out.double() - exact).norm() <= torch.finfo(dtype).eps * exact.norm()
     assert (after.double() - exact_state).norm() <= 1e-5 * exact_state.norm()
+
+
+@pytest.mark.parametrize(("k_heads", "v_heads"), [(1, 1), (2, 6)])
+@pytest.mark.parametrize("is_one_row", [True, False], ids=["parts of a row", "apart"])
+def test_a_token_of_any_layout(k_heads: int, v_heads: int, is_one_row: bool) -> None:
+    """Parts of one row are read where they lie: a launch less. A state may be a view."""
+    torch.manual_seed(0)
+    rows, k_dim, v_dim = 3, 32, 16
+    widths = [k_heads * k_dim, k_heads * k_dim, v_heads * v_dim]
+    row = torch.randn(rows, 1, sum(widths)).bfloat16().npu()
+    parts = [part if is_one_row else part.clone() for part in row.split(widths, -1)]
+    given = [part.unflatten(-1, (-1, dim)) for part, dim in zip(parts, (k_dim, k_dim, v_dim), strict=True)]
+    given += [-torch.rand(rows, 1, v_heads).npu(), torch.rand(rows, 1, v_heads).bfloat16().npu()]
+    state = torch.randn(rows, v_heads, v_dim, k_dim).npu().transpose(2, 3)
+    exact_state = state.cpu().double()
+    form = {"scaling": 0.3, "normalize": True}
+    reference = npu_ops.ops()["recurrent_gated_delta_rule"].reference
+    exact = reference(*(each.cpu().double() for each in given), exact_state, **form)
+    torch.ops.liteboost.recurrent_gated_delta_rule(*given, state.clone(), **form)  # compared at its first use
+    with recording() as trace:
+        out = torch.ops.liteboost.recurrent_gated_delta_rule(*given, state, **form)
+    assert len(trace.ops) == 10 + (not is_one_row), trace.ops
+    assert (out.cpu().double() - exact).norm() <= torch.finfo(torch.bfloat16).eps * exact.norm()
+    assert (state.cpu().double() - exact_state).norm() <= 1e-5 * exact_state.norm()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"normalize": False}, "keys that are not normalized"),
+        ({"scaling": 0.0}, "a scaling that is not above 0"),
+    ],
+    ids=str,
+)
+def test_tokens_that_are_computed_as_the_reference(changed: dict[str, Any], reason: str) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 1, 2, 16) for _ in range(3))
+    form = {"query": query, "key": key, "value": value, "g": -torch.rand(1, 1, 2)}
+    form |= {
+        "beta": torch.rand(1, 1, 2),
+        "state": torch.randn(1, 2, 16, 16),
+        "scaling": 0.25,
+        "normalize": True,
+        **changed,
+    }
+    found = npu_ops.run("recurrent_gated_delta_rule", **form)
+    assert found.reasons == [reason]
+    exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**form)
+    torch.testing.assert_close(found.results[0], exact, atol=1e-5, rtol=1e-5)
