@@ -10,7 +10,7 @@ import torch
 
 from .passes import Step, is_slot
 from .recording import Call, Recording, Slot
-from .uses import Uses
+from .uses import Uses, is_npu
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _VIEWS = (aten.view.default, aten.unsqueeze.default, aten.reshape.default)
@@ -91,17 +91,13 @@ def _experts_of(combine: Call, uses: Uses, shapes: dict[int, torch.Tensor]) -> _
     given = [shapes.get(value.number) if is_slot(value) else value for value in args]
     # Of tensors with symbolic sizes nothing may be asked.
     tensors = [each for value, each in zip(args, given, strict=True) if is_slot(value)]
-    if not all(isinstance(each, torch.Tensor) and _is_npu(each) for each in tensors):
+    if not all(isinstance(each, torch.Tensor) and is_npu(each) for each in tensors):
         return None
     if not uses.is_inside(own, combine.results):
         return None
     if ours._npu_fused_experts_refusal(*given):
         return None
     return _Experts({id(call) for call in own}, args)
-
-
-def _is_npu(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "npu"
 
 
 def _behind_views(value: Any, uses: Uses) -> tuple[Any, list[Call]]:
@@ -143,7 +139,7 @@ def _routing_of(block: _Experts, uses: Uses, shapes: dict[int, torch.Tensor]) ->
     x = shapes.get(logits.number)
     last = [scores.number, index.number]
     is_alone = all(id(reader) in block.calls for slot in last for reader in _outside(slot, own, uses))
-    if x is None or not _is_npu(x) or x.dim() != 2 or x.dtype != shapes[scores.number].dtype:
+    if x is None or not is_npu(x) or x.dim() != 2 or x.dtype != shapes[scores.number].dtype:
         return None
     if not is_alone or not uses.is_inside(own, last) or ours._npu_topk_softmax_refusal(x, topk.args[1]):
         return None

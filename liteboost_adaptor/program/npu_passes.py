@@ -12,10 +12,12 @@ from . import merged_weights
 from .npu_attention import with_attention_in_fewer, with_whole_tables
 from .npu_experts import with_fused_experts
 from .npu_integers import with_rows_of_integers
+from .npu_linear_attention import with_linear_attention_in_fewer
 from .npu_norms import with_weights_plus_one
 from .passes import Step, is_slot, renamed, slots_read
 from .recording import Appended, Call, Recording
 from .tensors import writes
+from .uses import memories, memory_of
 
 ours = torch.ops.liteboost
 #: Operators that write, but only to what the run itself has made.
@@ -36,6 +38,7 @@ def merge(
     calls = list(with_fused_experts(calls, recording, shapes, returned))
     calls = list(with_attention_in_fewer(calls, recording, shapes, returned))
     calls = with_rows_of_integers(calls, recording, shapes, returned)
+    calls = with_linear_attention_in_fewer(calls, recording, shapes, returned)
     calls = with_weights_plus_one(calls, recording, shapes)
     calls = list(with_whole_tables(calls, recording, shapes))
     recording.calls = list(_with_rope_in_place(calls, recording, shapes, returned))
@@ -128,16 +131,16 @@ def _with_rope_in_place(
     """``rope_`` for a ``rope`` on an NPU whose arguments nobody reads again: one operator in place of two."""
     last = _last_reads(calls, shapes)
     others = [*recording.constants, *recording.inputs.values(), *recording.held.values(), *returned]
-    of_others = _memories(others, shapes)
+    of_others = memories(others, shapes)
     named: dict[int, int] = {}
     for at, call in enumerate(_renamed_by(calls, named)):
         if not (isinstance(call, Call) and call.function is ours.rope.default):
             yield call
             continue
         turned = [value.number for value in call.args[:2] if is_slot(value)]
-        memories = _memories(turned, shapes)
-        is_free = len(memories) == 2 and memories.isdisjoint(of_others)
-        is_free = is_free and all(last[each] == at for each in memories)
+        both = memories(turned, shapes)
+        is_free = len(both) == 2 and both.isdisjoint(of_others)
+        is_free = is_free and all(last[each] == at for each in both)
         if not is_free or not _is_turned_at_once(call, shapes):
             yield call
             continue
@@ -155,22 +158,13 @@ def _renamed_by(calls: list[Step], named: dict[int, int]) -> Iterator[Step]:
         yield renamed(call, named)
 
 
-def _memories(slots: Iterable[int], shapes: dict[int, torch.Tensor]) -> set[int]:
-    """Identities of the storages of what was in the slots."""
-    return {_memory(shapes[slot]) for slot in slots if slot in shapes}
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return getattr(tensor, "actual", tensor).untyped_storage()._cdata
-
-
 def _last_reads(calls: list[Step], shapes: dict[int, torch.Tensor]) -> dict[int, int]:
     """Storage -> the last call that reads of it; views are read by whoever reads what they show."""
     last: dict[int, int] = {}
     for at, call in enumerate(calls):
         for slot in slots_read(call):
             if slot in shapes:
-                last[_memory(shapes[slot])] = at
+                last[memory_of(shapes[slot])] = at
     return last
 
 

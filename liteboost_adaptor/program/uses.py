@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
+
+import torch
 
 from .passes import Step, is_slot, slots_read
 from .recording import Call, Recording
@@ -48,3 +50,18 @@ class Uses:
         places = [self.at[id(call)] for call in calls]
         others = {at for at in self.mutable if at not in places}
         return not any(min(places) < at < max(places) for at in others)
+
+
+def is_npu(tensor: Any) -> TypeGuard[torch.Tensor]:
+    """Whether it is a plain tensor on an NPU, of sizes that are numbers."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "npu"
+
+
+def memories(slots: Iterable[int], shapes: dict[int, torch.Tensor]) -> set[int]:
+    """Identities of the storages of what was in the slots."""
+    return {memory_of(shapes[slot]) for slot in slots if slot in shapes}
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The identity of the storage of a tensor that was in a slot."""
+    return getattr(tensor, "actual", tensor).untyped_storage()._cdata

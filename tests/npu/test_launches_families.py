@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 import liteboost_adaptor
 from liteboost_adaptor.report import report
 
-#: Launches a layer, what is among them in each layer, and what is not.
+#: Launches a layer (of all kinds on average), what is among them in each layer, and what is not.
 BARS: dict[str, tuple[float, str, str]] = {
     "llama": (10, "AddRmsNorm", "Add"),
     "qwen2": (10, "AddRmsNorm", "Add"),
@@ -25,7 +25,12 @@ BARS: dict[str, tuple[float, str, str]] = {
     "mixtral": (15, "MoeGatingTopKSoftmaxV2", "IndexSelect"),
     "qwen3_moe": (16, "MoeGatingTopKSoftmaxV2", "IndexSelect"),
     "gpt_oss": (18, "FusedInferAttentionScoreV4", "IndexSelect"),
+    "qwen3_next": (37.75, "RmsNorm", "ReduceSum"),
+    "qwen3_5_text": (26.25, "RmsNorm", "ReduceSum"),
+    "qwen3_5_moe_text": (36.25, "RmsNorm", "ReduceSum"),
 }
+#: Layers of which each repeats one pattern of kinds: three with a gated delta rule before one with attention.
+PERIODS = dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 4)
 #: Of the first tier; the others are in the second.
 COUNTED, COMPARED = "gpt_oss", "gemma2"
 PROMPT, NEW = 12, 36  # steps are recorded when 32 have been made
@@ -38,13 +43,15 @@ def families(sample: str) -> list[Any]:
     return [pytest.param(each, marks=[] if each == sample else [pytest.mark.full]) for each in BARS]
 
 
-def model_of(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
+def model_of(family: str, layers: int, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
     """With heads of 64, on the CPU; windows are not reached, so that no layer moves what it keeps."""
     config = copy.deepcopy(tiny_models.tiny_config(family, tiny_models.sizes(family, 64, 4, 2)))
     config.num_hidden_layers, config.vocab_size = layers, 1024
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         config.sliding_window = 128
         config.layer_types = ["sliding_attention", "full_attention"] * (layers // 2)
+    elif "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        config.layer_types = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
     elif getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"] * layers
     with torch.random.fork_rng(devices=[]):
@@ -61,9 +68,10 @@ def test_launches_of_a_layer(family: str, record_property: Any) -> None:
     liteboost_adaptor.apply(level=2)
     steps = report.counter("step.program")
     served = steps.calls
-    fewer, more = a_token(family, 2), a_token(family, 4)
+    period = PERIODS.get(family, 2)
+    fewer, more = a_token(family, period), a_token(family, 2 * period)
     assert steps.calls > served, dict(steps.fallbacks)
-    a_layer = (len(more.launches) - len(fewer.launches)) / 2
+    a_layer = (len(more.launches) - len(fewer.launches)) / period
     record_property("launches a layer", a_layer)
     most, has, has_not = BARS[family]
     inside = more.ops[more.ops.index("aclnnScatterPaKvCache") :]
@@ -84,19 +92,19 @@ class Forced(LogitsProcessor):
 
 
 class Changed(LogitsProcessor):
-    """A norm's weight, changed behind torch's back when a step has been recorded."""
+    """A weight of the second layer, changed behind torch's back when a step has been recorded."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.weight = model.model.layers[1].input_layernorm.weight
+    def __init__(self, model: torch.nn.Module, name: str) -> None:
+        self.weight = model.model.layers[1].get_parameter(name)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] == PROMPT + RECORDED:
-            self.weight.data[::2].add_(2.0)
+            self.weight.data[::2].sub_(4.0)
         return scores
 
 
 def generated(
-    model: torch.nn.Module, level: int, tokens: torch.Tensor | None = None, is_changed: bool = False
+    model: torch.nn.Module, level: int, tokens: torch.Tensor | None = None, changed: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and logits after a prompt, of a copy of ``model``."""
     liteboost_adaptor.undo()
@@ -110,7 +118,7 @@ def generated(
     }
     copied = copy.deepcopy(model).npu()
     processors = LogitsProcessorList([] if tokens is None else [Forced(tokens)])
-    processors += [Changed(copied)] if is_changed else []
+    processors += [Changed(copied, changed)] if changed else []
     found = copied.generate(ids, logits_processor=processors, **settings)
     return found.sequences[0, PROMPT:].cpu(), torch.cat(found.logits).cpu().double()
 
@@ -118,7 +126,7 @@ def generated(
 @pytest.mark.parametrize("family", families(COMPARED))
 def test_recorded_steps_compute_the_same(family: str) -> None:
     """Tokens are those of level 0 in fp32; in bf16 logits are as near to fp32's as the original's."""
-    model = model_of(family, dtype=torch.float32)
+    model = model_of(family, PERIODS.get(family, 2), torch.float32)
     tokens, exact = generated(model, 0)
     steps = report.counter("step.program")
     served = steps.calls
@@ -137,11 +145,16 @@ def test_recorded_steps_compute_the_same(family: str) -> None:
 
 
 @pytest.mark.full
-def test_a_weight_that_is_changed_between_two_tokens_is_read() -> None:
-    model = model_of("gemma3_text", dtype=torch.float32)
-    kept, changed = (generated(model, 0, is_changed=each)[1] for each in (False, True))
+@pytest.mark.parametrize(
+    ("family", "weight"),
+    [("gemma3_text", "input_layernorm.weight"), ("qwen3_next", "linear_attn.A_log")],
+)
+def test_a_weight_that_is_changed_between_two_tokens_is_read(family: str, weight: str) -> None:
+    model = model_of(family, PERIODS.get(family, 2), torch.float32)
+    kept, changed = (generated(model, 0, changed=each)[1] for each in ("", weight))
     steps = report.counter("step.program")
     served = steps.calls
-    found = generated(model, 2, is_changed=True)[1]
+    found = generated(model, 2, changed=weight)[1]
     assert steps.calls > served, dict(steps.fallbacks)
-    assert torch.allclose(found, changed, atol=1e-4, rtol=0) and not torch.allclose(kept, changed, atol=1e-2)
+    assert torch.allclose(found, changed, atol=1e-4, rtol=0)
+    assert not torch.allclose(kept, changed, atol=1e-2)
