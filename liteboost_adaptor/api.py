@@ -15,6 +15,7 @@ from .environment.npu import fixes
 from .errors import ConfigError
 from .huggingface import features
 from .huggingface.runtime import listed_rules, runtime
+from .huggingface.summaries import summary_of
 from .huggingface.weights import weights
 from .kv_cache import buffers
 from .parallel import shard as parallel_shard
@@ -182,12 +183,15 @@ def shard(model: torch.nn.Module) -> ShardingPlan:
     return parallel_shard.shard(model)
 
 
-def status() -> Status:
+def status(*, full: bool = False) -> Status:
     """What happened so far: every rule with state, targets, reasons and calls; the models; the library.
+
+    Args:
+        full: Have the text list every rule, also those that no model has a use for.
 
     Example::
 
-        print(liteboost_adaptor.status())  # a table
+        print(liteboost_adaptor.status())  # a line for each model, what is not served and why, totals
         served = sum(rule.calls for rule in liteboost_adaptor.status().rules)
     """
     current = runtime.active or settings()
@@ -225,4 +229,7 @@ def status() -> Status:
         models=models,
         caches_bytes=buffers.bytes_held(),
         rules=report.rows(listed, backend),
+        summaries=[summary_of(model) for model in runtime.models()],
+        missing="" if library.loaded else library.sentence.removeprefix("liteboost_adaptor: "),
+        full=full,
     )

@@ -228,7 +228,7 @@ VARIABLES: tuple[Variable, ...] = (
         "disable",
         _globs,
         "rule ids or globs over them, separated by commas, such as rope.half,norm.*",
-        "Rules that are left alone. `python -m liteboost_adaptor status` lists the ids.",
+        "Rules that are left alone. `python -m liteboost_adaptor status --all SCRIPT` lists the ids.",
     ),
     Variable(
         "LITEBOOST_STRICT",

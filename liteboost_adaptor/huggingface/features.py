@@ -9,18 +9,16 @@ import torch
 
 from ..config import Settings
 from ..kv_cache import int8_bind
+from ..report import Listed
 from . import huge_pages, sparse_attention, steps
 from .weights import weights
-
-#: (id, title, state where it was bound to no model), as `report.rows` takes them.
-Row = tuple[str, str, str]
 
 
 def _nothing(model: torch.nn.Module, settings: Settings) -> None:
     pass
 
 
-def _no_rows(settings: Settings) -> Iterator[Row]:
+def _no_rows(settings: Settings) -> Iterator[Listed]:
     return iter(())
 
 
@@ -42,7 +40,7 @@ class Feature:
 
     unbind: Callable[[torch.nn.Module], None]
     bind: Callable[[torch.nn.Module, Settings], None] = _nothing
-    rows: Callable[[Settings], Iterator[Row]] = _no_rows
+    rows: Callable[[Settings], Iterator[Listed]] = _no_rows
     asked: Callable[[torch.nn.Module, Settings], str] = _not_asked_for
 
 
@@ -68,7 +66,7 @@ def unbind(model: torch.nn.Module) -> None:
         feature.unbind(model)
 
 
-def rows(settings: Settings) -> Iterator[Row]:
+def rows(settings: Settings) -> Iterator[Listed]:
     """The rows of all of them."""
     for feature in FEATURES:
         yield from feature.rows(settings)

@@ -16,7 +16,7 @@ from ..kv_cache import buffers
 from ..program.arguments import cache_name, is_decode_step
 from ..program.graph import RULE, TITLE
 from ..program.step import Steps, forget_all
-from ..report import DISABLED, IDLE, CallCounter, report
+from ..report import DISABLED, IDLE, CallCounter, Listed, report
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
 _STEPS = f"{swap.PRIVATE}steps"
@@ -108,7 +108,8 @@ def unbind(model: torch.nn.Module) -> None:
             steps.forget()
 
 
-def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(id, title, state where no step was captured), where one could have been."""
+def rows(settings: Settings) -> Iterator[Listed]:
+    """The row of captured steps, where one could have been captured."""
     if RULE in report.counters:
-        yield RULE, TITLE, DISABLED if settings.graph == "0" else IDLE
+        reason = "turned off by LITEBOOST_GRAPH=0" if settings.graph == "0" else ""
+        yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)
