@@ -56,6 +56,7 @@ def apply(
 
     Raises:
         ConfigError: A value is not allowed.
+        TypeError: ``model`` is no module.
         StrictError: ``strict`` and a rule was refused or failed.
         QuantizationError: ``model`` cannot be quantized so.
         NativeLibraryError: ``sparse`` or ``quant`` was given, and there are no compiled kernels.
@@ -77,10 +78,7 @@ def apply(
         runtime.activate(wanted)
         fixes.start(wanted)
     else:
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(
-                f"apply takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
-            )
+        _check(model, "apply")
         for name, size in sizes.items():
             if size is not None:
                 raise ConfigError(
@@ -91,6 +89,14 @@ def apply(
             _quantize(model, wanted.quant)
         runtime.bind(model, wanted)
     return status()
+
+
+def _check(model: object, function: str) -> None:
+    """Raise TypeError unless ``model`` is one."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{function} takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
+        )
 
 
 def _quantize(model: torch.nn.Module, quant: Quant) -> None:
@@ -113,12 +119,16 @@ def undo(model: torch.nn.Module | None = None) -> list[str]:
     Returns:
         A sentence for each thing that someone else has changed since, and that was therefore left.
 
+    Raises:
+        TypeError: ``model`` is no module.
+
     Example::
 
         for sentence in liteboost_adaptor.undo():
             print(sentence)
     """
     if model is not None:
+        _check(model, "undo")
         return runtime.leave_alone(model)
     left = runtime.unbind_all()
     left += runtime.deactivate() + fixes.stop()
@@ -136,12 +146,18 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
         models: Loaded models.
         level, disable: In place of ``LITEBOOST_LEVEL`` and ``LITEBOOST_DISABLE``.
 
+    Raises:
+        ConfigError: A value is not allowed.
+        TypeError: One of ``models`` is no module; nothing has been bound then.
+
     Example::
 
         with liteboost_adaptor.patched(model, level=1):
             ours = model.generate(**inputs)
     """
     wanted = with_overrides(settings(), level=level, disable=disable)
+    for model in models:
+        _check(model, "patched")
     before = runtime.state()
     try:
         if models:

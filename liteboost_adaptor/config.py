@@ -377,17 +377,19 @@ def parse(variable: Variable, text: str) -> Any:
     try:
         return variable.parse(text)
     except ValueError as fault:
-        found = f" ({fault})" if str(fault) else ""
-        raise ConfigError(
-            f"{variable.name} must be {variable.allowed}; found {text!r}{found}. Change or unset it."
-        ) from None
+        raise _refusal(variable.name, variable, text, fault, "Change or unset it.") from None
+
+
+def _refusal(name: str, variable: Variable, found: Any, fault: ValueError, remedy: str) -> ConfigError:
+    why = f" ({fault})" if str(fault) else ""
+    return ConfigError(f"{name} must be {variable.allowed}; found {found!r}{why}. {remedy}")
 
 
 def with_overrides(base: Settings, **overrides: Any) -> Settings:
     """``base`` with the arguments of `apply` that are not ``None``, checked like the variables.
 
     Raises:
-        ConfigError: A value is not allowed, or there is no such setting.
+        ConfigError: A value is not allowed, or there is no such setting; the message names the argument.
     """
     by_field = {variable.field: variable for variable in VARIABLES}
     values = dict(vars(base))
@@ -396,7 +398,10 @@ def with_overrides(base: Settings, **overrides: Any) -> Settings:
             continue
         if field not in by_field:
             raise ConfigError(f"no setting is called {field!r}. Settings: {', '.join(sorted(by_field))}.")
-        values[field] = parse(by_field[field], _as_text(value))
+        try:
+            values[field] = by_field[field].parse(_as_text(value))
+        except ValueError as fault:
+            raise _refusal(field, by_field[field], value, fault, "Change it or leave it out.") from None
     return Settings(**values)
 
 

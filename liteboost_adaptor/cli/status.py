@@ -39,7 +39,7 @@ def status(
         Path | None, typer.Option("--json-file", metavar="FILE", help="Write the status as JSON to FILE.")
     ] = None,
 ) -> None:
-    """Run SCRIPT, then say what was served, what was not, and why.
+    """Run a script, then say what was served, what not, and why.
 
     The package is imported before the script. The exit status is that of the script. Where it fails, the
     status comes first, on standard error.

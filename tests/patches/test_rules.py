@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import calls, numbers, processes, state, tiny_models
+from torch import nn
 
 import liteboost_adaptor
 from liteboost_adaptor.config import Settings
@@ -336,7 +337,20 @@ def test_strict_accepts_what_is_served_whole(family: str) -> None:
 
 
 def test_wrong_arguments_of_apply_are_errors() -> None:
-    with pytest.raises(ConfigError, match="0, 1 or 2"):
+    with pytest.raises(ConfigError, match=r"^level must be 0, 1 or 2; found 5\."):
         liteboost_adaptor.apply(level=5)
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         liteboost_adaptor.apply("a model")
+
+
+@pytest.mark.parametrize("wrong", [3, "a model", nn.Linear])
+def test_what_is_no_model_is_a_type_error(wrong: object) -> None:
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model)
+    before = state.rows()
+    said = rf"takes a torch\.nn\.Module, got {type(wrong).__name__}"
+    with pytest.raises(TypeError, match=f"^undo {said}"):
+        liteboost_adaptor.undo(wrong)
+    with pytest.raises(TypeError, match=f"^patched {said}"), liteboost_adaptor.patched(model, wrong):
+        pass
+    assert state.rows() == before

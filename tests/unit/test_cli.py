@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import liteboost_adaptor
 from liteboost_adaptor import cli
 from liteboost_adaptor.bench import report, runner
 from liteboost_adaptor.cli import tables
@@ -93,6 +95,25 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in ("doctor", "status", "bench", "build"))
+
+
+def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) < 80
+    assert not any(line.endswith("...") for line in lines[1:])  # a sentence that is cut
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"liteboost_adaptor {liteboost_adaptor.__version__}\n"
+
+
+def test_the_console_command_is_the_same_command_line() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert pkgutil.resolve_name(project["scripts"]["liteboost"]) is cli.main
+    assert project["version"] == liteboost_adaptor.__version__
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,6 +326,8 @@ def test_bench_fails_on_an_impossible_figure(
         (["--dtype", "int8"], "'int8'"),
         (["--json", "nowhere/file.json"], "there is no folder"),
         (["--plot", "nowhere/file.png"], "there is no folder"),
+        (["--json", "/proc/file.json"], "cannot be written in /proc"),
+        (["--plot", "/proc"], "cannot be written in /"),
         (["--workdir", "nowhere"], "there is no such folder"),
         (["--arch", "gpt9"], "found 'gpt9'"),
     ],
