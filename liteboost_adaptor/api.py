@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import __version__, environment, native, native_npu
+from . import __version__, config, environment, native, native_npu, rule_ids
 from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
@@ -73,6 +73,7 @@ def apply(
         **{"sparse": sparse, "quant": quant},
         **sizes,
     )
+    rule_ids.warn_of_unmatched(wanted)
     if model is None:
         runtime.deactivate()
         runtime.activate(wanted)
@@ -158,6 +159,7 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
     wanted = with_overrides(settings(), level=level, disable=disable)
     for model in models:
         _check(model, "patched")
+    rule_ids.warn_of_unmatched(wanted)
     before = runtime.state()
     try:
         if models:
@@ -211,7 +213,7 @@ def status(*, full: bool = False) -> Status:
         served = sum(rule.calls for rule in liteboost_adaptor.status().rules)
     """
     current = runtime.active or settings()
-    notes = [*environment.notes(), *report.environment]
+    notes = [*config.unknown(config.child_environment()), *environment.notes(), *report.environment]
     if runtime.is_dismissed:
         notes.append("Switched off by undo() for models not applied by name; apply() switches it on.")
     library = native.load()

@@ -361,28 +361,27 @@ def read(environ: Mapping[str, str]) -> Settings:
     """
     given = {variable: environ.get(variable.name, "") for variable in VARIABLES}
     values = {variable.field: parse(variable, text) for variable, text in given.items() if text.strip()}
-    known = {variable.name for variable in VARIABLES}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            warnings.warn(
-                f"{name} is set, but liteboost_adaptor knows no such variable; it has no effect. "
-                f"Known: {', '.join(sorted(known))}.",
-                stacklevel=2,
-            )
+    for sentence in unknown(environ):
+        warnings.warn(sentence, stacklevel=2)
     return Settings(**values)
 
 
-def parse(variable: Variable, text: str) -> Any:
-    """Parse one value, turning any fault into a `ConfigError` that lists what is allowed."""
+def unknown(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each ``LITEBOOST_*`` variable that is none of `VARIABLES`."""
+    known = sorted(variable.name for variable in VARIABLES)
+    what = f"liteboost_adaptor knows no such variable; it has no effect. Known: {', '.join(known)}."
+    found = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return [f"{name} is set, but {what}" for name in found]
+
+
+def parse(variable: Variable, value: Any, argument: str = "") -> Any:
+    """Parse one value; any fault is a `ConfigError` that names the ``argument``, or else the variable."""
     try:
-        return variable.parse(text)
+        return variable.parse(_as_text(value))
     except ValueError as fault:
-        raise _refusal(variable.name, variable, text, fault, "Change or unset it.") from None
-
-
-def _refusal(name: str, variable: Variable, found: Any, fault: ValueError, remedy: str) -> ConfigError:
-    why = f" ({fault})" if str(fault) else ""
-    return ConfigError(f"{name} must be {variable.allowed}; found {found!r}{why}. {remedy}")
+        why = f" ({fault})" if str(fault) else ""
+        what = f"{argument or variable.name} must be {variable.allowed}; found {value!r}{why}."
+        raise ConfigError(f"{what} Change {'it or leave it out' if argument else 'or unset it'}.") from None
 
 
 def with_overrides(base: Settings, **overrides: Any) -> Settings:
@@ -393,15 +392,10 @@ def with_overrides(base: Settings, **overrides: Any) -> Settings:
     """
     by_field = {variable.field: variable for variable in VARIABLES}
     values = dict(vars(base))
-    for field, value in overrides.items():
-        if value is None:
-            continue
+    for field, value in ((field, value) for field, value in overrides.items() if value is not None):
         if field not in by_field:
             raise ConfigError(f"no setting is called {field!r}. Settings: {', '.join(sorted(by_field))}.")
-        try:
-            values[field] = by_field[field].parse(_as_text(value))
-        except ValueError as fault:
-            raise _refusal(field, by_field[field], value, fault, "Change it or leave it out.") from None
+        values[field] = parse(by_field[field], value, field)
     return Settings(**values)
 
 

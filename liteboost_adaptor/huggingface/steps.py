@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -67,7 +68,17 @@ def _settings(model: torch.nn.Module) -> tuple[bool, str]:
     from .runtime import runtime  # which binds models to this
 
     settings = runtime.settings_of(model)
-    return (settings.strict, settings.graph) if settings is not None else (False, "0")
+    if settings is None:
+        return False, "0"
+    return settings.strict, "0" if _not_captured(settings) else settings.graph
+
+
+def _not_captured(settings: Settings) -> str:
+    """What of ``settings`` turns capturing off, or an empty string."""
+    for glob in settings.disable:
+        if fnmatch.fnmatchcase(RULE, glob):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    return "turned off by LITEBOOST_GRAPH=0" if settings.graph == "0" else ""
 
 
 def without_programs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,5 +122,5 @@ def unbind(model: torch.nn.Module) -> None:
 def rows(settings: Settings) -> Iterator[Listed]:
     """The row of captured steps, where one could have been captured."""
     if RULE in report.counters:
-        reason = "turned off by LITEBOOST_GRAPH=0" if settings.graph == "0" else ""
+        reason = _not_captured(settings)
         yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)

@@ -11,6 +11,7 @@ from support import calls, numbers, processes, state, tiny_models
 from torch import nn
 
 import liteboost_adaptor
+from liteboost_adaptor import rule_ids
 from liteboost_adaptor.config import Settings
 from liteboost_adaptor.engine import catalogue
 from liteboost_adaptor.engine.fingerprint import fingerprint
@@ -260,7 +261,10 @@ def test_files_that_cannot_be_read_are_faults(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import json, sys
+import json, sys, warnings
+warnings.simplefilter("always")
+warned = []
+warnings.showwarning = lambda message, *_: warned.append(str(message))
 import liteboost_adaptor
 import torch
 sys.path.insert(0, {tests!r})
@@ -273,7 +277,9 @@ try:
 except Exception as fault:
     error = [type(fault).__name__, str(fault)]
 rows = [[row.id, row.state, row.reason, row.calls] for row in liteboost_adaptor.status().rules if row.targets]
-print(json.dumps({{"error": error, "rows": rows}}))
+warned = [each for each in warned if "LITEBOOST" in each]
+notes = liteboost_adaptor.status().environment
+print(json.dumps({{"error": error, "rows": rows, "warned": warned, "notes": notes}}))
 """
 
 
@@ -299,11 +305,41 @@ def test_a_broken_file_on_the_path_leaves_the_program_running_unless_strict(
 
 
 def test_variables_of_the_environment_act(tmp_path: Path) -> None:
-    found = run(LITEBOOST_DISABLE="rope.*, mlp.silu", LITEBOOST_LEVEL="1", LITEBOOST_STRICT="1")
+    found = run(
+        LITEBOOST_DISABLE="rope.*, mlp.silu, mlp.swish",
+        LITEBOOST_LEVEL="1",
+        LITEBOOST_STRICT="1",
+        LITEBOOST_TPP="2",
+    )
     assert found["error"] is None
+    unknown, unmatched = found["warned"]
+    assert (
+        unknown.startswith("LITEBOOST_TPP is set, but ") and "'mlp.swish', which is the id of no" in unmatched
+    )
+    assert sorted(found["notes"]) == sorted([unknown, unmatched])
     rules = {rule for rule, *_ in found["rows"]}
     assert rules == {"attention.sdpa", "linear.call", "norm.rms", "norm.residual"}
-    assert run(LITEBOOST_LEVEL="0") == {"error": None, "rows": []}
+    assert run(LITEBOOST_LEVEL="0") == {"error": None, "rows": [], "warned": [], "notes": []}
+
+
+def test_a_pattern_that_matches_no_rule_is_warned_of_once_and_noted() -> None:
+    rule_ids._warn_of.cache_clear()
+    known = [
+        "norm.*",
+        "npu.cuda",
+        "step.graph",
+        "cache.int8",
+        "weights.huge_pages",
+        "quantization.checkpoints",
+    ]
+    with pytest.warns(UserWarning, match="disable=, has 'rope.haff'.*Did you mean 'rope.half'") as seen:
+        for _ in range(2):
+            liteboost_adaptor.apply(disable=[*known, "rope.haff"])
+            with liteboost_adaptor.patched(disable="rope.haff"):
+                pass
+    (warning,) = (each for each in seen if "rope.haff" in str(each.message))
+    assert warning.filename == __file__ and not any("'norm.*'" in str(each.message) for each in seen)
+    assert str(warning.message) in liteboost_adaptor.status().environment
 
 
 def test_disabled_rules_say_so_and_globs_cover_families() -> None:

@@ -34,6 +34,7 @@ LAYERS = (
     ("checkpoint",),
     ("quantization",),
     ("parallel",),
+    ("rule_ids",),
     ("api",),
     ("status_file",),
     ("bench", "audit", "selftest"),
