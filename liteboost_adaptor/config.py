@@ -242,7 +242,8 @@ VARIABLES: tuple[Variable, ...] = (
         "patch_path",
         _paths,
         f"files or folders that exist, separated by {os.pathsep!r}",
-        "Rule files (TOML) of your own, read after the catalogue that is shipped.",
+        "Rule files (TOML) of your own, read after the catalogue that is shipped, which they may update. See "
+        "adding_a_rule.md.",
     ),
     Variable(
         "LITEBOOST_ISA",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from support import calls, numbers, processes, state, tiny_models
+from support import calls, numbers, planted, processes, state, tiny_models
 from torch import nn
 
 import liteboost_adaptor
@@ -18,6 +19,7 @@ from liteboost_adaptor.engine.fingerprint import fingerprint
 from liteboost_adaptor.errors import CatalogueError, ConfigError, StrictError
 from liteboost_adaptor.huggingface.runtime import runtime
 
+ROOT = Path(__file__).resolve().parents[2]
 MODELING = '''
 import torch
 from torch import nn
@@ -234,6 +236,53 @@ def test_a_broken_file_is_one_fault_that_names_file_and_remedy(fault: str, tmp_p
     assert "norm.rms" in {rule.id for rule in rules}
 
 
+#: A norm in words that no rule knows and the probe does not try: Llama's rounding, by a product of vectors.
+REWORDED = (
+    planted.NORM_VARIANCE,
+    "variance = (hidden_states.unsqueeze(-2) @ hidden_states.unsqueeze(-1)).squeeze(-1)\n"
+    "        variance = variance / hidden_states.shape[-1]",
+)
+
+
+def test_the_catalogue_is_updated_as_the_documentation_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "adding_a_rule.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```toml\n(.*?)```", text, re.S) if "[[update]]" in block)
+    model = planted.llama(tmp_path, REWORDED)
+    inputs = numbers.padded_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    runtime.bind(model, settings())
+    before = state.rows("norm")
+    assert "applied" not in before and {row.id for row in before["refused"]} == {"norm.*"}
+    norm = model.model.norm
+    digest = fingerprint(type(norm).forward, type(norm), norm).digest
+    file = tmp_path / "update.toml"
+    file.write_text(example.replace("0123456789abcdef", digest), encoding="utf-8")
+    runtime.bind(model, settings(file))
+    assert {row.id for row in state.rows("norm")["applied"]} == {"norm.rms", "norm.residual"}
+    assert "refused" not in state.rows("norm")
+    with torch.no_grad():
+        assert numbers.relative(model(**inputs).logits, expected) <= 2e-5
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("rule = 'norm.nowhere'\nbodies = ['a']", "update of rule 'norm.nowhere': neither the catalogue nor"),
+        ("bodies = ['a']", "update of rule '(no id)'"),
+        ("rule = 'norm.rms'", "must have rule, and bodies or wrappers"),
+        ("rule = 'norm.rms'\nbodies = 'a'", "field 'bodies' must list strings"),
+        ("rule = 'norm.rms'\nbodies = ['a']\nlevel = 2", "no other field"),
+    ],
+)
+def test_a_wrong_update_is_a_fault_of_its_file(entry: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "update.toml"
+    file.write_text(f"schema = 1\n[[update]]\nrule = 'norm.rms_eps'\nbodies = ['b']\n[[update]]\n{entry}\n")
+    rules, (fault,) = catalogue.load((str(file),))
+    assert str(file) in str(fault) and says in str(fault)
+    assert rules == catalogue.load()[0]
+
+
 @pytest.mark.parametrize("where", ["another file", "the same file", "the catalogue"])
 def test_an_id_that_is_taken_is_a_fault(where: str, tmp_path: Path) -> None:
     rule_id = "norm.rms" if where == "the catalogue" else "user.twice"
@@ -353,8 +402,6 @@ def test_disabled_rules_say_so_and_globs_cover_families() -> None:
 
 
 def test_strict_raises_for_a_refusal_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    from support import planted
-
     clamp = (planted.NORM_ROW, f"{planted.NORM_ROW}\n        hidden_states = hidden_states.clamp(-30, 30)")
     model = planted.llama(tmp_path, clamp)
     before = state.Snapshot(model)
