@@ -146,12 +146,17 @@ def test_other_memory_of_a_weight_is_captured_again() -> None:
     assert replays() > before, reasons()
 
 
-def test_graphs_can_be_turned_off() -> None:
+@pytest.mark.parametrize(
+    ("how", "by"), [({"graph": "0"}, "LITEBOOST_GRAPH=0"), ({"disable": RULE}, f"LITEBOOST_DISABLE={RULE}")]
+)
+def test_graphs_can_be_turned_off(how: dict[str, str], by: str) -> None:
     model, inputs = llama(), prompt(1, 9)
     before = replays()
-    liteboost_adaptor.apply(level=2, graph="0")
+    liteboost_adaptor.apply(level=2, **how)
     tokens(model, inputs, UNTIL)
     assert replays() == before
+    (row,) = (row for row in liteboost_adaptor.status().rules if row.id == RULE)
+    assert (row.state, row.reason) == ("disabled", f"turned off by {by}")
 
 
 def test_what_cannot_be_captured_is_told() -> None:
