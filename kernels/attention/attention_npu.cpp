@@ -185,6 +185,7 @@ at::Tensor fused(const Call& call, const Plan& plan) {
 
 // The operator for training, which takes fp32. No mixed layout: the result of BNSD is put in order behind it.
 at::Tensor flash(const Call& call) {
+  npu::check_reads_in_place(false, "keys and values of attention in fp32");
   const at::Tensor none;
   const Hiding how = hiding(call, call.keys.length());
   const at::Tensor q = call.query.contiguous();

@@ -26,9 +26,7 @@ const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tens
 // varRef, indices, updates
 const npu::Operator<Tensor, Tensor, Tensor> kScatterNdUpdate{"aclnnScatterNdUpdate"};
 
-bool is_narrow(const at::Tensor& tensor) { return tensor.scalar_type() != at::kFloat; }
-
-bool in_one_launch(const at::Tensor& keys) { return is_narrow(keys) && kScatterPaKvCache.available(); }
+bool in_one_launch(at::ScalarType dtype) { return dtype != at::kFloat && kScatterPaKvCache.available(); }
 
 Refusal refusal_of(const at::Tensor& keys, const at::Tensor& values, const at::Tensor& key,
                    const at::Tensor& value) {
@@ -37,7 +35,7 @@ Refusal refusal_of(const at::Tensor& keys, const at::Tensor& values, const at::T
   if (!keys.transpose(1, 2).is_contiguous() || !values.transpose(1, 2).is_contiguous()) {
     return "a cache whose heads are not side by side";
   }
-  return in_one_launch(keys) || kScatterNdUpdate.available() ? kServed : "not in this CANN";
+  return in_one_launch(keys.scalar_type()) || kScatterNdUpdate.available() ? kServed : "not in this CANN";
 }
 
 // [batch, kv_heads, q_len, size] as [tokens, kv_heads, size]; of one token a sequence usually the same memory.
@@ -64,7 +62,7 @@ void kv_append_npu(const at::Tensor& keys, const at::Tensor& values, const at::T
       kOp,
       [&]() -> void {
         const at::Tensor places = slots.contiguous();
-        if (!in_one_launch(keys)) {
+        if (!in_one_launch(keys.scalar_type())) {
           const at::Tensor indices = places.view({-1, 1});
           scatter(keys, indices, key);
           scatter(values, indices, value);
@@ -78,14 +76,18 @@ void kv_append_npu(const at::Tensor& keys, const at::Tensor& values, const at::T
       reference);
 }
 
-// Why a token like this one would not be appended to keys and values in one launch; empty where it would.
+// Why a token like this one would not be appended where a tensor says; empty where it would: in one launch for keys and
+// values, or in two. Integers are appended as half as many floats.
 std::string npu_append_refusal(const at::Tensor& token) {
   TORCH_CHECK(token.device().is_privateuseone(),
               "liteboost: _npu_append_refusal takes a tensor on an NPU; pass the keys of a token");
   const c10::DeviceGuard guard(token.device());
-  Refusal refusal = npu::soc() == npu::Soc::a310p ? "on a 310P" : kServed;
-  if (refusal == kServed && !in_one_launch(token)) refusal = "two launches";
-  if (refusal == kServed) refusal = npu::unverified(kOp, npu::dtype_name(token.scalar_type()));
+  const bool are_integers = token.scalar_type() == at::kChar;
+  const at::ScalarType dtype = are_integers ? at::kBFloat16 : token.scalar_type();
+  if (npu::soc() == npu::Soc::a310p) return "on a 310P";
+  if (are_integers && token.size(-1) % 2 != 0) return "an odd number of integers";
+  if (!in_one_launch(dtype) && !kScatterNdUpdate.available()) return "not in this CANN";
+  const Refusal refusal = npu::unverified(kOp, npu::dtype_name(dtype));
   return refusal == kServed ? "" : refusal;
 }
 

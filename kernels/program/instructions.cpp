@@ -110,8 +110,12 @@ void Append::run(Slots& slots) const {
 
 namespace {
 
-// A cache [rows, heads, capacity, size] as one of rows * heads blocks with one head each, and a token likewise.
-at::Tensor one_head_each(const at::Tensor& x) { return x.view({-1, 1, x.size(2), x.size(3)}); }
+// A cache [rows, heads, capacity, size] as one of rows * heads blocks with one head each, and a token likewise. Integers
+// are handed on as half as many floats: bits are copied.
+at::Tensor one_head_each(const at::Tensor& x) {
+  const at::Tensor rows = x.scalar_type() == at::kChar ? x.view(at::kBFloat16) : x;
+  return rows.view({-1, 1, rows.size(2), rows.size(3)});
+}
 
 }  // namespace
 

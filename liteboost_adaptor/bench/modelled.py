@@ -20,7 +20,7 @@ from typing import Any
 from .. import config
 from ..errors import ConfigError, LiteBoostError
 from . import models
-from .cards import CARDS, COMPUTE_EFFICIENCY, HOST_LAUNCH_S, MEMORY_EFFICIENCY, STATIC_S, Card
+from .cards import CARDS, COMPUTE_EFFICIENCY, HOST_LAUNCH_S, MEMORY_EFFICIENCY, STATIC_S, Card, send_seconds
 from .settings import Settings
 
 
@@ -30,6 +30,7 @@ class Launch:
 
     Attributes:
         is_captured: Whether it ran in the replay of a graph: the host did not launch it.
+        cards: Of a collective: among how many; ``bytes`` are those that each sends.
     """
 
     unit: str
@@ -37,6 +38,7 @@ class Launch:
     flops: float
     bytes: float
     is_captured: bool = False
+    cards: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class StepTime:
 
 def device_seconds(launch: Launch, card: Card) -> float:
     """Modelled time of one launch on the device."""
+    if launch.cards > 1:
+        return send_seconds(card, launch.bytes, launch.cards)
     peak = card.cube.get(launch.dtype, card.cube["float16"]) if launch.unit == "matmul" else card.vector
     arithmetic = launch.flops / (peak * COMPUTE_EFFICIENCY)
     traffic = launch.bytes / (card.bandwidth * MEMORY_EFFICIENCY)
@@ -88,13 +92,14 @@ _CUBE = ("matmul", "mm", "flashattention", "attentionscore", "gateddeltarule")
 
 
 def launches_of(lines: Iterable[str], label: str) -> list[Launch]:
-    """The launches between the mark ``label`` and the next one, in a trace of the simulator.
+    """The launches and collectives between the mark ``label`` and the next one, in a trace of the simulator.
 
     Args:
         lines: JSON, an event each, as `tests/cann_sim` writes them.
         label: Of the mark.
     """
-    return [_launch(event) for event in _events(lines, label) if event["event"] == "launch"]
+    made = {"launch": _launch, "collective": _collective}
+    return [made[event["event"]](event) for event in _events(lines, label) if event["event"] in made]
 
 
 def graph_calls_of(lines: Iterable[str], label: str) -> int:
@@ -121,6 +126,13 @@ def _launch(event: dict[str, Any]) -> Launch:
     dtype = {"f32": "float32", "i8": "int8", "bf16": "bfloat16"}.get(_dtype(tensors), "float16")
     moved = event["read"] + event["written"]
     return Launch(unit, dtype, event["flops"], moved, event.get("graph", 0) > 0)
+
+
+def _collective(event: dict[str, Any]) -> Launch:
+    cards = event["ranks"]
+    # Of a sum each card sends its share of the parts, and later of the results.
+    share = 2 * (cards - 1) / cards if event["op"] == "HcclAllReduce" else cards - 1
+    return Launch("collective", "", 0.0, event["bytes"] * share, event.get("graph", 0) > 0, cards)
 
 
 def _dtype(tensors: list[dict[str, Any]]) -> str:

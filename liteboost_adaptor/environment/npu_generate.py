@@ -9,6 +9,7 @@ are the same to the bit; other devices, and criteria and models that are not kno
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import torch
@@ -150,13 +151,12 @@ def next_positions(original: Any, inside: list[int]) -> Any:
 
 
 def decoding_mask(original: Any) -> Any:
-    """``sdpa_mask`` whose mask of one token after all others is the padding itself.
+    """``sdpa_mask`` whose mask of one token after all others is the padding of those that it sees.
 
-    transformers reads on the host whether anything is padded, at every token. In ``generate`` the answer is
-    known, for it drops a mask of ones at the beginning; elsewhere a mask of ones is right, too.
+    transformers reads on the host whether anything is padded, at every token and for each kind of mask. In
+    ``generate`` the answer is known, for it drops a mask of ones at the beginning; elsewhere a mask of ones
+    is right, too. Of a sliding window the cache keeps no more tokens than the last one sees.
     """
-    from transformers.masking_utils import causal_mask_function
-
     counter = report.counter("npu.generate_mask")
 
     @functools.wraps(original)
@@ -165,6 +165,7 @@ def decoding_mask(original: Any) -> Any:
         offset, start = kwargs.get("q_offset"), kwargs.get("kv_offset")
         # In a step that is recorded lengths are symbols.
         is_recorded = buffers.is_recorded()
+        numbers = (int, torch.SymInt) if is_recorded else (int,)
         if (
             args
             or not (type(mask) is torch.Tensor or (is_recorded and isinstance(mask, torch.Tensor)))
@@ -172,16 +173,38 @@ def decoding_mask(original: Any) -> Any:
             or mask.ndim != 2
             or mask.dtype != torch.bool
             or kwargs.get("q_length") != 1
-            or kwargs.get("mask_function", causal_mask_function) is not causal_mask_function
-            or kwargs.get("local_size") is not None
             or kwargs.get("allow_is_bidirectional_skip")
-            or not (type(offset) is int or (is_recorded and isinstance(offset, torch.SymInt)))
-            or start != 0
-            or not offset + 1 == length == mask.shape[1]
+            or not (type(offset) in numbers and type(start) in numbers and type(length) in numbers)
+            or not offset + 1 == start + length == mask.shape[1]
             or mask.shape[0] != kwargs.get("batch_size")
+            or not _last_sees_all(kwargs.get("mask_function"), kwargs.get("local_size"), start, length)
         ):
             return original(*args, **kwargs)
         counter.count_served()
-        return mask[:, None, None, :]
+        return mask[:, None, None, start:]
 
     return sdpa_mask
+
+
+def _last_sees_all(mask_function: Any, window: Any, start: Any, length: Any) -> bool:
+    """Whether the last token sees all of ``length`` that begin at ``start``, but for padding."""
+    from transformers import masking_utils
+
+    if window is None:
+        is_causal = mask_function is None or mask_function is masking_utils.causal_mask_function
+        return is_causal and bool(start == 0)
+    if type(window) is not int or length > window:
+        return False
+    return _parts(mask_function) == _parts(masking_utils.sliding_window_causal_mask_function(window))
+
+
+def _parts(function: Any) -> Any:
+    """The code of a function and what it encloses: those of two are the same where both compute the same."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    return function.__code__, [[_parts(part) for part in _listed(each)] for each in enclosed]
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, tuple) else (value,)

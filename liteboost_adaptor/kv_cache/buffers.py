@@ -8,6 +8,7 @@ unless nobody else holds the old.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -47,7 +48,9 @@ class KVBuffer:
         # Not an inference tensor: a cache filled under inference_mode is used outside of it, too.
         with torch.inference_mode(False), torch.no_grad():
             # Heads first on every device: what views keys as [batch * heads, ...] may go on doing so.
-            self.memory = like.new_zeros((*like.shape[:dim], _capacity(length), *like.shape[dim + 1 :]))
+            sizes = (*like.shape[:dim], _capacity(length), *like.shape[dim + 1 :])
+            self.memory = like.new_zeros(math.prod(sizes) + _tail(layer, sizes, dim, like.device))
+            self.memory.resize_(sizes)  # its storage stays as long as it is
         _alive.add(self)
 
     def start_of(self, layer: Any, held: torch.Tensor) -> int:
@@ -66,7 +69,8 @@ class KVBuffer:
         if address(tensor) == address(memory):
             return True
         is_laid_out_so = tensor.stride() == memory.stride() and not tensor.is_contiguous()
-        return is_laid_out_so and tensor.untyped_storage().nbytes() == memory.nbytes
+        size = memory.untyped_storage().nbytes()
+        return is_laid_out_so and tensor.untyped_storage().nbytes() == size
 
     def fits(self, length: int) -> bool:
         """Whether ``length`` positions fit, and not far too much of it."""
@@ -96,12 +100,23 @@ def bytes_held() -> int:
     space = 0
     for buffer in list(_alive):
         capacity = buffer.memory.size(buffer.dim)
-        space += buffer.memory.nbytes // max(capacity, 1) * (capacity - buffer.end)
+        space += buffer.memory.untyped_storage().nbytes()
+        space -= buffer.memory.nbytes // max(capacity, 1) * buffer.end
     return space
 
 
 def _capacity(length: int) -> int:
     return length + max(LEAST_SPACE, length // 2)
+
+
+def _tail(layer: Any, sizes: tuple[int, ...], dim: int, device: torch.device) -> int:
+    """Elements behind a memory of ``sizes``: as many as lie before what an NPU reads of it, at most.
+
+    Its attention reads memory from the first position that counts on, as far as if that were position 0. In
+    a sliding window that is another one for each token.
+    """
+    slides = device.type == "npu" and getattr(layer, "is_sliding", False) is True
+    return math.prod(sizes[dim:]) if slides else 0
 
 
 _recording = threading.local()

@@ -15,10 +15,11 @@ from .npu_integers import with_rows_of_integers
 from .npu_norms import with_weights_plus_one
 from .passes import Step, is_slot, renamed, slots_read
 from .recording import Appended, Call, Recording
+from .tensors import writes
 
 ours = torch.ops.liteboost
 #: Operators that write, but only to what the run itself has made.
-OF_A_RUN = ("liteboost::rope_",)
+OF_A_RUN = ("liteboost::rope_", "liteboost_parallel::all_reduce_")
 
 
 def merge(
@@ -187,20 +188,26 @@ def _is_turned_at_once(call: Call, shapes: dict[int, torch.Tensor]) -> bool:
 def with_joined_appends(
     calls: list[Step], shapes: dict[int, torch.Tensor]
 ) -> Iterator[Step | tuple[Appended, Appended]]:
-    """The keys and values of one token together, where one operator of an NPU appends both."""
-    held: Appended | None = None
+    """The keys and values of one token together, and their scales, where places in a tensor tell them where.
+
+    The first of the two is put off until the second, unless something reads or writes in between.
+    """
+    held: list[Appended] = []
     for call in calls:
-        if held is not None and isinstance(call, Appended) and _are_appended_at_once(held, call, shapes):
-            yield held, call
-            held = None
+        if isinstance(call, Appended):
+            mate = next((each for each in held if _are_appended_at_once(each, call, shapes)), None)
+            if mate is None:
+                held.append(call)
+            else:
+                held.remove(mate)
+                yield mate, call
             continue
-        if held is not None:
-            yield held
-        held = call if isinstance(call, Appended) else None
-        if held is None:
-            yield call
-    if held is not None:
-        yield held
+        results = {each.result for each in held}
+        if not isinstance(call, Call) or writes(call.function) or not results.isdisjoint(slots_read(call)):
+            yield from held
+            held = []
+        yield call
+    yield from held
 
 
 def _are_appended_at_once(keys: Appended, values: Appended, shapes: dict[int, torch.Tensor]) -> bool:

@@ -12,9 +12,11 @@ from .tensors import writes
 
 #: Operators that may read what grows: they are launched once more for every replay, in the place of what was
 #: captured.
-RENEWED = ("liteboost::attention", "liteboost::int8_attention")
+RENEWED = ("liteboost::attention", "liteboost::_npu_int8_attention")
 #: Namespaces of the operators by which ranks exchange tensors.
 COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
+#: Of these, whose results are captured: all ranks have them at the same places of the same step.
+_OURS = "liteboost_parallel"
 #: Runs before every replay; captured; captured and renewed; neither.
 BEFORE, CAPTURED, AGAIN, NEITHER = "b", "g", "r", "-"
 
@@ -93,8 +95,8 @@ class Phases:
 
 
 def _reason_against(call: Call, name: str) -> str:
-    if call.function.namespace in COLLECTIVES:
-        return "ranks exchange tensors in it"
+    if call.function.namespace in COLLECTIVES and call.function.namespace != _OURS:
+        return f"ranks exchange tensors in it by {name}"
     if is_foreign(call.function):
         return f"{name} is neither torch's nor ours"
     if writes(call.function) and call.function.name() not in OF_A_RUN:

@@ -382,6 +382,33 @@ def test_the_mask_of_one_token_is_the_one_transformers_makes() -> None:
     assert calls("npu.generate_mask") == before + 1
 
 
+@pytest.mark.parametrize("seen", [5, 8, 9, 20])
+def test_the_mask_of_one_token_in_a_window_is_the_one_transformers_makes(seen: int) -> None:
+    from transformers import masking_utils
+
+    ours, theirs = masking_utils.AttentionMaskInterface._global_mapping["sdpa"], masking_utils.sdpa_mask
+    window = 8
+    mask = torch.rand(3, seen + 1) > 0.3
+    mask[:, -1] = True
+    arguments = {"batch_size": 3, "q_length": 1, "q_offset": seen, "local_size": window}
+    arguments |= {"kv_length": min(seen + 1, window), "kv_offset": max(seen - window + 1, 0)}
+    arguments["mask_function"] = masking_utils.sliding_window_causal_mask_function(window)
+
+    def checked(change: dict[str, Any]) -> int:
+        before, both = calls("npu.generate_mask"), arguments | change
+        expected = theirs(**both, attention_mask=mask, allow_is_causal_skip=False, device="cpu")
+        found = ours(**both, attention_mask=mask.npu(), allow_is_causal_skip=False, device="npu")
+        assert torch.equal(found.cpu(), expected)
+        return calls("npu.generate_mask") - before
+
+    assert checked({}) == 1
+    narrower = masking_utils.sliding_window_causal_mask_function(3)
+    odd = masking_utils.and_masks(arguments["mask_function"], lambda batch, head, q, kv: kv % 2 == 1)
+    for other in (narrower, odd, masking_utils.sliding_window_bidirectional_mask_function(window)):
+        assert checked({"mask_function": other}) == 0
+    assert checked({"local_size": 4, "mask_function": masking_utils.causal_mask_function}) == 0
+
+
 def test_at_level_zero_generate_is_transformers_own() -> None:
     from transformers.generation.utils import GenerationMixin, StopCheck
 

@@ -52,19 +52,21 @@ def test_families_are_near_rounded_states(family: str) -> None:
     assert numbers.relative(found.cpu(), exact) <= max(1.5 * theirs, 2.0**-8)
 
 
-def test_integers_and_scales_are_kept_apart_and_steps_are_recorded() -> None:
+def test_integers_and_scales_are_kept_apart_and_steps_are_captured() -> None:
     model = llama(2)
     ids = torch.randint(3, 1000, (1, 40)).npu()
     options = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}
     options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": None}
     liteboost_adaptor.apply(model, quant="kv8")
     torch.ops.liteboost._npu_forget_counts()
-    steps = report.counter("step.program")
-    before = steps.calls
+    steps, graphs = report.counter("step.program"), report.counter("step.graph")
+    before, replayed = steps.calls, graphs.calls
     first = model.generate(ids, **options)
     second = model.generate(ids, **options)
     assert torch.equal(first.sequences, second.sequences)
     assert steps.calls > before, dict(steps.fallbacks)
+    # The second is captured as soon as its cache can grow; the first ran most of its steps otherwise.
+    assert graphs.calls - replayed >= 36, dict(graphs.fallbacks)
     assert reasons() == {"more than 16 queries"}  # the prompt
     cache = second.past_key_values
     for integers, scales in zip(kept(cache), kept(cache, "_liteboost_scales_of_"), strict=True):

@@ -6,6 +6,7 @@ import pytest
 
 from liteboost_adaptor import cli
 from liteboost_adaptor.bench import modelled
+from liteboost_adaptor.bench.cards import all_reduce_seconds
 from liteboost_adaptor.bench.modelled import CARDS, HOST_LAUNCH_S, STATIC_S, Launch
 
 CARD = CARDS["910B"]
@@ -59,6 +60,17 @@ def test_only_the_launches_behind_the_mark_are_taken():
 def test_units(op, unit):
     (launch,) = modelled.launches_of([mark("t"), event(op)], "t")
     assert launch.unit == unit
+
+
+def test_a_collective_takes_the_time_of_its_links():
+    lines = [mark("t")]
+    for op, graph in (("HcclAllReduce", 0), ("HcclAllGather", 3)):
+        fields = {"event": "collective", "op": op, "rank": 0, "ranks": 4, "bytes": 4000, "graph": graph}
+        lines.append(json.dumps(fields))
+    summed, gathered = modelled.launches_of(lines, "t")
+    assert modelled.device_seconds(summed, CARD) == all_reduce_seconds(CARD, 4000, 4)
+    assert gathered.bytes == 3 * 4000
+    assert [summed.is_captured, gathered.is_captured] == [False, True]
 
 
 def test_a_launch_takes_the_longer_of_its_arithmetic_and_its_traffic():

@@ -18,9 +18,25 @@ void trace(const char* op, Communicator* c, uint64_t count, HcclDataType type) {
   if (!simcann_tracing()) return;
   char line[256];
   snprintf(line, sizeof line,
-           "{\"event\":\"collective\",\"op\":\"%s\",\"rank\":%u,\"ranks\":%u,\"bytes\":%zu,\"group\":\"%s\"}",
-           op, c->rank, c->ranks, static_cast<size_t>(count) * element_size(type), c->name.c_str());
+           "{\"event\":\"collective\",\"op\":\"%s\",\"rank\":%u,\"ranks\":%u,\"bytes\":%zu,\"group\":\"%s\","
+           "\"graph\":%d}",
+           op, c->rank, c->ranks, static_cast<size_t>(count) * element_size(type), c->name.c_str(),
+           simcann_replayed_graph());
   simcann_trace_line(line);
+}
+
+HcclResult on_stream(const char* op, aclrtStream stream, const std::function<HcclResult()>& body) {
+  if (simcann_is_in_task_group(stream)) {
+    simcann_set_error("simcann hccl: a collective in a task group");
+    return HCCL_E_NOT_SUPPORT;
+  }
+  std::function<int()> task = body;
+  return simcann_capture(stream, op, &task) ? HCCL_SUCCESS : body();
+}
+bool may_run(const char* op, aclrtStream stream) {
+  if (!simcann_is_capturing(stream)) return true;
+  simcann_set_error((std::string("simcann hccl: ") + op + " in a capture is not simulated").c_str());
+  return false;
 }
 
 static double limit() {

@@ -14,6 +14,10 @@ void simcann_set_error(const char*);
 void* simcann_ptr(const void*);
 bool simcann_tracing();
 void simcann_trace_line(const char* json);
+bool simcann_capture(aclrtStream stream, const char* what, std::function<int()>* run);
+bool simcann_is_capturing(aclrtStream stream);
+bool simcann_is_in_task_group(aclrtStream stream);
+int simcann_replayed_graph();
 }
 
 namespace sim {
@@ -58,6 +62,11 @@ HcclResult receive_message(Communicator* c, void* to, size_t bytes, uint32_t fro
 /// The same; between HcclGroupStart and HcclGroupEnd when the group ends, so that no rank waits for one that waits for it.
 HcclResult receive_in_group(Communicator* c, void* to, size_t bytes, uint32_t from_rank);
 void trace(const char* op, Communicator* c, uint64_t count, HcclDataType type);
+/// Runs `body` now, or in every replay where `stream` is captured. No task group may have a collective in it: on hardware
+/// what communicates by vector cores is refused there (vllm-ascend issue 13688).
+HcclResult on_stream(const char* op, aclrtStream stream, const std::function<HcclResult()>& body);
+/// Whether `op`, which is not simulated in a capture, may run.
+bool may_run(const char* op, aclrtStream stream);
 
 /// Every rank gives `bytes` of `from` (null: nothing), in rounds of at most a slot; `see(rank, offset, bytes, size)` is
 /// called for the piece of every rank.

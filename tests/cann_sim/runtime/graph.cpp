@@ -1,5 +1,6 @@
 // Graph capture: work issued on a capturing stream is recorded, and run again by every replay. A replay stops at a wait
 // for an event that nobody has recorded, and what is issued behind it on its stream waits, too.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 
@@ -18,6 +19,11 @@ std::set<TaskGroup*> groups;  // alive; guarded by the state's mutex
 aclError failed(aclError code, const std::string& what) {
   last_error = "simcann: " + what;
   return code;
+}
+
+void note(Stream* s, Task task) {
+  s->capturing->tasks.push_back(std::move(task));
+  s->captured++;
 }
 
 bool is_behind_replay(const Stream* s) { return s->replaying || !s->waiting.empty(); }
@@ -100,9 +106,15 @@ aclError error_of_wait(Stream* stream) {
   return ACL_SUCCESS;
 }
 
+void join_capture(Stream* stream, const Event* event) {
+  if (!stream->capturing) stream->captured = stream->joined = 0;
+  stream->capturing = event->capturing;
+  if (event->from != stream) event->from->joined = std::max(event->from->joined, event->position);
+}
+
 bool note_event(Stream* s, Task::Kind kind, Event* event) {
   if (s && s->capturing) {
-    s->capturing->tasks.push_back({kind, "event", {}, event, s->capturing->open_group});
+    note(s, {kind, "event", {}, event, s->capturing->open_group});
     return true;
   }
   if (!s || !is_behind_replay(s)) return false;
@@ -127,6 +139,12 @@ void resume() {
 extern "C" {
 /// The graph whose replay runs on this thread, or 0.
 int simcann_replayed_graph() { return replayed; }
+/// Whether `stream` is captured, and whether a task group is open in that capture or updated on it.
+bool simcann_is_capturing(aclrtStream stream) { return stream && static_cast<Stream*>(stream)->capturing; }
+bool simcann_is_in_task_group(aclrtStream stream) {
+  auto* s = static_cast<Stream*>(stream);
+  return s && (s->updating || (s->capturing && s->capturing->open_group >= 0));
+}
 /// Keeps `run` where `stream` is capturing, updates a task group or waits; false when the caller must run it now.
 bool simcann_capture(aclrtStream stream, const char* what, std::function<int()>* run) {
   auto* s = static_cast<Stream*>(stream);
@@ -136,8 +154,7 @@ bool simcann_capture(aclrtStream stream, const char* what, std::function<int()>*
     return true;
   }
   if (s->capturing) {
-    s->capturing->tasks.push_back(
-        {Task::Kind::work, what, std::move(*run), nullptr, s->capturing->open_group});
+    note(s, {Task::Kind::work, what, std::move(*run), nullptr, s->capturing->open_group});
     return true;
   }
   if (!is_behind_replay(s)) return false;
@@ -150,6 +167,7 @@ aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode mode) {
   if (!s || s->updating) return ACL_ERROR_INVALID_PARAM;
   if (s->capturing) return ACL_ERROR_RT_STREAM_CAPTURED;
   if (is_behind_replay(s)) return failed(ACL_ERROR_INVALID_PARAM, "capture behind a replay that waits");
+  s->captured = s->joined = 0;
   s->capturing = new Graph{n++, mode, std::this_thread::get_id(), s};
   return ACL_SUCCESS;
 }
@@ -168,8 +186,18 @@ aclError aclmdlRICaptureEnd(aclrtStream s, aclmdlRI* m) {
   if (g->mode != ACL_MODEL_RI_CAPTURE_MODE_RELAXED && g->thread != std::this_thread::get_id())
     return ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD;
   std::lock_guard<std::mutex> lock(state().mutex);
-  for (auto* x : state().streams)
-    if (x->capturing == g) x->capturing = nullptr;
+  bool is_joined = true;
+  for (auto* x : state().streams) {
+    if (x->capturing != g) continue;
+    is_joined &= x == g->origin || x->joined == x->captured;
+    x->capturing = nullptr;
+  }
+  if (!is_joined) {
+    delete g;
+    *m = nullptr;
+    return failed(ACL_ERROR_RT_STREAM_UNJOINED,
+                  "a captured stream has work that its origin does not wait for");
+  }
   if (g->open_group >= 0) g->broken = "a task group was left open";
   if (!g->broken.empty()) {
     failed(0, "the capture has failed: " + g->broken);

@@ -56,7 +56,9 @@ struct Stream {
   int device;
   uint32_t overflow = 0;
   uint64_t failure_mode = 0;
-  Graph* capturing = nullptr;     // work issued while set is recorded in the graph, not run
+  Graph* capturing = nullptr;  // work issued while set is recorded in the graph, not run
+  size_t captured = 0,
+         joined = 0;  // tasks of it that were recorded, and after how many another stream waits for it
   TaskGroup* updating = nullptr;  // work issued while set takes the place of that of the group
   std::vector<Task> update;
   Graph* replaying = nullptr;  // waits for an event at `next`
@@ -68,7 +70,9 @@ struct Event {
   uint32_t flag = 0;
   bool recorded = false;
   Graph* capturing =
-      nullptr;  // a capturing stream that records an event draws in the stream that waits for it
+      nullptr;             // a capturing stream that records an event draws in the stream that waits for it
+  Stream* from = nullptr;  // that stream
+  size_t position = 0;     // tasks that it had recorded by then
   bool external() const { return flag & ACL_EVENT_EXTERNAL; }
 };
 struct Context {
@@ -116,6 +120,8 @@ aclError forbidden_in_capture(const char* what, Stream* stream = nullptr);
 aclError error_of_wait(Stream* stream);
 /// Notes a task of an external event for `stream`; false when the caller must do it at once.
 bool note_event(Stream* stream, Task::Kind kind, Event* event);
+/// Draws `stream` into the capture of the stream that recorded `event`, which it waits for from here on.
+void join_capture(Stream* stream, const Event* event);
 /// Goes on with the replays that waited for an event.
 void resume();
 

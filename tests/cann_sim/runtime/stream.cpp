@@ -87,8 +87,10 @@ aclError aclrtRecordEvent(aclrtEvent e, aclrtStream s) {
     resume();
     return ACL_SUCCESS;
   }
-  ((Event*)e)->capturing = s ? ((Stream*)s)->capturing : nullptr;
-  ((Event*)e)->ns = now_ns();
+  event->from = (Stream*)s;
+  event->capturing = s ? event->from->capturing : nullptr;
+  event->position = s ? event->from->captured : 0;
+  event->ns = now_ns();
   return ACL_SUCCESS;
 }
 aclError aclrtResetEvent(aclrtEvent e, aclrtStream s) {
@@ -103,7 +105,7 @@ aclError aclrtStreamWaitEvent(aclrtStream s, aclrtEvent e) {
     last_error = "simcann: a stream waits for an external event that nobody has recorded";
     return ACL_ERROR_INVALID_PARAM;
   }
-  if (s && ((Event*)e)->capturing) ((Stream*)s)->capturing = ((Event*)e)->capturing;
+  if (s && event->capturing) join_capture((Stream*)s, event);
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeEvent(aclrtEvent) {

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 from cann_sim.trace import recording
+from npu.simulator.ctypes_acl import error_message
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 DEVICE = f"npu:{RANK}"
@@ -70,10 +71,51 @@ def traced() -> None:
     assert (event.fields["op"], event.fields["bytes"], event.fields["ranks"]) == ("HcclAllReduce", 16, RANKS)
 
 
+def captured() -> None:
+    """A sum and a gather in a graph: made by every replay, of what lies there then, not by the capture."""
+    x, total, every = filled(0, 4), filled(0, 4), filled(0, 4 * RANKS)
+    graph = torch.npu.NPUGraph()
+    torch.npu.synchronize()
+    with recording() as trace, torch.npu.graph(graph):
+        total.copy_(x)
+        dist.all_reduce(total)
+        dist.all_gather_into_tensor(every, total)
+        after = total + 1
+    assert not trace.of("collective")
+    for turn in (1, 2):
+        x.fill_(turn * (RANK + 1))
+        with recording() as trace:
+            graph.replay()
+        assert after.tolist() == [turn * SUM + 1.0] * 4 and every.tolist() == [turn * SUM] * 4 * RANKS
+        assert [event.fields["op"] for event in trace.of("collective")] == ["HcclAllReduce", "HcclAllGather"]
+        assert all(event.fields["graph"] for event in trace.of("collective"))
+    for refused, why in ((in_a_task_group, "a collective in a task group"), (sent, "is not simulated")):
+        try:
+            with torch.npu.graph(torch.npu.NPUGraph()):
+                refused(x)
+        except RuntimeError as raised:
+            assert why in f"{raised} {error_message()}", raised
+        else:
+            raise AssertionError(why)
+
+
+def in_a_task_group(x: torch.Tensor) -> None:
+    stream = torch.npu.current_stream()
+    torch.npu.graph_task_group_begin(stream)
+    try:
+        dist.all_reduce(x)
+    finally:
+        torch.npu.graph_task_group_end(stream)
+
+
+def sent(x: torch.Tensor) -> None:
+    dist.all_to_all_single(torch.empty_like(x), x)
+
+
 def main() -> None:
     torch.npu.set_device(RANK)
     dist.init_process_group("hccl")
-    for part in (reductions, gathers_and_messages, traced):
+    for part in (reductions, gathers_and_messages, traced, captured):
         part()
         dist.barrier()
     torch.npu.synchronize()

@@ -116,6 +116,30 @@ def test_the_host_does_not_wait_during_a_capture(forbidden: str) -> None:
     assert (x + 1).tolist() == [2.0] * 4
 
 
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_the_capture_ends_with_all_streams_that_it_has_drawn_in(is_joined: bool) -> None:
+    x, side, graph = torch.ones(4).npu(), npu.Stream(), npu.NPUGraph()
+    npu.synchronize()
+
+    def capture() -> torch.Tensor:
+        with npu.graph(graph):
+            side.wait_stream(npu.current_stream())
+            with npu.stream(side):
+                y = x + 1
+            if is_joined:
+                npu.current_stream().wait_stream(side)
+                y = y * 2
+        return y
+
+    if is_joined:
+        y = capture()
+        graph.replay()
+        assert y.tolist() == [4.0] * 4
+    else:
+        with pytest.raises(RuntimeError, match="107025"):
+            capture()
+
+
 def test_task_groups_belong_to_a_capture() -> None:
     library = ctypes.CDLL("libascendcl.so")
     stream = ctypes.c_void_p(npu.Stream().npu_stream)
