@@ -144,15 +144,20 @@ inline at::Tensor mask_of_one(const Call& call, int64_t columns) {
   return whole.expand({call.query.size(0), -1, -1, -1}).contiguous();
 }
 
-// The same, once for all attentions of a renewal that are given the same mask.
-inline at::Tensor mask_for_renewal(const Call& call, int64_t columns) {
-  npu::check_reads_in_place(call.is_one() && call.can_repair(), "rows that a mask hides");
+// What tells the mask of a call from others of the same step.
+inline std::vector<int64_t> key_of_mask(const Call& call, int64_t columns) {
   std::vector<int64_t> key{reinterpret_cast<int64_t>(call.mask.const_data_ptr()), call.query.size(0),
                            columns};
   key.insert(key.end(), call.mask.sizes().begin(), call.mask.sizes().end());
   key.insert(key.end(), call.mask.strides().begin(), call.mask.strides().end());
-  return npu::made_for_renewal(key, {call.query.size(0), 1, 1, columns}, call.mask.options(),
-                               [&] { return mask_of_one(call, columns); });
+  return key;
+}
+
+// The same, once for all attentions of a renewal that are given the same mask.
+inline at::Tensor mask_for_renewal(const Call& call, int64_t columns) {
+  npu::check_reads_in_place(call.is_one() && call.can_repair(), "rows that a mask hides");
+  return npu::made_for_renewal(key_of_mask(call, columns), {call.query.size(0), 1, 1, columns},
+                               call.mask.options(), [&] { return mask_of_one(call, columns); });
 }
 
 // `columns`: positions of the keys as the operator is given them.

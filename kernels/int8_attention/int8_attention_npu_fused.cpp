@@ -99,8 +99,7 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
   const Keys scales = is_one ? asked_scales : one_head_each(asked_scales);
   const Reading reading = reading_of(call, scales, within_cache);
   const auto dense = [](const Keys& keys, const at::Tensor& x) { return keys.counting(x).contiguous(); };
-  npu::check_reads_in_place(reading.integers && call.query.is_contiguous() && !call.mask.defined(),
-                            "integers of attention, or its masks,");
+  npu::check_reads_in_place(reading.integers && call.query.is_contiguous(), "integers of attention");
   Operands on;
   on.query = call.query.contiguous();
   on.key = reading.integers ? reading.integers->key : dense(call.keys, call.keys.key);
@@ -121,8 +120,14 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
   const Hiding how = hiding(call, on.key.size(2));
   // Of one query over integers the operator repairs no row.
   const bool is_masked = call.hides() == Hides::mask, can_repair = !is_one;
+  at::Tensor sees_any;  // [B or 1, 1, 1, 1]
+  if (is_masked && !can_repair) {
+    sees_any =
+        npu::filled_in_renewal(key_of_mask(call, 0), {call.mask.size(0), 1, 1, 1}, call.mask.options(),
+                               [&] { return hidden_by_mask(call).all(-1).logical_not().unsqueeze(-1); });
+  }
   infer(call, on, how, after, is_masked && can_repair ? kPreciseAndRepaired : kPrecise, false);
-  if (is_masked && !can_repair) on.out.mul_(how.hidden.all(-1).logical_not().unsqueeze(-1));
+  if (sees_any.defined() && !npu::is_renewing()) on.out.mul_(sees_any);
   const at::Tensor heads = on.out.view(asked.query.sizes());
   return heads.transpose(1, 2).contiguous();  // of one query the same memory
 }

@@ -37,6 +37,10 @@ struct Tasks {
   std::vector<c10::DataPtr> workspaces;             // the last one counts; a replay may still use the others
   uint64_t workspace_size = 0;                      // of that
   std::map<std::vector<int64_t>, at::Tensor> made;  // what the launches of the last renewal read
+  std::vector<at::Tensor> filled;                   // in every renewal
+  std::map<std::vector<int64_t>, size_t> asked;     // key of the capture -> which of `filled`
+  std::vector<size_t> filled_of;                    // which of `filled` each call of the capture was given
+  std::vector<bool> is_filled;                      // in this renewal
 };
 
 struct Registry {
@@ -53,7 +57,7 @@ Registry& registry() {
 enum class Mode { none, capture, renew };
 thread_local Mode mode = Mode::none;
 thread_local std::shared_ptr<Tasks> tasks;
-thread_local size_t next_task = 0;
+thread_local size_t next_task = 0, next_filled = 0;
 thread_local bool is_inside = false;
 
 struct Inside {
@@ -103,8 +107,9 @@ void begin(int64_t which, bool renews) {
   const std::lock_guard lock(all.mutex);
   tasks = all.made.at(which);
   tasks->made.clear();
+  tasks->is_filled.assign(tasks->filled.size(), false);
   mode = renews ? Mode::renew : Mode::capture;
-  next_task = 0;
+  next_task = next_filled = 0;
 }
 
 int64_t end() {
@@ -153,6 +158,25 @@ at::Tensor made_for_renewal(const std::vector<int64_t>& key, const at::IntArrayR
   if (found != tasks->made.end()) return found->second;
   return tasks->made.emplace(key, make()).first->second;
 }
+
+at::Tensor filled_in_renewal(const std::vector<int64_t>& key, const at::IntArrayRef& sizes,
+                             const at::TensorOptions& options, const std::function<at::Tensor()>& make) {
+  if (mode == Mode::none) return make();
+  if (mode == Mode::capture) {
+    const auto [found, is_new] = tasks->asked.try_emplace(key, tasks->filled.size());
+    if (is_new) tasks->filled.push_back(at::empty(sizes, options));
+    tasks->filled_of.push_back(found->second);
+    return tasks->filled[found->second];
+  }
+  TORCH_CHECK(next_filled < tasks->filled_of.size(), "liteboost: a captured step reads but ", next_filled,
+              " tensors that are filled");
+  const size_t which = tasks->filled_of[next_filled++];
+  if (!tasks->is_filled[which]) tasks->filled[which].copy_(make());
+  tasks->is_filled[which] = true;
+  return tasks->filled[which];
+}
+
+bool is_renewing() { return mode == Mode::renew; }
 
 void check_reads_in_place(bool reads_in_place, const char* what) {
   TORCH_CHECK(mode == Mode::none || reads_in_place, "liteboost: ", what, " are copied for each token");

@@ -26,6 +26,15 @@ void launch_renewable(const at::Tensor& out, const at::Tensor& lse,
 at::Tensor made_for_renewal(const std::vector<int64_t>& key, const at::IntArrayRef& sizes,
                             const at::TensorOptions& options, const std::function<at::Tensor()>& make);
 
+// What a captured launch behind a renewable one reads that is another in every step: what `make` gives, of `sizes`. Where
+// launches are captured, memory that is filled in every renewal, once for all that asked for `key` in the capture: ask
+// before the renewable launch, which the captured ones wait for.
+at::Tensor filled_in_renewal(const std::vector<int64_t>& key, const at::IntArrayRef& sizes,
+                             const at::TensorOptions& options, const std::function<at::Tensor()>& make);
+
+// Whether this thread renews launches: what was captured behind them is not launched again.
+bool is_renewing();
+
 // Throws where this thread captures or renews launches and `reads_in_place` is false: what `what` would be copied from
 // is written by the graph.
 void check_reads_in_place(bool reads_in_place, const char* what);

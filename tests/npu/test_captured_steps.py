@@ -216,6 +216,41 @@ def test_quantized_layers_are_captured(quant: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("padding", [0, 4])
+def test_a_cache_of_integers_is_captured(padding: int) -> None:
+    inputs, new, model = prompt(3, 9, padding), 160, llama(num_attention_heads=4, num_key_value_heads=2)
+    liteboost_adaptor.apply(level=2, quant="kv8", graph="0")
+    expected = tokens(model, inputs, new)
+    liteboost_adaptor.undo()
+    liteboost_adaptor.apply(level=2, quant="kv8")
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    # It grows once.
+    assert replays() - before >= new - UNTIL - 2, reasons()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ends", [None, 127])
+@pytest.mark.parametrize("sampled", [{"do_sample": False}, {"do_sample": True, "top_k": 20, "top_p": 0.9}])
+def test_the_host_waits_once_for_a_token_however_it_is_chosen(
+    sampled: dict[str, Any], ends: int | None
+) -> None:
+    model, inputs = llama(), prompt(3, 9, 4)
+    settings = sampled | {"eos_token_id": ends, "min_new_tokens": UNTIL + 20 if ends else None}
+    liteboost_adaptor.apply(level=2)
+    tokens(model, inputs, UNTIL + 4, **settings)
+    found = []
+    for new in (UNTIL, UNTIL + 4):
+        before = replays()
+        with recording() as trace:
+            tokens(model, inputs, new, **settings)
+        assert replays() - before >= new - 8, reasons()
+        found.append([len(trace.copies("d2h")), len(trace.synchronisations), len(trace.copies("h2d"))])
+    copies, waits, sent = (after - before for before, after in zip(*found, strict=True))
+    assert (copies, waits, sent) == (4, 4, 0)
+
+
+@pytest.mark.full
 def test_a_fault_in_a_replay_is_told_and_the_next_process_works() -> None:
     def run(fault: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(fault=fault)]
