@@ -12,7 +12,7 @@ from .tensors import writes
 
 #: Operators that may read what grows: they are launched once more for every replay, in the place of what was
 #: captured.
-RENEWED = ("liteboost::attention", "liteboost::int8_attention")
+RENEWED = ("liteboost::attention", "liteboost::int8_attention", "liteboost::_npu_latent_attention")
 #: Namespaces of the operators by which ranks exchange tensors.
 COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
 #: Runs before every replay; captured; captured and renewed; neither.
