@@ -12,7 +12,7 @@ from .tensors import writes
 
 #: Operators that may read what grows: they are launched once more for every replay, in the place of what was
 #: captured.
-RENEWED = ("liteboost::attention", "liteboost::_npu_int8_attention")
+RENEWED = ("liteboost::attention", "liteboost::_npu_int8_attention", "liteboost::_npu_latent_attention")
 #: Namespaces of the operators by which ranks exchange tensors.
 COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
 #: Of these, whose results are captured: all ranks have them at the same places of the same step.
