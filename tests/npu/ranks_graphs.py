@@ -18,15 +18,19 @@ from support import llamas
 from liteboost_adaptor.bench import modelled
 from liteboost_adaptor.bench.cards import CARDS
 from liteboost_adaptor.program import step
+from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 
 RANK = int(os.environ["RANK"])
 NEW = 24
 
 
-def model(layers: int) -> Any:
+def model(layers: int, is_quantized: bool) -> Any:
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
     sizes |= {"intermediate_size": 128, "num_hidden_layers": layers, "pad_token_id": 0}
-    return llamas.llama(torch.bfloat16, factor=8, device=f"npu:{RANK}", **sizes)
+    made = llamas.llama(torch.bfloat16, factor=8, device="cpu", **sizes)
+    if is_quantized:
+        quantize_model(made, LiteBoostConfig("w8a16"))
+    return made.to(f"npu:{RANK}")
 
 
 def decoded(ours: Any) -> list[Any]:
@@ -49,13 +53,13 @@ def modelled_seconds(trace: Trace) -> dict[str, float]:
 def main() -> None:
     torch.npu.set_device(RANK)
     step.RECORDED_AT = 2
-    layers = json.loads(Path(sys.argv[1]).read_text())["layers"]
+    task = json.loads(Path(sys.argv[1]).read_text())
     found: dict[str, Any] = {}
     with torch.no_grad():
         for graph in ("0", "auto"):
             liteboost_adaptor.undo()
-            liteboost_adaptor.apply(level=2, graph=graph)
-            ours = model(layers)
+            liteboost_adaptor.apply(level=2, graph=graph, quant="kv8" if task["is_quantized"] else None)
+            ours = model(**task)
             liteboost_adaptor.shard(ours)
             before = replays()
             found[graph] = decoded(ours)

@@ -9,9 +9,10 @@ from npu.launching import run_ranks
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layers", [2, 28])
-def test_collectives_are_captured(tmp_path: Path, layers: int) -> None:
-    found = run_ranks(2, "ranks_graphs.py", {"layers": layers}, tmp_path, LITEBOOST_FIRST_USE="thread")
+@pytest.mark.parametrize(("layers", "is_quantized"), [(2, False), (28, False), (2, True)])
+def test_collectives_are_captured(tmp_path: Path, layers: int, is_quantized: bool) -> None:
+    task = {"layers": layers, "is_quantized": is_quantized}
+    found = run_ranks(2, "ranks_graphs.py", task, tmp_path, LITEBOOST_FIRST_USE="thread")
     for own in found:
         assert own["auto"] == own["0"] == found[0]["auto"]
         # Three times 24 tokens; each batch size is recorded in its second step and captured in its fifth.
@@ -22,5 +23,9 @@ def test_collectives_are_captured(tmp_path: Path, layers: int) -> None:
         assert replayed == 1 and updated == layers and waited == 0
         assert len(own["around"]) <= 4, own["around"]
         assert own["captured"].count("aclnnFusedInferAttentionScoreV3") == layers
+        # Keys and values are rounded, and the products of a layer are of integers.
+        assert own["captured"].count("aclnnDynamicQuant") == (2 * layers if is_quantized else 0)
+        products = [op for op in own["captured"] if "WeightQuantBatchMatmul" in op]
+        assert bool(products) == is_quantized, own["captured"]
         if layers == 28:  # of narrow layers, where the host sets the pace
             assert own["modelled 0"]["step"] > 2.5 * own["modelled auto"]["step"], own

@@ -34,3 +34,13 @@ def test_in_other_releases(soc: str, release: str, tmp_path: Path) -> None:
     options = ("--soc", soc, "--release", release, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
     lines = simulated(*options, *files, XDG_CACHE_HOME=str(tmp_path))
     assert " passed" in lines[-1] and "failed" not in lines[-1], "\n".join(lines)
+
+
+@full
+@pytest.mark.parametrize("release", ["8.1.RC1", "8.5.0"])
+def test_steps_are_captured_in_other_releases(release: str, tmp_path: Path) -> None:
+    """Before CANN 8.5 keys and values are appended by two operators."""
+    options = ("--release", release, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
+    file = OPS.parent / "test_captured_steps.py"
+    lines = simulated(*options, file, "-k", "another_batch or padded_batch", XDG_CACHE_HOME=str(tmp_path))
+    assert " passed" in lines[-1] and "failed" not in lines[-1], "\n".join(lines)
