@@ -91,8 +91,7 @@ class Latents:
             queries, keys = torch.cat([absorbed, rotated], -1), torch.cat([self.latent, self.rotated], -1)
             mixed = ops.attention(queries, keys, self.latent, mask, scaling)
         else:
-            parts = (absorbed, rotated.contiguous())
-            mixed = ops._npu_latent_attention(*parts, self.latent, self.rotated, scaling)
+            mixed = ops._npu_latent_attention(absorbed, rotated, self.latent, self.rotated, scaling)
         return ops.head_linear(mixed.transpose(1, 2), of_values).transpose(1, 2)
 
 

@@ -80,8 +80,8 @@ NOT_FUSED = {"activation", "linear", "experts_combine", "quantize_kv", "_npu_sof
 #: Operators that torch_npu does not call for what references are made of.
 FUSED = (
     "AddRmsNorm ApplyRotaryPosEmb DynamicQuant FusedInferAttentionScore* GeGluV3 "
-    "GemmaRmsNorm GroupedMatmulV4 LayerNorm MoeGatingTopKSoftmaxV2 MoeInitRoutingV2 MoeInitRoutingV3 "
-    "QuantMatmulV* "
+    "GemmaRmsNorm GroupedMatmulV4 LayerNorm MoeGatingTopK MoeGatingTopKSoftmaxV2 MoeInitRoutingV2 "
+    "MoeInitRoutingV3 QuantMatmulV* "
     "RainFusionAttention RmsNorm RotaryPositionEmbedding ScatterPaKvCache SwiGlu "
     "WeightQuantBatchMatmul*"
 ).split()

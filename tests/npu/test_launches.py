@@ -63,7 +63,7 @@ def test_launches_of_a_layer_and_outside_the_layers(level: int, record_property:
         assert (a_layer, outside) == (ORIGINAL_A_LAYER, ORIGINAL_OUTSIDE), more.ops
 
 
-@pytest.mark.parametrize(("dense", "most"), [(None, 22), (0, 50)], ids=["dense", "experts"])
+@pytest.mark.parametrize(("dense", "most"), [(None, 20), (0, 30)], ids=["dense", "experts"])
 def test_launches_of_a_layer_with_mla(level: int, dense: int | None, most: int, record_property: Any) -> None:
     if level != 2:
         pytest.skip("programs are of level 2")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
+import peft
 import pytest
 import torch
-from support import calls, numbers, tiny_models
+from support import calls, numbers, quantized_layers, tiny_models
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import liteboost_adaptor
+from liteboost_adaptor.quantization import QuantScheme
 from liteboost_adaptor.replacements.latent_attention import Latents, expanded_kv
 
 RULE = "latent_attention.expand"
@@ -152,6 +155,115 @@ def test_a_hooked_projection_is_called() -> None:
     with calls.served() as served:
         generated(model)
     assert len(seen) == 2 * 8 and RULE not in served.rules
+
+
+def left(change: Callable[[torch.nn.Module], Any]) -> set[str]:
+    """Why calls fall back behind ``change``, which is made between two texts of a served model."""
+    model, twin = deepseek(), deepseek()
+    liteboost_adaptor.apply(model, level=1)
+    generated(model)
+    for each in (model, twin):
+        torch.manual_seed(0)
+        change(each)
+    with liteboost_adaptor.patched(twin, level=0):
+        expected = generated(twin)
+    with calls.served() as served:
+        assert torch.equal(generated(model), expected)
+    assert RULE not in served.rules
+    return {why for rule, why in served.fallbacks if rule == RULE}
+
+
+def adapt(model: torch.nn.Module) -> None:
+    adapters = peft.LoraConfig(target_modules=["kv_b_proj"], r=4, init_lora_weights=False)
+    peft.inject_adapter_in_model(adapters, model)
+
+
+def test_an_adapter_is_left_to_the_original() -> None:
+    assert left(adapt) == {"the layer is a peft.tuners.lora.layer.Linear"}
+    model = deepseek()
+    adapt(model)
+    liteboost_adaptor.apply(model, level=1)
+    assert re.search(r"latent_attention\.\* +refused +2 targets", str(liteboost_adaptor.status()))
+
+
+def test_a_layer_of_integers_is_left_to_the_original() -> None:
+    def change(model: torch.nn.Module) -> None:
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            attention.kv_b_proj = quantized_layers.linear(attention.kv_b_proj, QuantScheme("w8a16"))
+
+    (reason,) = left(change)
+    assert "QuantizedLinear" in reason
+
+
+def test_a_weight_that_is_written_to_between_two_tokens_is_the_one_that_is_read() -> None:
+    model, twin = deepseek(), deepseek()
+    liteboost_adaptor.apply(model, level=2)
+    liteboost_adaptor.apply(twin, level=0)
+    with torch.no_grad():
+        states = [(each, each(**prompt()).past_key_values) for each in (model, twin)]
+        for step in range(40):
+            token = torch.full((2, 1), 5 + step)
+            for each, _ in states:
+                projection = each.model.layers[1].self_attn.kv_b_proj
+                if step in (20, 36):
+                    projection.weight.mul_(-1.5)
+                if step == 38:
+                    projection.weight.data = projection.weight.data * 0.5
+            logits = [each(token, past_key_values=cache).logits for each, cache in states]
+            torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
+def test_training_and_autocast_are_left_to_the_original() -> None:
+    model, twin = deepseek(), deepseek()
+    liteboost_adaptor.apply(model, level=2)
+    token = {"input_ids": torch.tensor([[5]])}
+    for each in (model, twin):
+        cache = each(torch.tensor([[3, 4]])).past_key_values
+        each(**token, past_key_values=cache).logits.sum().backward()
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in pairs)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), calls.served() as served:
+        model(torch.tensor([[3, 4, 5]]))
+    assert RULE not in served.rules and (RULE, "autocast") in served.fallbacks
+
+
+def test_weights_of_attention_are_given_who_asks_for_them() -> None:
+    model = deepseek()
+    model.set_attn_implementation("eager")
+    inputs = {**prompt(), "output_attentions": True}
+    with torch.no_grad():
+        expected = model(**inputs).attentions
+        liteboost_adaptor.apply(model, level=2)
+        found = model(**inputs).attentions
+    assert len(found) == 2
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("way", ["beams", "cropped", "copied", "reordered"])
+def test_the_cache_is_transformers_own(way: str) -> None:
+    model, twin = deepseek(), deepseek()
+    liteboost_adaptor.apply(model, level=2)
+    if way == "beams":
+        assert torch.equal(generated(model, num_beams=3), generated(twin, num_beams=3))
+        return
+    results = []
+    for each in (model, twin):
+        with torch.no_grad():
+            cache = each(**prompt()).past_key_values
+            step = {"input_ids": torch.tensor([[5], [6]])}
+            each(**step, past_key_values=cache)
+            if way == "cropped":
+                cache.crop(-4)
+            elif way == "copied":
+                cache = copy.deepcopy(cache)
+            else:
+                cache.reorder_cache(torch.tensor([1, 0]))
+            logits = each(**step, past_key_values=cache).logits
+        kept = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+        assert kept[0].shape[1:] == (1, cache.get_seq_length(), RANK) and kept[1].shape[-1] == ROPE
+        results.append([logits, *kept])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["eager", "foreign"])
