@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from ..eligibility import AnyModule, unserved
 from ..report import CallCounter, report
 from .linear import layer_unserved
-from .npu_format import internal
 
 ops = torch.ops.liteboost
 #: Of the operator on an NPU: kv_lora_rank and what is rotated, and numbers of query heads.
@@ -72,13 +71,13 @@ class Latents:
         return query.is_cpu or (mask is None and self._is_served_on_npu(query))
 
     def _is_served_on_npu(self, query: torch.Tensor) -> bool:
-        """Whether an operator takes these sizes. Of a weight in FRACTAL_NZ none reads a part."""
+        """Whether an operator takes these sizes."""
         if query.device.type != "npu" or not hasattr(ops, "_npu_latent_attention"):
             return False
         sizes = self.latent.shape[-1], self.rotated.shape[-1]
         if sizes != _NPU_SIZES or query.shape[1] not in _NPU_HEADS or query.dtype == torch.float32:
             return False
-        return not _is_310p() and not internal.are_ours
+        return not _is_310p()
 
     def attend(self, query: torch.Tensor, mask: torch.Tensor | None, scaling: float) -> torch.Tensor:
         """What one query, ``[batch, num_heads, 1, head_dim]``, finds: as `torch.ops.liteboost.attention`."""

@@ -61,11 +61,6 @@ class InternalFormats:
             return self._before_us
         return self._before_block if self._inside else _allowed()
 
-    @property
-    def are_ours(self) -> bool:
-        """Whether we have allowed them for good: weights of ours may be in FRACTAL_NZ."""
-        return self._before_us is not None
-
     def allow(self) -> None:
         """Allow them for good.
 

@@ -75,7 +75,7 @@ def test_many_rows(isa: str) -> None:
         x, weight = operands(dtype, 65, 40, rows=70)
         found, exact = op(x, weight), x.double() @ weight.double().mT
         assert found.is_contiguous() and found.dtype == dtype
-        assert (found.double() - exact).norm() <= torch.finfo(dtype).eps * exact.norm()
+        assert (found.double() - exact).norm() <= (torch.finfo(dtype).eps + 1e-6) * exact.norm()
 
 
 def test_result_does_not_depend_on_threads() -> None:
