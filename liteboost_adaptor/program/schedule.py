@@ -1,4 +1,4 @@
-"""When a recording pays for itself: to make one takes what some 60 to 100 replayed steps save.
+"""When a recording pays for itself: to make one takes what some hundred replayed steps save.
 
 Counted in steps, not measured: what a recording takes and what a replay saves both grow with the operators of
 a step, and neither with the arithmetic in them.
@@ -22,12 +22,12 @@ def recorded_at(seen: int, to_come: int, wait: int, in_vain: int) -> int:
     """At which count a step that has come ``seen`` times is recorded, if now or the next time; else 0.
 
     Args:
-        to_come: How many more may come (`steps_to_come`). A text may end early: half of them count.
+        to_come: How many more may come (`steps_to_come`): they count as if they had.
         wait: As often as it has come, it is likely to come again: then a recording pays.
         in_vain: Programs of the same model that have served fewer steps than that.
     """
     wait <<= min(max(0, in_vain - _FREE), _DOUBLED)
-    first = max(min(_EARLIEST, wait), wait - to_come // 2)
+    first = max(min(_EARLIEST, wait), wait - to_come)
     return max(seen, first) if first <= seen + 1 else 0
 
 

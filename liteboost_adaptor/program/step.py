@@ -23,8 +23,8 @@ from .stand_in import ReadsArgument
 from .state import hooked
 
 #: A step is recorded when it comes for this time with arguments of the same kinds, or earlier where it is
-#: known that it will come again (see `schedule`). To record takes as long as so many steps save, or longer.
-RECORDED_AT = 64
+#: known that it will come again (see `schedule`). To record takes what about so many replays save.
+RECORDED_AT = 128
 #: Programs kept for one kind of arguments. Where more are made, each must have served as many steps.
 MOST = 8
 #: How often a kind of arguments may make no program before nobody tries again.
@@ -119,7 +119,8 @@ class Steps:
         if not due or self._is_vain(key, programs):
             return self._original(reason, call, kwargs)
         if fault := reasons.CAPTURED if captured else _why_not_now(model) or without_buffers:
-            self._seen[key] = 0  # looked for again some steps later
+            if fault != reasons.NEW_CACHE:
+                self._seen[key] = 0  # looked for again some steps later
             self._why[key] = fault
             return self._original(fault, call, kwargs)
         if _moves(kwargs[cache_name(kwargs)]):

@@ -25,11 +25,11 @@ from .conftest import Pair, reasons, served
         (1, 400, 0, 0),
         (2, 400, 0, 3),
         (3, 124, 0, 3),
-        (10, 60, 0, 0),
+        (2, 60, 0, 0),
         (63, 0, 1, 64),
         (64, 0, 2, 0),
         (127, 0, 2, 128),
-        (3, 400, 3, 0),
+        (3, 100, 3, 0),
         (64 << 5, 0, 99, 64 << 5),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_long_text_is_recorded_at_once_and_a_short_one_not_at_all(monkeypatch:
     model = tiny_models.build("llama")
     liteboost_adaptor.apply(model, level=2)
     inputs = families.inputs_of(model, 5, (0,))
-    for new, expected in ((11, 0), (30, 30 - 1 - 3)):
+    for new, expected in ((10, 0), (30, 30 - 1 - 3)):
         before = served()
         model.generate(**inputs, max_new_tokens=new, eos_token_id=None, do_sample=False)
         assert served() - before == expected, reasons()
@@ -123,3 +123,15 @@ def test_a_step_is_tried_ever_less_often_while_beams_exchange_what_is_kept(
     before = served()
     pair.agree(steps.RECORDED_AT << 4, 3)
     assert served() > before, reasons()
+
+
+def test_texts_that_are_shorter_than_the_wait_are_recorded_wherever_it_ends() -> None:
+    for first in range(1, 4):  # steps before texts of three steps: one of them waits until a text begins
+        pair = Pair()
+        pair.start()
+        pair.agree(first)
+        before = served()
+        for _ in range(4):
+            pair.start()
+            pair.agree(3)
+        assert served() - before >= 3, (first, reasons())
