@@ -69,8 +69,8 @@ class Steps:
         #: The same of the step before that, where not all of it was foreseen.
         self._former: dict[Any, execution.Execution] = {}
         self._attempts: dict[Any, int] = {}
-        #: How often what the cache keeps was not where the step before had left it.
-        self._moved: dict[Any, int] = {}
+        #: Kinds whose cache had buffers behind the step that was watched.
+        self._grows: set[Any] = set()
         #: Programs that were dropped before they had paid for themselves.
         self._lost = 0
         #: Why a step was not recorded when it was last tried.
@@ -115,7 +115,7 @@ class Steps:
             self._seen.clear()
             self._why.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
-        due = self._due(key, seen)
+        due = self._due(seen)
         if not due or self._is_vain(key, programs):
             return self._original(reason, call, kwargs)
         if fault := reasons.CAPTURED if captured else _why_not_now(model) or without_buffers:
@@ -123,7 +123,7 @@ class Steps:
                 self._seen[key] = 0  # looked for again some steps later
             self._why[key] = fault
             return self._original(fault, call, kwargs)
-        if _moves(kwargs[cache_name(kwargs)]):
+        if _moves(kwargs[cache_name(kwargs)], key in self._grows):
             return self._original(MOVED, call, kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
@@ -138,12 +138,11 @@ class Steps:
         finally:
             disguise.one_at_a_time.release()
 
-    def _due(self, key: Any, seen: int) -> int:
+    def _due(self, seen: int) -> int:
         """At which count a step that has come ``seen`` times is recorded, if now or the next time; else 0."""
         programs = [program for each in self._programs.values() for program in each]
         to_come = schedule.steps_to_come() if seen > 1 else 0
-        in_vain = self._lost + _unpaid(programs) + 2 * self._moved.get(key, 0)
-        return schedule.recorded_at(seen, to_come, RECORDED_AT, in_vain)
+        return schedule.recorded_at(seen, to_come, RECORDED_AT, self._lost + _unpaid(programs))
 
     def _without_buffers(self, key: Any, cache: Any) -> str:
         """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
@@ -276,6 +275,8 @@ class Steps:
         if fault:
             return self._refuse(key, fault, result)
         self._ran[key] = ran
+        if _buffers_in(kwargs[cache_name(kwargs)]):
+            self._grows.add(key)
         return self._counted(reasons.WATCHED, result)
 
     def _record(
@@ -322,8 +323,8 @@ class Steps:
             return call(**kwargs)
         if fault in (MOVED, SHORT):
             self._why[key] = fault
-            if fault == MOVED:  # not for want of room: beams exchange it between two steps
-                self._seen[key], self._moved[key] = 0, self._moved.get(key, 0) + 1
+            if fault == MOVED:  # not for want of room
+                self._seen[key] = 0
             return self._counted(fault, result)
         if not fault and (new := attempt.counted() - self._numbers):
             self._numbers |= new  # they count: next time with symbols for what they count from
@@ -346,7 +347,6 @@ class Steps:
             by_runs = sorted(self._programs.get(key, ()), key=lambda each: each.runs, reverse=True)
             self._programs[key] = [program, *by_runs[: MOST - 1]]
         self._made[key] = self._made.get(key, 0) + 1
-        self._moved.pop(key, None)
         self._why.pop(key, None)
         return self._counted(reasons.RECORDED, result)
 
@@ -422,14 +422,26 @@ def _why_not_now(model: torch.nn.Module) -> str:
 
 
 def _has_buffers(cache: Any) -> bool:
-    found = [buffer for layer in cache.layers for buffer in vars(layer).get(buffers.BUFFERS, {}).values()]
-    return all(isinstance(buffer, buffers.KVBuffer) for buffer in found)
+    return all(isinstance(buffer, buffers.KVBuffer) for _, _, buffer in _buffers_in(cache))
 
 
-def _moves(cache: Any) -> bool:
-    """Whether one more position of each row does not fit where a layer of ``cache`` keeps the others."""
-    return any(
-        isinstance(held := vars(layer).get(name), torch.Tensor) and not buffer.takes(layer, held, 1)
-        for layer in cache.layers
-        for name, buffer in vars(layer).get(buffers.BUFFERS, {}).items()
+def _moves(cache: Any, grows: bool) -> bool:
+    """Whether one more position of each row does not fit where a layer of ``cache`` keeps the others.
+
+    Args:
+        grows: Whether such a cache has buffers: where it has none, beams have exchanged what it keeps.
+    """
+    found = _buffers_in(cache)
+    return (grows and not found) or any(
+        isinstance(held, torch.Tensor) and not buffer.takes(layer, held, 1) for layer, held, buffer in found
     )
+
+
+def _buffers_in(cache: Any) -> list[tuple[Any, Any, Any]]:
+    """(layer, what it keeps, the buffer for it)."""
+    return [
+        (layer, own.get(name), buffer)
+        for layer in cache.layers
+        for own in (vars(layer),)
+        for name, buffer in own.get(buffers.BUFFERS, {}).items()
+    ]
