@@ -111,22 +111,25 @@ class _ById:
         return isinstance(other, _ById) and self.code is other.code
 
 
+_DOES_NOT_PARSE = "has source text that does not parse by itself"
+
+
 # Of code, not of functions: closures that are made anew each time a model is bound share theirs, and are not
 # kept alive by it; a function that was given other code is not taken for what it was.
 @functools.lru_cache(maxsize=4096)
 def _definition(key: _ById) -> ast.FunctionDef | str:
     """The definition that the code was compiled from, or why it cannot be had."""
     code = key.code
-    if lines := _lines_by_indentation(code):
-        # What proves a text is that it compiles to the code: however it was found.
-        found = _proved(lines, code.co_firstlineno, code)
-        if not isinstance(found, str):
-            return found
+    lines, first = _lines_by_indentation(code), code.co_firstlineno
+    # A text that ends too early, in a bracket or a string whose lines begin further left, does not parse.
+    found = _proved(lines, first, code) if lines else _DOES_NOT_PARSE
+    if found != _DOES_NOT_PARSE:
+        return found
     try:
-        exact, first = inspect.getsourcelines(code)
+        lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
         return "has no source text"
-    return found if exact == lines else _proved(exact, first, code)
+    return _proved(lines, first, code)
 
 
 def _lines_by_indentation(code: types.CodeType) -> list[str]:
@@ -158,7 +161,7 @@ def _proved(lines: list[str], first: int, code: types.CodeType) -> ast.FunctionD
     try:
         tree = tree_of(before + "".join(lines))
     except SyntaxError:
-        return "has source text that does not parse by itself"
+        return _DOES_NOT_PARSE
     outer = tree.body[0]
     body = outer.body if is_indented and isinstance(outer, ast.If) else tree.body
     node = body[0] if len(body) == 1 else None
