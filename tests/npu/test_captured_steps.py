@@ -70,6 +70,20 @@ def test_300_tokens_over_a_growing_cache_are_those_of_level_one() -> None:
     assert reasons()[AGAIN] - again == 2
 
 
+def test_a_users_stream_may_be_of_the_pool_that_ours_come_from() -> None:
+    user = torch.npu.Stream()
+    in_pool = 1
+    while torch.npu.Stream() != user:
+        in_pool += 1
+    for _ in range(in_pool - 1):
+        torch.npu.Stream()  # the next one is the user's again
+    inputs, model, before = prompt(1, 9), llama(), replays()
+    with torch.npu.stream(user):
+        expected = at_level(1, lambda: tokens(model, inputs, UNTIL + 4))
+        found = at_level(2, lambda: tokens(model, inputs, UNTIL + 4))
+    assert torch.equal(found, expected) and replays() > before, reasons()
+
+
 def test_another_batch_and_another_prompt_are_captured_for_themselves() -> None:
     model = llama()
     cases = [prompt(1, 9), prompt(3, 9), prompt(1, 20)]

@@ -314,10 +314,10 @@ def test_a_state_dict_outlives_undo() -> None:
 
 def test_the_status_tells() -> None:
     model = applied(llama().npu())
-    text = str(liteboost_adaptor.status())
+    text = str(liteboost_adaptor.status(full=True))
     assert f"FRACTAL_NZ: {LAYERS} weights, padding adds {told()['padding']} bytes" in text
     applied(model, nz="0")
-    assert f"FRACTAL_NZ: {LAYERS} weights in ND: LITEBOOST_NZ=0" in str(liteboost_adaptor.status())
+    assert f"FRACTAL_NZ: {LAYERS} weights in ND: LITEBOOST_NZ=0" in str(liteboost_adaptor.status(full=True))
 
 
 @pytest.mark.skipif("NZ_ELSEWHERE" in os.environ, reason="runs there")
