@@ -18,6 +18,7 @@ SETUP_INPUTS := pyproject.toml constraints.txt CMakeLists.txt Makefile build_sup
 SETUP_KEY := $(shell { "$(PYTHON)" -VV || echo none; pwd; find $(SETUP_INPUTS) -type f -not -name '*.pyc' -print0 \
 	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
 READY := .venv/ready-$(SETUP_KEY)
+DEMO_READY := .venv/demo-$(SETUP_KEY)
 # torch_npu has an environment of its own: without CANN it breaks `import torch` for everybody.
 NPU_PYTHON := .venv-npu/bin/python
 NPU_READY := .venv-npu/ready-$(SETUP_KEY)
@@ -25,7 +26,8 @@ NPU_READY := .venv-npu/ready-$(SETUP_KEY)
 COMPILED = $(wildcard build/editable-*/kernels)
 NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 # The programs in tests/csrc come with it: they hold the very objects of the library (tests/cross).
-WITH_CXX_TESTS := $(addprefix --config-settings=cmake.define.LITEBOOST_,CXX_TESTS=ON WERROR=ON)
+WITH_CXX_TESTS := --config-settings=cmake.define.LITEBOOST_CXX_TESTS=ON
+WITH_WERROR := --config-settings=cmake.define.LITEBOOST_WERROR=ON
 # The first tier: a process a core; those done with their share take from the others'.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 # A cross-section of the first tier: something of every part that shows a mistake soon. At most 3 minutes on 2 cores.
@@ -60,20 +62,34 @@ help:
 
 setup: $(READY)
 
-$(READY):
-	@echo "Setting up .venv (once; a few minutes, most of it for torch)"
+define CREATE_VENV
 	@"$(PYTHON)" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer with venv is needed as $(PYTHON). Debian: apt-get install python3-venv;" \
 			"another interpreter: make PYTHON=..." >&2; exit 1; }
 	@made="$$PWD $$("$(PYTHON)" -VV)"; if [ "$$(cat .venv/made 2>/dev/null)" != "$$made" ]; then \
 		"$(PYTHON)" -m venv --clear .venv; printf '%s' "$$made" > .venv/made; \
 	fi
-	@rm -f .venv/ready-*
+	@rm -f .venv/ready-* .venv/demo-*
+endef
+
+$(READY):
+	@echo "Setting up .venv (once; a few minutes, most of it for torch and the kernels)"
+	$(CREATE_VENV)
 	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_CXX_TESTS) --editable '.[test,bench,dev]'
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) $(WITH_CXX_TESTS) \
+		--editable '.[test,bench,dev]'
 	@touch $@
 
-demo: $(READY)
+# Less of the same: what the example needs. The kernels are those of `make setup`, which goes on from here; Python
+# compiles what it imports, not all that is installed.
+$(DEMO_READY):
+	@echo "Setting up .venv for the example (once; a few minutes, most of it for torch and the kernels)"
+	$(CREATE_VENV)
+	@$(PIP_INSTALL) --no-compile torch scikit-build-core cmake ninja
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-compile --no-build-isolation $(WITH_WERROR) --editable .
+	@touch $@
+
+demo: $(if $(wildcard $(READY)),,$(DEMO_READY))
 	@$(VENV_PYTHON) examples/demo.py
 
 test: $(READY)

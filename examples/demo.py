@@ -51,7 +51,7 @@ def main() -> int:
             for variant in VARIANTS[turn:] + VARIANTS[:turn]:
                 speeds[variant].append(ask(workers[variant], "round")["tokens_per_second"])
         halves = {variant: ask(worker, "bf16") for variant, worker in workers.items()}
-        status = ask(workers["level 2"], "status")
+        status = ask(workers["level 2"], "status")["text"]
     finally:
         for worker in workers.values():
             worker.stdin.close()
@@ -63,13 +63,11 @@ def show(
     texts: dict[str, str],
     speeds: dict[str, list[float]],
     halves: dict[str, dict[str, Any]],
-    status: dict[str, Any],
+    status: str,
 ) -> int:
-    """Print texts, speeds, what bf16 changes, and the status table."""
+    """Print texts, speeds, what bf16 changes, and the status."""
     from rich.console import Console
     from rich.table import Table
-
-    from liteboost_adaptor.cli.tables import status_table
 
     console = Console() if sys.stdout.isatty() else Console(width=140)
     original = texts["without"]
@@ -96,7 +94,7 @@ def show(
         table.add_row(variant, text, f"{halves[variant]['distance']:.4f}")
     console.print(table)
     console.rule("what was replaced at level 2")
-    console.print(status_table(status))
+    console.print(status, markup=False, highlight=False)
     return int(any(text != original for text in texts.values()))
 
 
@@ -145,7 +143,7 @@ def serve(variant: str, new_tokens: int) -> None:
     answers: dict[str, Callable[[], dict[str, Any]]] = {
         "round": lambda: timed(names, new_tokens),
         "bf16": lambda: in_bf16(names, new_tokens),
-        "status": lambda: names["liteboost_adaptor"].status().to_dict(),
+        "status": lambda: {"text": str(names["liteboost_adaptor"].status())},
     }
     reply({"text": printed.getvalue()})
     for line in sys.stdin:

@@ -36,6 +36,10 @@ def _activate(_: Any) -> None:
 
     registration.follow(runtime)
     runtime.start(_settings)
+    if _settings.disable:
+        from . import rule_ids
+
+        rule_ids.warn_of_unmatched(_settings)
 
 
 def _serve_adapted(_: Any) -> None:

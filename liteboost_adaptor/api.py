@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from . import __version__, environment, native, native_npu
+from . import __version__, config, environment, native, native_npu, rule_ids
 from .config import Quant, settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
 from .huggingface import features
 from .huggingface.runtime import listed_rules, runtime
+from .huggingface.summaries import summary_of
 from .huggingface.weights import weights
 from .kv_cache import buffers
 from .parallel import shard as parallel_shard
@@ -55,6 +56,7 @@ def apply(
 
     Raises:
         ConfigError: A value is not allowed.
+        TypeError: ``model`` is no module.
         StrictError: ``strict`` and a rule was refused or failed.
         QuantizationError: ``model`` cannot be quantized so.
         NativeLibraryError: ``sparse`` or ``quant`` was given, and there are no compiled kernels.
@@ -71,15 +73,13 @@ def apply(
         **{"sparse": sparse, "quant": quant},
         **sizes,
     )
+    rule_ids.warn_of_unmatched(wanted)
     if model is None:
         runtime.deactivate()
         runtime.activate(wanted)
         fixes.start(wanted)
     else:
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(
-                f"apply takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
-            )
+        _check(model, "apply")
         for name, size in sizes.items():
             if size is not None:
                 raise ConfigError(
@@ -90,6 +90,14 @@ def apply(
             _quantize(model, wanted.quant)
         runtime.bind(model, wanted)
     return status()
+
+
+def _check(model: object, function: str) -> None:
+    """Raise TypeError unless ``model`` is one."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{function} takes a torch.nn.Module, got {type(model).__name__}. Pass the loaded model."
+        )
 
 
 def _quantize(model: torch.nn.Module, quant: Quant) -> None:
@@ -112,12 +120,16 @@ def undo(model: torch.nn.Module | None = None) -> list[str]:
     Returns:
         A sentence for each thing that someone else has changed since, and that was therefore left.
 
+    Raises:
+        TypeError: ``model`` is no module.
+
     Example::
 
         for sentence in liteboost_adaptor.undo():
             print(sentence)
     """
     if model is not None:
+        _check(model, "undo")
         return runtime.leave_alone(model)
     left = runtime.unbind_all()
     left += runtime.deactivate() + fixes.stop()
@@ -135,12 +147,19 @@ def patched(*models: torch.nn.Module, level: int | None = None, disable: str | N
         models: Loaded models.
         level, disable: In place of ``LITEBOOST_LEVEL`` and ``LITEBOOST_DISABLE``.
 
+    Raises:
+        ConfigError: A value is not allowed.
+        TypeError: One of ``models`` is no module; nothing has been bound then.
+
     Example::
 
         with liteboost_adaptor.patched(model, level=1):
             ours = model.generate(**inputs)
     """
     wanted = with_overrides(settings(), level=level, disable=disable)
+    for model in models:
+        _check(model, "patched")
+    rule_ids.warn_of_unmatched(wanted)
     before = runtime.state()
     try:
         if models:
@@ -182,16 +201,19 @@ def shard(model: torch.nn.Module) -> ShardingPlan:
     return parallel_shard.shard(model)
 
 
-def status() -> Status:
+def status(*, full: bool = False) -> Status:
     """What happened so far: every rule with state, targets, reasons and calls; the models; the library.
+
+    Args:
+        full: Have the text list every rule, also those that no model has a use for.
 
     Example::
 
-        print(liteboost_adaptor.status())  # a table
+        print(liteboost_adaptor.status())  # a line for each model, what is not served and why, totals
         served = sum(rule.calls for rule in liteboost_adaptor.status().rules)
     """
     current = runtime.active or settings()
-    notes = [*environment.notes(), *report.environment]
+    notes = [*config.unknown(config.child_environment()), *environment.notes(), *report.environment]
     if runtime.is_dismissed:
         notes.append("Switched off by undo() for models not applied by name; apply() switches it on.")
     library = native.load()
@@ -225,4 +247,7 @@ def status() -> Status:
         models=models,
         caches_bytes=buffers.bytes_held(),
         rules=report.rows(listed, backend),
+        summaries=[summary_of(model) for model in runtime.models()],
+        missing="" if library.loaded else library.sentence.removeprefix("liteboost_adaptor: "),
+        full=full,
     )

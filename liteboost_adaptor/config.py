@@ -228,7 +228,7 @@ VARIABLES: tuple[Variable, ...] = (
         "disable",
         _globs,
         "rule ids or globs over them, separated by commas, such as rope.half,norm.*",
-        "Rules that are left alone. `python -m liteboost_adaptor status` lists the ids.",
+        "Rules that are left alone. `python -m liteboost_adaptor status --all SCRIPT` lists the ids.",
     ),
     Variable(
         "LITEBOOST_STRICT",
@@ -242,7 +242,8 @@ VARIABLES: tuple[Variable, ...] = (
         "patch_path",
         _paths,
         f"files or folders that exist, separated by {os.pathsep!r}",
-        "Rule files (TOML) of your own, read after the catalogue that is shipped.",
+        "Rule files (TOML) of your own, read after the catalogue that is shipped, which they may update. See "
+        "adding_a_rule.md.",
     ),
     Variable(
         "LITEBOOST_ISA",
@@ -361,42 +362,41 @@ def read(environ: Mapping[str, str]) -> Settings:
     """
     given = {variable: environ.get(variable.name, "") for variable in VARIABLES}
     values = {variable.field: parse(variable, text) for variable, text in given.items() if text.strip()}
-    known = {variable.name for variable in VARIABLES}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
-            warnings.warn(
-                f"{name} is set, but liteboost_adaptor knows no such variable; it has no effect. "
-                f"Known: {', '.join(sorted(known))}.",
-                stacklevel=2,
-            )
+    for sentence in unknown(environ):
+        warnings.warn(sentence, stacklevel=2)
     return Settings(**values)
 
 
-def parse(variable: Variable, text: str) -> Any:
-    """Parse one value, turning any fault into a `ConfigError` that lists what is allowed."""
+def unknown(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each ``LITEBOOST_*`` variable that is none of `VARIABLES`."""
+    known = sorted(variable.name for variable in VARIABLES)
+    what = f"liteboost_adaptor knows no such variable; it has no effect. Known: {', '.join(known)}."
+    found = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return [f"{name} is set, but {what}" for name in found]
+
+
+def parse(variable: Variable, value: Any, argument: str = "") -> Any:
+    """Parse one value; any fault is a `ConfigError` that names the ``argument``, or else the variable."""
     try:
-        return variable.parse(text)
+        return variable.parse(_as_text(value))
     except ValueError as fault:
-        found = f" ({fault})" if str(fault) else ""
-        raise ConfigError(
-            f"{variable.name} must be {variable.allowed}; found {text!r}{found}. Change or unset it."
-        ) from None
+        why = f" ({fault})" if str(fault) else ""
+        what = f"{argument or variable.name} must be {variable.allowed}; found {value!r}{why}."
+        raise ConfigError(f"{what} Change {'it or leave it out' if argument else 'or unset it'}.") from None
 
 
 def with_overrides(base: Settings, **overrides: Any) -> Settings:
     """``base`` with the arguments of `apply` that are not ``None``, checked like the variables.
 
     Raises:
-        ConfigError: A value is not allowed, or there is no such setting.
+        ConfigError: A value is not allowed, or there is no such setting; the message names the argument.
     """
     by_field = {variable.field: variable for variable in VARIABLES}
     values = dict(vars(base))
-    for field, value in overrides.items():
-        if value is None:
-            continue
+    for field, value in ((field, value) for field, value in overrides.items() if value is not None):
         if field not in by_field:
             raise ConfigError(f"no setting is called {field!r}. Settings: {', '.join(sorted(by_field))}.")
-        values[field] = parse(by_field[field], _as_text(value))
+        values[field] = parse(by_field[field], value, field)
     return Settings(**values)
 
 

@@ -69,8 +69,7 @@ def someone_elses() -> str:
 
 
 def _acts(entry: str) -> bool:
-    namespace, _, key = entry.split("/", 2)
-    return namespace == "aten" and key in _KEYS
+    return entry.startswith("aten/") and entry.split("/", 2)[2] in _KEYS
 
 
 def _is_there(entry: str) -> bool:

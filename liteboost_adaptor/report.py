@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from . import summary
 
 #: States of an outcome, in the order they are listed.
 APPLIED, PROVED, FOREIGN, REFUSED, FAILED, DISABLED, IDLE = (
@@ -55,6 +58,20 @@ class Outcome:
     reason: str = ""
 
 
+class Listed(NamedTuple):
+    """A rule as the status lists it where nothing came of it.
+
+    Attributes:
+        state: `DISABLED` or `IDLE`.
+        reason: Why it is disabled, or an empty string.
+    """
+
+    id: str
+    title: str
+    state: str
+    reason: str = ""
+
+
 @dataclass
 class Row:
     """Outcomes of one rule that share state and reason, as the status lists them."""
@@ -79,7 +96,16 @@ class Row:
 
 @dataclass
 class Status:
-    """A snapshot for people and programs."""
+    """A snapshot for people and programs.
+
+    As text and in a notebook it is short: a line for each model, what is not served and why, totals. With
+    ``full`` every rule has a line.
+
+    Attributes:
+        summaries: The models in short.
+        missing: Why there are no kernels, and what to run, or an empty string.
+        full: Whether the text lists every rule. These three are no part of the JSON.
+    """
 
     version: str
     level: int
@@ -88,23 +114,44 @@ class Status:
     models: list[dict[str, Any]]
     rules: list[Row]
     caches_bytes: int = 0
+    summaries: list[summary.ModelSummary] = field(default_factory=list)
+    missing: str = ""
+    full: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The snapshot as plain JSON types."""
-        return {**vars(self), "rules": [vars(row) for row in self.rules]}
+        found = {**vars(self), "rules": [vars(row) for row in self.rules]}
+        for name in ("summaries", "missing", "full"):
+            del found[name]
+        return found
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
+    def lines(self) -> list[summary.Line]:
+        """The snapshot in short."""
+        return summary.lines(self.to_dict(), self.summaries, self.missing)
+
+    def _repr_html_(self) -> str:
+        if self.full:
+            return f"<pre>{html.escape(str(self))}</pre>"
+        return summary.to_html(self.lines())
+
     def __str__(self) -> str:
+        return self._all() if self.full else summary.text(self.lines())
+
+    def _all(self) -> str:
         lines = [
             f"liteboost_adaptor {self.version}, level {self.level}, backend {self.native.get('backend')}"
         ]
         lines += self.environment
         lines += self.native.get("npu", {}).get("lines", [])
+        width = max((len(row.id) for row in self.rules), default=0)
         for row in self.rules:
             detail = f": {row.reason}" if row.reason else ""
-            lines.append(f"  {row.id:<24} {row.state:<19} {row.targets:>5} targets  {row.served}{detail}")
+            lines.append(
+                f"  {row.id:<{width}} {row.state:<19} {row.targets:>5} targets  {row.served}{detail}"
+            )
         return "\n".join(lines)
 
 
@@ -152,18 +199,18 @@ class Report:
     def environment(self) -> list[str]:
         return list(self._environment)
 
-    def rows(self, rules: Iterable[tuple[str, str, str]], backend: str) -> list[Row]:
-        """Rows for every rule in ``rules`` (id, title, state when nothing fits) and every outcome."""
-        titles = {rule: (title, state) for rule, title, state in rules}
+    def rows(self, rules: Iterable[Listed], backend: str) -> list[Row]:
+        """Rows for every rule in ``rules`` and every outcome."""
+        titles = {rule.id: rule for rule in rules}
         with self._lock:
             outcomes = [*self._bound.items(), *self._refusals.items()]
         grouped: dict[tuple[str, str, str], list[tuple[Outcome, int]]] = {}
         for outcome, count in outcomes:
             grouped.setdefault((outcome.rule, outcome.state, outcome.reason), []).append((outcome, count))
         seen = {rule for rule, _, _ in grouped}
-        for rule, (_, state) in titles.items():
-            if rule not in seen:
-                grouped[(rule, state, "")] = []
+        for listed in titles.values():
+            if listed.id not in seen:
+                grouped[(listed.id, listed.state, listed.reason)] = []
         order = {rule: position for position, rule in enumerate(titles)}
         keys = sorted(grouped, key=lambda key: (order.get(key[0], len(order)), STATES.index(key[1]), key))
         return [self._row(key, grouped[key], titles, backend) for key in keys]
@@ -172,7 +219,7 @@ class Report:
         self,
         key: tuple[str, str, str],
         group: list[tuple[Outcome, int]],
-        titles: dict[str, tuple[str, str]],
+        titles: dict[str, Listed],
         backend: str,
     ) -> Row:
         rule, state, reason = key
@@ -180,7 +227,7 @@ class Report:
         counter = self.counters.get(rule, CallCounter()) if is_bound or state == IDLE else CallCounter()
         return Row(
             id=rule,
-            title=titles.get(rule, ("", ""))[0],
+            title=titles[rule].title if rule in titles else "",
             state=state,
             reason=reason,
             targets=sum(count for _, count in group),

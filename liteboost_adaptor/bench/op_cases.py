@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..ops.block_selection import select_blocks
 from .attention_part_case import attention_part
+from .head_linear_case import head_linear
 from .int8_attention_cases import int8_attention, quantize_kv
 from .linear_attention_cases import (
     causal_conv1d,
@@ -403,4 +404,5 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "chunk_gated_delta_rule": chunk_delta_rule,
     "causal_conv1d": causal_conv1d,
     "causal_conv1d_update": causal_conv1d_update,
+    "head_linear": head_linear,
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Steps before the first that is timed: a program is recorded meanwhile, and memory touched.
-WARM_UP = 36
+WARM_UP = 132
 #: Bytes of the buffer that is summed beside the steps.
 LARGEST = 1 << 28
 

@@ -134,7 +134,15 @@ class Variant:
             arguments["logits_processor"] = LogitsProcessorList([processor])
         decode = torch.stack(self._generate(**arguments).logits, dim=1)
         torch.save({"prefill": prefill[:, -positions:].float(), "decode": decode.float()}, path)
+        if self.uses_package and forced is not None:
+            self._warm_up()
         return {"tokens": decode.argmax(-1).tolist()}
+
+    def _warm_up(self) -> None:
+        """Generate until the step is recorded, which it is when it has come often enough."""
+        often = importlib.import_module("liteboost_adaptor.program.step").RECORDED_AT
+        for _ in range(0, often, self.new - 1):
+            self._generate()
 
     def _dequantized(self) -> Any:
         import copy

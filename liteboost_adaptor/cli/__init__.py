@@ -1,5 +1,5 @@
-"""``python -m liteboost_adaptor``: doctor, status, run, selftest, bench, build, cmake-dir, fingerprint,
-plan, shard, quantize, audit, new-op.
+"""``python -m liteboost_adaptor``, or ``liteboost``: doctor, status, run, selftest, bench, build, cmake-dir,
+fingerprint, plan, shard, quantize, audit, new-op.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from .. import __version__
 from ..errors import LiteBoostError
 from .audit import audit
 from .bench import bench
@@ -34,14 +36,14 @@ _BEHIND_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": Tr
 def app() -> typer.Typer:
     """The command line, one command for each module of this package."""
     commands = typer.Typer(
-        name="python -m liteboost_adaptor",
-        help="Fused kernels for Hugging Face models: what is installed, what is replaced, what it gains.",
         no_args_is_help=True,
         add_completion=False,
+        rich_markup_mode=None,  # frames around it would not fit a screen of 24 lines
         # Typer's own tracebacks print every local variable, tensors and prompts included.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    commands.callback()(_of_all)
     commands.command("doctor")(doctor)
     commands.command("status", context_settings=_BEHIND_SCRIPT)(status)
     commands.command("run", context_settings={"allow_interspersed_args": False})(run)
@@ -56,6 +58,20 @@ def app() -> typer.Typer:
     commands.command("audit")(audit)
     commands.command("new-op")(new_op)
     return commands
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"liteboost_adaptor {__version__}")
+        raise typer.Exit
+
+
+def _of_all(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Fused kernels for Hugging Face models: what is installed, what is replaced, what it gains."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

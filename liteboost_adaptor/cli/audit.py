@@ -42,10 +42,11 @@ def audit(
         ),
     ] = False,
 ) -> None:
-    """Find the targets of the rules in a transformers, and compare their bodies with what is known.
+    """Find the targets of the rules in a transformers.
 
-    Without VERSION and FOLDER the installed one is scanned. Exit status 0 when every body is in the catalogue
-    or was seen before, 1 when one is new or changed, or, in a version not older than the baseline, gone.
+    Their bodies are compared with what is known. Without VERSION and FOLDER the installed one is scanned.
+    Exit status 0 when every body is in the catalogue or was seen before, 1 when one is new or changed, or, in
+    a version not older than the baseline, gone.
     """
     from ..audit import drift, packages, record
     from ..config import settings

@@ -20,6 +20,7 @@ from ..config import Settings as CoreSettings
 from ..config import with_overrides
 from ..errors import ConfigError
 from . import tables
+from .outputs import check_writable
 from .status import console_for
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def bench(
         typer.Option(metavar="DIR", help="With --sparse: a trained model, and heldout.txt, for the loss."),
     ] = None,
 ) -> None:
-    """Compare the variants, then time them in turn, each in a process of its own.
+    """Time transformers without and with this package.
+
+    Once the results agree, the variants take turns, each in a process of its own.
 
     With --sparse: attention of one layer over chosen blocks beside dense attention, at --prompt tokens.
 
@@ -159,11 +162,12 @@ def check_outputs(json_file: str | None, plot: Path | None, workdir: Path | None
     """Refuse, before minutes are spent, what could not be written after them.
 
     Raises:
-        ConfigError: A folder is missing, or matplotlib is.
+        ConfigError: A folder is missing or not ours to write, or matplotlib is missing.
     """
-    for option, path in (("--json", json_file and json_file != "-" and Path(json_file)), ("--plot", plot)):
-        if path and not path.resolve().parent.is_dir():
-            raise ConfigError(f"{option} {path}: there is no folder {path.resolve().parent}. Make it first.")
+    if json_file is not None and json_file != "-":
+        check_writable("--json", Path(json_file))
+    if plot is not None:
+        check_writable("--plot", plot)
     if workdir is not None and not workdir.is_dir():
         raise ConfigError(f"--workdir {workdir}: there is no such folder. Make it first.")
     if plot is not None:

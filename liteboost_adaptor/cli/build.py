@@ -34,9 +34,10 @@ def build(
     jobs: Annotated[int | None, typer.Option(min=1, help="Compilers at a time; one a core if unset.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Compile the kernels against the torch (and torch_npu) installed now, from the sources in the package.
+    """Compile the kernels against the torch installed now.
 
-    CANN is not needed to compile the kernels for NPUs.
+    Those for NPUs, where torch_npu is installed, too. The sources are in the package. CANN is not needed to
+    compile the kernels for NPUs.
     """
     version = native_npu.torch_npu_version()
     if npu and version is None:

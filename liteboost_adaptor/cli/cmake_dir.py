@@ -8,8 +8,8 @@ from .. import native_build
 
 
 def cmake_dir() -> None:
-    """Print the folder of liteboost_op.cmake, which a CMakeLists.txt of your own includes.
+    """Print the folder of liteboost_op.cmake, for ops of your own.
 
-    It has the function liteboost_add_op; examples/custom_op shows how it is used.
+    A CMakeLists.txt of yours includes it for the function liteboost_add_op; see examples/custom_op.
     """
     typer.echo(native_build.find_sources() / "cmake")

@@ -19,9 +19,10 @@ from ..environment.diagnosis import Diagnosis, diagnose
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Report versions, processor, kernels, NPU and CANN, and every problem with what to do about it.
+    """Say what is installed, what is missing, and what to do.
 
-    Exit status 0 when scripts can run with the package, 1 otherwise.
+    Reports versions, processor, kernels, NPU and CANN, and every problem. Exit status 0 when scripts can run
+    with the package, 1 otherwise.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # everything warned of is a line of the report

@@ -16,7 +16,7 @@ def fingerprint(
     attribute: Annotated[str, typer.Option(help="the method of a class")] = "forward",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Print the digest and the operations of a function or method, as a rule names them."""
+    """Print the digest and the operations of a body, for a rule."""
     from ..engine.fingerprint import Opaque, behind_wrapper
     from ..engine.fingerprint import fingerprint as compute
 

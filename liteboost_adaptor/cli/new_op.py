@@ -12,9 +12,10 @@ from . import new_op_files
 def new_op(
     name: Annotated[str, typer.Argument(help="What it is to be called: torch.ops.liteboost.NAME.")],
 ) -> None:
-    """Write the files of a new op into this checkout, and its name into the lists of ops.
+    """Write the files of a new op into this checkout.
 
-    The op compiles, passes its tests and multiplies by a number. docs/adding_an_op.md says what to change.
+    Its name goes into the lists of ops. The op compiles, passes its tests and multiplies by a number.
+    docs/adding_an_op.md says what to change.
     """
     changes = new_op_files.plan(name, new_op_files.ROOT)
     new_op_files.write(changes, new_op_files.ROOT)

@@ -53,11 +53,11 @@ def plan(
         typer.Option(metavar="FILE.png", help="draw memory and modelled tokens/s over the number of cards"),
     ] = None,
 ) -> None:
-    """Say what each of so many processes would hold and exchange, or why it cannot be so many.
+    """Say what each of several processes would hold and exchange.
 
-    Memory is that of a card of --device for --batch sequences of --context tokens; times are modelled, not
-    measured. There are --tp times --dp times --sp times --cp processes. Exit status 1 where so many cannot
-    share the model.
+    Where there cannot be so many, it says why. Memory is that of a card of --device for --batch sequences of
+    --context tokens; times are modelled, not measured. There are --tp times --dp times --sp times --cp
+    processes. Exit status 1 where so many cannot share the model.
     """
     from ..bench import planned
     from ..bench.sharing import Sharing

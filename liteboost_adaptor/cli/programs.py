@@ -85,8 +85,10 @@ def _of_python(arguments: Sequence[str], for_torchrun: Sequence[str] = ()) -> Co
 
 
 def _interpreter_options() -> list[str]:
-    """What stands before ``-m liteboost_adaptor`` in the command line of this process."""
+    """What stands before ``-m liteboost_adaptor``, or ``liteboost``, in the command line of this process."""
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if options and options[-1] == sys.argv[0]:
+        return options[:-1]
     if len(options) < 2 or options[-1] != "liteboost_adaptor" or not options[-2].endswith("m"):
         return []
     flags = options[-2].removesuffix("m")

@@ -48,7 +48,10 @@ def quantize(
         bool, typer.Option("--trust-remote-code", help="run Python code that lies in SRC")
     ] = False,
 ) -> None:
-    """Quantize a checkpoint; interrupted and called again, it goes on where it was."""
+    """Quantize a checkpoint.
+
+    Interrupted and called again, it goes on where it was.
+    """
     if not source.is_dir():
         raise ConfigError(f"SRC must be a folder with a model, found {source}; download the model first")
     from ..quantization.config import LiteBoostConfig

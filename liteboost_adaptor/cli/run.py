@@ -32,11 +32,12 @@ def run(
         int | None, typer.Option(metavar="N", min=1, help="Start N ranks, over which models are divided.")
     ] = None,
 ) -> None:
-    """Run PROGRAM, and what it starts, as if its first line were `import liteboost_adaptor`.
+    """Run a program as it is, with this package.
 
-    PROGRAM takes the place of this process: its exit status, signals and output are its own. A name without a
-    slash is a command, looked for beside this Python and then on PATH, else a file. Exit status 127: there is
-    no such program; 126: it cannot be run.
+    PROGRAM, and what it starts, runs as if its first line were `import liteboost_adaptor`. It takes the place
+    of this process: its exit status, signals and output are its own. A name without a slash is a command,
+    looked for beside this Python and then on PATH, else a file. Exit status 127: there is no such program;
+    126: it cannot be run.
     """
     given = {"level": level, "quant": quant, "tp": None if tp is None else str(tp)}
     wanted = {name: value for name, value in given.items() if value is not None}

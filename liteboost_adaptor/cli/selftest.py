@@ -14,6 +14,7 @@ from rich.text import Text
 from ..errors import ConfigError
 from . import tables
 from .bench import progress_bar
+from .outputs import check_writable
 from .status import console_for
 
 if TYPE_CHECKING:
@@ -41,20 +42,18 @@ def selftest(
         str | None, typer.Option("--json", metavar="FILE", help="Write all figures; - for standard output.")
     ] = None,
 ) -> None:
-    """Compare every op with its reference in float64, over shapes, strides and dtypes; write a report.
+    """Compare every op with its reference; write a report.
 
-    The report is Markdown with versions, device, operators and figures, to be pasted into an issue. On an NPU
-    the answers replace those of first uses. Exit status 1 when an op differs from its reference, or a stage
-    of the full report fails.
+    The reference is computed in float64, over shapes, strides and dtypes. The report is Markdown with
+    versions, device, operators and figures, to be pasted into an issue. On an NPU the answers replace those
+    of first uses. Exit status 1 when an op differs from its reference, or a stage of the full report fails.
     """
     if full and device == "cpu":
         raise ConfigError("--report is about an NPU; found --device cpu. Leave one of them out.")
     path = report_file or Path(f"selftest-{device.replace(':', '-')}.md")
-    for option, target in (("--output", path), ("--json", Path(json_file or "-"))):
-        if not target.resolve().parent.is_dir():
-            raise ConfigError(
-                f"{option} {target}: there is no folder {target.resolve().parent}. Make it first."
-            )
+    check_writable("--output", path)
+    if json_file is not None and json_file != "-":
+        check_writable("--json", Path(json_file))
     from ..selftest import kit, report
 
     names = tuple(name.strip() for name in ops.split(",") if name.strip())

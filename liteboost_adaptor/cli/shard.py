@@ -17,9 +17,10 @@ def shard(
         bool, typer.Option("--trust-remote-code", help="run Python code that lies in the folder of the model")
     ] = False,
 ) -> None:
-    """Shard a checkpoint into a file for each of so many processes, or put one together again (--merge).
+    """Shard a checkpoint, a file for each process, or merge one.
 
-    `from_pretrained` of the new folder, under torchrun with as many processes, reads a process's own file.
+    --merge puts the files together again. `from_pretrained` of the new folder, under torchrun with as many
+    processes, reads a process's own file.
     """
     if (tp is None) != merge:
         raise typer.BadParameter("give either --tp N or --merge")

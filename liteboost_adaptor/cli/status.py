@@ -10,13 +10,17 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from .. import summary
 from ..errors import ConfigError
 from . import tables
+
+if TYPE_CHECKING:
+    from ..report import Status
 
 #: Columns of a table that goes to a file or a pipe, which has no width of its own.
 PIPE_WIDTH = 160
@@ -25,6 +29,9 @@ PIPE_WIDTH = 160
 def status(
     script: Annotated[Path, typer.Argument(help="A Python script, run as if by `python SCRIPT`.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Every rule, also those that no model has a use for.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the status as JSON, the last line of the output.")
     ] = False,
@@ -32,16 +39,17 @@ def status(
         Path | None, typer.Option("--json-file", metavar="FILE", help="Write the status as JSON to FILE.")
     ] = None,
 ) -> None:
-    """Run SCRIPT with the package imported, then list every rule: applied or not, why, and calls served.
+    """Run a script, then say what was served, what not, and why.
 
-    The exit status is that of the script. Where it fails, the table comes first, on standard error.
+    The package is imported before the script. The exit status is that of the script. Where it fails, the
+    status comes first, on standard error.
     """
     if not script.exists():
         raise ConfigError(f"status runs a script; found no {str(script)!r}. Give the path of one.")
     code, fault, namespace = run_script(script, arguments or [])
     snapshot = _snapshot()
     del namespace  # models are listed while they live; until here the script's own names kept them
-    _show(snapshot, failed=code != 0, as_json=as_json, json_file=json_file)
+    _show(snapshot, failed=code != 0, show_all=show_all, as_json=as_json, json_file=json_file)
     if fault is not None:
         print_fault(fault, script)
     leave(code)
@@ -91,22 +99,27 @@ def leave(code: int) -> NoReturn:
     raise typer.Exit(code & 0xFF)
 
 
-def _snapshot() -> dict[str, Any]:
+def _snapshot() -> Status:
     import liteboost_adaptor
 
-    return liteboost_adaptor.status().to_dict()
+    return liteboost_adaptor.status()
 
 
-def _show(snapshot: dict[str, Any], *, failed: bool, as_json: bool, json_file: Path | None) -> None:
+def _show(snapshot: Status, *, failed: bool, show_all: bool, as_json: bool, json_file: Path | None) -> None:
     if json_file is not None:
-        json_file.write_text(json.dumps(snapshot, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(snapshot.to_json() + "\n", encoding="utf-8")
     sys.stdout.flush()
     stream = sys.stderr if failed or as_json else sys.stdout
     if not as_json or failed:
-        console_for(stream).print(tables.status_table(snapshot))
+        console = console_for(stream)
+        console.print(
+            tables.status_table(snapshot.to_dict())
+            if show_all
+            else tables.status_summary(snapshot, min(console.width, summary.WIDTH))
+        )
     if as_json:
         # One line, so that it can be told from whatever the script printed.
-        sys.stdout.write(json.dumps(snapshot) + "\n")
+        sys.stdout.write(json.dumps(snapshot.to_dict()) + "\n")
         sys.stdout.flush()
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from .. import summary
+
+if TYPE_CHECKING:
+    from ..report import Status
 
 _STYLES = {
     "applied": "green",
@@ -18,13 +23,21 @@ _STYLES = {
     "refused": "yellow",
     "failed": "bold red",
 }
-#: States of rules that are listed by id alone, and what to say of them.
+#: States of rules that are listed by id alone, and what to say of them where no reason is known.
 _UNUSED = {
     "idle": "idle, no use for them in the models so far",
-    "disabled": "disabled by LITEBOOST_DISABLE or the level",
+    "disabled": "disabled",
 }
+_LINE_STYLES = {"good": "green", "bad": "yellow", "dim": "dim"}
 #: Targets that are named; further ones are counted.
 _NAMED_TARGETS = 3
+
+
+def status_summary(status: Status, width: int) -> RenderableType:
+    """What `liteboost_adaptor.status` says in short, in at most ``width`` columns."""
+    return Group(
+        *(Text(row, _LINE_STYLES.get(style, "")) for row, style in summary.rows(status.lines(), width))
+    )
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
@@ -70,7 +83,9 @@ def _headline(status: Mapping[str, Any]) -> Text:
 
 def _is_unused(rule: Mapping[str, Any]) -> bool:
     """Whether there is nothing to say of a rule but its state."""
-    return rule["state"] in _UNUSED and not (rule["targets"] or rule["reason"])
+    return not rule["targets"] and (
+        rule["state"] == "disabled" or (rule["state"] == "idle" and not rule["reason"])
+    )
 
 
 def _status_row(rule: Mapping[str, Any]) -> list[Text]:
@@ -102,11 +117,11 @@ def _short(place: str) -> str:
 
 
 def _footer(status: Mapping[str, Any]) -> list[Text]:
-    lines = []
-    for state, meaning in _UNUSED.items():
-        unused = [rule["id"] for rule in status["rules"] if rule["state"] == state and _is_unused(rule)]
-        if unused:
-            lines.append(f"{meaning}: {', '.join(unused)}")
+    unused: dict[str, list[str]] = {}
+    for rule in status["rules"]:
+        if _is_unused(rule):
+            unused.setdefault(rule["reason"] or _UNUSED[rule["state"]], []).append(rule["id"])
+    lines = [f"{meaning}: {', '.join(rules)}" for meaning, rules in unused.items()]
     lines += [f"{model['class']}: {model['modules']} modules served" for model in status["models"]]
     return [*map(Text, lines), Text(f"caches of ours: {status['caches_bytes'] / 2**20:.1f} MiB")]
 

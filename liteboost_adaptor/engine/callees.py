@@ -46,6 +46,7 @@ _OPERATORS = {
 }
 _COMPARISONS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _UNARY = {"USub": "neg", "UAdd": "pos", "Invert": "invert"}
+_LOOKING_UP = (ast.Attribute, ast.Name, ast.BinOp, ast.AugAssign, ast.UnaryOp, ast.Compare, ast.Subscript)
 #: What torch asks of every tensor that is handed to one of its functions.
 _OF_TENSORS = ("__torch_function__", "__torch_dispatch__")
 #: What stands between ``module(x)`` and its forward.
@@ -162,14 +163,13 @@ class _Body:
         self.self_name = code.co_varnames[0] if owner is not None and code.co_argcount else ""
 
     def read(self, node: ast.FunctionDef) -> None:
-        for statement in node.body:
-            for child in ast.walk(statement):
-                for place in self._operators(child):
-                    self.reader.note(place)
-                if isinstance(child, ast.Attribute):
-                    self._attribute(child)
-                elif isinstance(child, ast.Name) and child.id not in self.locals:
-                    self._global(child.id)
+        for child in _looked_up(node):
+            for place in self._operators(child):
+                self.reader.note(place)
+            if isinstance(child, ast.Attribute):
+                self._attribute(child)
+            elif isinstance(child, ast.Name) and child.id not in self.locals:
+                self._global(child.id)
 
     def read_names(self) -> None:
         """Of a function without a text: every global name it uses, and every name wherever there is one."""
@@ -281,6 +281,24 @@ class _Body:
             value = self.reader.note(place_in_class(base, name))
             if type(value) is types.FunctionType:
                 self.reader.read(value, owner, self.instance, self.depth + 1)
+
+
+# Of definitions, which `source` remembers: most are read by several readers.
+@functools.lru_cache(maxsize=4096)
+def _looked_up(node: ast.FunctionDef) -> tuple[ast.AST, ...]:
+    """What of a definition may look something up."""
+    found: list[ast.AST] = []
+    pending: list[ast.AST] = [*node.body]
+    for each in pending:  # grows by what is in it, as `ast.walk`, which takes twice as long
+        if type(each) in _LOOKING_UP:
+            found.append(each)
+        for name in each._fields:
+            value = getattr(each, name, None)
+            if type(value) is list:
+                pending += [child for child in value if isinstance(child, ast.AST)]
+            elif isinstance(value, ast.AST):
+                pending.append(value)
+    return tuple(found)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import functools
 import importlib
@@ -9,8 +10,8 @@ import importlib.metadata
 import importlib.resources
 import re
 import tomllib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -163,9 +164,30 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 _REQUIRED = tuple(
     f.name
-    for f in fields(Rule)
+    for f in dataclasses.fields(Rule)
     if f.name in ("id", "title", "kind", "replacement", "why", "upstream", "drop_when")
 )
+
+
+@dataclass(frozen=True)
+class Update:
+    """Bodies, and wrappers, that a rule of another file knows from now on.
+
+    Attributes:
+        rule: Its id.
+    """
+
+    rule: str
+    bodies: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()
+
+    def apply(self, rule: Rule) -> Rule:
+        """``rule`` with them."""
+        return dataclasses.replace(
+            rule,
+            bodies=tuple(dict.fromkeys([*rule.bodies, *self.bodies])),
+            wrappers=tuple(dict.fromkeys([*rule.wrappers, *self.wrappers])),
+        )
 
 
 def parse(text: str, source: str) -> list[Rule]:
@@ -174,6 +196,10 @@ def parse(text: str, source: str) -> list[Rule]:
     Raises:
         CatalogueError: Names the file, the rule and the field that is wrong.
     """
+    return _rules(_tables(text, source), source)
+
+
+def _tables(text: str, source: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
@@ -182,17 +208,44 @@ def parse(text: str, source: str) -> list[Rule]:
         raise CatalogueError(
             f"{source}: schema must be {SCHEMA}, found {data.get('schema')!r}. Start with schema = 1."
         )
-    unknown = set(data) - {"schema", "rule"}
+    unknown = set(data) - {"schema", "rule", "update"}
     if unknown:
         raise CatalogueError(
-            f"{source}: unknown top-level {sorted(unknown)}. Only schema and [[rule]] are allowed."
+            f"{source}: unknown top-level {sorted(unknown)}. Only schema, [[rule]], [[update]] are known."
         )
-    entries = data.get("rule", [])
-    if not isinstance(entries, list):
+    for name in ("rule", "update"):
+        if not isinstance(data.setdefault(name, []), list):
+            raise CatalogueError(
+                f"{source}: {name!r} must be an array of tables. Write [[{name}]], with two brackets."
+            )
+    return data
+
+
+def _updates(data: dict[str, Any], source: str, rules: Container[str]) -> list[Update]:
+    """Those of a file, for ``rules``."""
+    return [_update(entry, source, rules) for entry in data["update"]]
+
+
+def _update(entry: Any, source: str, rules: Container[str]) -> Update:
+    fields = dict(entry) if isinstance(entry, dict) else {}
+    rule = fields.pop("rule", "(no id)")
+    where = f"{source}: update of rule {rule!r}"
+    if not fields or fields.keys() - {"bodies", "wrappers"}:
+        raise CatalogueError(f"{where} must have rule, and bodies or wrappers, and no other field.")
+    for name, value in fields.items():
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise CatalogueError(
+                f"{where}: field {name!r} must list strings, found {value!r}. Quote each item."
+            )
+    if rule not in rules:
         raise CatalogueError(
-            f"{source}: 'rule' must be an array of tables. Write [[rule]], with two brackets."
+            f"{where}: neither the catalogue nor a file before it has this rule. Correct its id."
         )
-    rules = [_rule(entry, source) for entry in entries]
+    return Update(rule, **{name: tuple(value) for name, value in fields.items()})
+
+
+def _rules(data: dict[str, Any], source: str) -> list[Rule]:
+    rules = [_rule(entry, source) for entry in data["rule"]]
     for rule in rules:
         if [other.id for other in rules].count(rule.id) > 1:
             raise CatalogueError(
@@ -313,7 +366,7 @@ def _read(file: Traversable) -> str:
 
 
 def load(patch_path: tuple[str, ...] = ()) -> tuple[tuple[Rule, ...], tuple[CatalogueError, ...]]:
-    """The shipped catalogue, then the user's own files, and the faults found.
+    """The shipped catalogue, then the user's own files, which may update it, and the faults found.
 
     One broken file costs that file (its other rules are not read either), never the rest: whoever
     calls decides whether a fault is an error or a line in the status.
@@ -322,17 +375,22 @@ def load(patch_path: tuple[str, ...] = ()) -> tuple[tuple[Rule, ...], tuple[Cata
     faults: list[CatalogueError] = []
     for source, text in [*shipped_files(), *user_files(patch_path)]:
         try:
-            found = parse(text(), source)
+            data = _tables(text(), source)
+            found = _rules(data, source)
             for rule in found:
                 if rule.id in rules:
                     raise CatalogueError(
                         f"{source}: rule id {rule.id!r} is already used by {rules[rule.id].source}. "
                         "Choose another id."
                     )
+            known = {**rules, **{rule.id: rule for rule in found}}
+            updates = _updates(data, source, known)
         except CatalogueError as fault:
             faults.append(fault)
             continue
-        rules.update((rule.id, rule) for rule in found)
+        rules = known
+        for update in updates:
+            rules[update.rule] = update.apply(rules[update.rule])
     for rule in list(rules.values()):
         missing = [child for child in rule.child_rules if child not in rules]
         if missing:

@@ -168,7 +168,7 @@ def contents(cell: types.CellType) -> Any:
 
 def build(node: ast.FunctionDef, parsed: source.Source, names: Mapping[str, Any]) -> types.FunctionType:
     original = parsed.function
-    code = source.compile_in_factory(node, original.__code__, tuple(names))
+    code = source.compile_in_factory(ast.fix_missing_locations(node), original.__code__, tuple(names))
     watch.rewritten.update(source.nested_codes(code))
     cells = source.free_cells(original)
     closure = tuple(

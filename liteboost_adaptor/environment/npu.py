@@ -20,7 +20,7 @@ import torch
 
 from ..config import Settings
 from ..engine.install import UndoStack
-from ..report import APPLIED, DISABLED, FAILED, IDLE, Outcome, report
+from ..report import APPLIED, DISABLED, FAILED, IDLE, Listed, Outcome, report
 from . import ascend, cuda_names, npu_generate, npu_masks, npu_rotary
 
 
@@ -231,12 +231,12 @@ class Fixes:
             self._is_dismissed = True
             return self._take_back_all()
 
-    def rows(self) -> Iterator[tuple[str, str, str]]:
-        """(id, title, state when nothing came of it) of every fix, where torch_npu is in use."""
+    def rows(self) -> Iterator[Listed]:
+        """A row for every fix, where torch_npu is in use."""
         if "torch_npu" in sys.modules:
             for fix in FIXES:
-                is_off = self._settings is not None and _turned_off(fix, self._settings)
-                yield fix.id, fix.title, DISABLED if is_off else IDLE
+                reason = _turned_off(fix, self._settings) if self._settings else ""
+                yield Listed(fix.id, fix.title, DISABLED if reason else IDLE, reason)
 
     def _consider(self, fix: Fix, is_off: str) -> None:
         reason = "" if is_off else fix.unfit()

@@ -9,18 +9,16 @@ import torch
 
 from ..config import Settings
 from ..kv_cache import int8_bind
+from ..report import Listed
 from . import huge_pages, sparse_attention, steps
 from .weights import weights
-
-#: (id, title, state where it was bound to no model), as `report.rows` takes them.
-Row = tuple[str, str, str]
 
 
 def _nothing(model: torch.nn.Module, settings: Settings) -> None:
     pass
 
 
-def _no_rows(settings: Settings) -> Iterator[Row]:
+def _no_rows(settings: Settings) -> Iterator[Listed]:
     return iter(())
 
 
@@ -38,21 +36,29 @@ class Feature:
         rows: Its rows of the status.
         asked: What somebody asked for explicitly for a model, as the subject of a sentence, or an empty
             string: without the compiled kernels it is an error, where the rest leaves the model alone.
+        rule: Its id in the status, by which it can be disabled, or an empty string.
     """
 
     unbind: Callable[[torch.nn.Module], None]
     bind: Callable[[torch.nn.Module, Settings], None] = _nothing
-    rows: Callable[[Settings], Iterator[Row]] = _no_rows
+    rows: Callable[[Settings], Iterator[Listed]] = _no_rows
     asked: Callable[[torch.nn.Module, Settings], str] = _not_asked_for
+    rule: str = ""
 
 
 #: In the order in which models are bound: weights are cast before they are moved.
 FEATURES = (
     Feature(weights.unbind, weights.bind),
-    Feature(sparse_attention.unbind, sparse_attention.bind, sparse_attention.rows, sparse_attention.asked),
-    Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows, int8_bind.asked),
-    Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows),
-    Feature(steps.unbind, rows=steps.rows),
+    Feature(
+        sparse_attention.unbind,
+        sparse_attention.bind,
+        sparse_attention.rows,
+        sparse_attention.asked,
+        sparse_attention.RULE,
+    ),
+    Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows, int8_bind.asked, int8_bind.RULE),
+    Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows, rule=huge_pages.RULE),
+    Feature(steps.unbind, rows=steps.rows, rule=steps.RULE),
 )
 
 
@@ -68,7 +74,7 @@ def unbind(model: torch.nn.Module) -> None:
         feature.unbind(model)
 
 
-def rows(settings: Settings) -> Iterator[Row]:
+def rows(settings: Settings) -> Iterator[Listed]:
     """The rows of all of them."""
     for feature in FEATURES:
         yield from feature.rows(settings)

@@ -23,7 +23,7 @@ import torch
 
 from ..config import Settings
 from ..memory import available_bytes
-from ..report import APPLIED, DISABLED, IDLE, Outcome, report
+from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
 
 RULE = "weights.huge_pages"
 TITLE = "Weights on huge pages"
@@ -179,9 +179,10 @@ def unbind(model: torch.nn.Module) -> None:
             report.remove(outcome)
 
 
-def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(id, title, state when no model has such weights)."""
-    yield RULE, TITLE, DISABLED if _turned_off(settings) else IDLE
+def rows(settings: Settings) -> Iterator[Listed]:
+    """Its row."""
+    reason = _turned_off(settings)
+    yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)
 
 
 def _note(model: torch.nn.Module, outcome: Outcome) -> None:
@@ -280,6 +281,8 @@ def _kernel_has_them() -> bool:
         return False
 
 
-def _turned_off(settings: Settings) -> bool:
-    is_disabled = any(fnmatch.fnmatchcase(RULE, glob) for glob in settings.disable)
-    return is_disabled or settings.level < LEVEL
+def _turned_off(settings: Settings) -> str:
+    for glob in settings.disable:
+        if fnmatch.fnmatchcase(RULE, glob):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    return f"needs level {LEVEL}, level {settings.level} is set" if settings.level < LEVEL else ""

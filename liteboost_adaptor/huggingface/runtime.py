@@ -21,7 +21,7 @@ from ..engine.bind import Binder, Binding, restore
 from ..engine.install import UndoStack
 from ..errors import LiteBoostError, NativeLibraryError, StrictError
 from ..kv_cache import bind as kv_cache
-from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Outcome, report
+from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Listed, Outcome, report
 from . import adapters, features, registries, steps
 from .weights import weights
 
@@ -419,10 +419,11 @@ def _binder(settings: Settings, without: tuple[catalogue.Rule, ...]) -> Binder:
     return Binder(tuple(rule for rule in active_rules(settings) if rule not in without), _is_model)
 
 
-def listed_rules(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(id, title, state when nothing fits it) of every rule."""
+def listed_rules(settings: Settings) -> Iterator[Listed]:
+    """Every rule of the catalogue."""
     for rule in load_catalogue(settings.patch_path)[0]:
-        yield rule.id, rule.title, DISABLED if why_inactive(rule, settings) else IDLE
+        reason = why_inactive(rule, settings)
+        yield Listed(rule.id, rule.title, DISABLED if reason else IDLE, reason)
 
 
 runtime = Runtime()

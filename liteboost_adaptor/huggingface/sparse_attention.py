@@ -12,7 +12,7 @@ from ..config import Settings
 from ..engine import swap
 from ..replacements.attention import REGISTRY
 from ..replacements.sparse_attention import CHOICE, RULE
-from ..report import APPLIED, DISABLED, IDLE, Outcome, report
+from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
 
 TITLE = "Block-sparse attention of long prompts (LITEBOOST_SPARSE)"
 LEVEL = 2
@@ -47,10 +47,11 @@ def unbind(model: torch.nn.Module) -> None:
             report.remove(outcome)
 
 
-def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(id, title, state when there is no attention for it), where somebody asked for it."""
+def rows(settings: Settings) -> Iterator[Listed]:
+    """Its row where somebody asked for it."""
     if settings.sparse is not None or _outcomes:
-        yield RULE, TITLE, DISABLED if settings.sparse is None or _turned_off(settings) else IDLE
+        reason = _turned_off(settings)
+        yield Listed(RULE, TITLE, DISABLED if settings.sparse is None or reason else IDLE, reason)
 
 
 def asked(model: torch.nn.Module, settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from ..kv_cache import buffers
 from ..program.arguments import cache_name, is_decode_step
 from ..program.graph import RULE, TITLE
 from ..program.step import Steps, forget_all
-from ..report import DISABLED, IDLE, CallCounter, report
+from ..report import DISABLED, IDLE, CallCounter, Listed, report
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
 _STEPS = f"{swap.PRIVATE}steps"
@@ -67,7 +68,17 @@ def _settings(model: torch.nn.Module) -> tuple[bool, str]:
     from .runtime import runtime  # which binds models to this
 
     settings = runtime.settings_of(model)
-    return (settings.strict, settings.graph) if settings is not None else (False, "0")
+    if settings is None:
+        return False, "0"
+    return settings.strict, "0" if _not_captured(settings) else settings.graph
+
+
+def _not_captured(settings: Settings) -> str:
+    """What of ``settings`` turns capturing off, or an empty string."""
+    for glob in settings.disable:
+        if fnmatch.fnmatchcase(RULE, glob):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    return "turned off by LITEBOOST_GRAPH=0" if settings.graph == "0" else ""
 
 
 def without_programs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +119,8 @@ def unbind(model: torch.nn.Module) -> None:
             steps.forget()
 
 
-def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(id, title, state where no step was captured), where one could have been."""
+def rows(settings: Settings) -> Iterator[Listed]:
+    """The row of captured steps, where one could have been captured."""
     if RULE in report.counters:
-        yield RULE, TITLE, DISABLED if settings.graph == "0" else IDLE
+        reason = _not_captured(settings)
+        yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)

@@ -76,6 +76,11 @@ class KVBuffer:
         """Whether ``length`` positions fit, and not far too much of it."""
         return self.memory.size(self.dim) <= 2 * _capacity(length)
 
+    def takes(self, layer: Any, held: torch.Tensor, count: int) -> bool:
+        """Whether ``count`` positions behind ``held``, kept by ``layer``, are written where it lies."""
+        start, length = self.start_of(layer, held), held.size(self.dim)
+        return start >= 0 and start + length + count <= self.memory.size(self.dim) and self.fits(length)
+
     def append(self, start: int, length: int, new: torch.Tensor) -> torch.Tensor:
         """Write ``new`` behind the ``length`` positions from ``start``, and give all of them."""
         self.extend_to(start + length + new.size(self.dim))

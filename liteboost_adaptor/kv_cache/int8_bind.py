@@ -11,7 +11,7 @@ import torch
 
 from ..config import INT8, Settings
 from ..engine import swap
-from ..report import APPLIED, DISABLED, IDLE, REFUSED, Outcome, report
+from ..report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
 from .int8_layers import RULE, want, want_no_longer
 
 TITLE = "Keys and values of the cache as integers (kv8)"
@@ -51,10 +51,11 @@ def unbind(model: torch.nn.Module) -> None:
             report.remove(outcome)
 
 
-def rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """(id, title, state when no module keeps integers), where somebody asked for it."""
+def rows(settings: Settings) -> Iterator[Listed]:
+    """Its row where somebody asked for it."""
     if _is_set(settings) or _outcomes:
-        yield RULE, TITLE, DISABLED if _turned_off(settings) else IDLE
+        reason = _turned_off(settings)
+        yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)
 
 
 def asked(model: torch.nn.Module, settings: Settings) -> str:

@@ -36,6 +36,40 @@ def topk_softmax(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Ten
     return scores.to(logits.dtype), index.to(torch.int32)
 
 
+def grouped_topk(
+    logits: Tensor, bias: Tensor, k: int, groups: int, topk_group: int, factor: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The ``k`` experts of each token with the largest sigmoid and bias, of its ``topk_group`` best groups.
+
+    Args:
+        logits: ``[tokens, experts]``, fp32/bf16/fp16 (here also fp64).
+        bias: ``[experts]``: added for the choice, not to the scores.
+        k: From 1 to the number of experts in ``topk_group`` groups.
+        groups: How many groups there are, of neighbours; a group is as good as its best two together.
+        topk_group: In how many groups experts may be chosen.
+        factor: Of the scores.
+        eps: Added to the sum of the chosen sigmoids, which divides each.
+
+    Returns:
+        Scores ``[tokens, k]``, dtype of ``logits``, and the numbers of their experts, int32.
+
+    Numerics:
+        In fp32, rounded once.
+
+    Source:
+        ``DeepseekV3TopkRouter`` in transformers 5.23.
+    """
+    every = torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    choice = (every + bias).unflatten(-1, (groups, -1))
+    strength = choice.topk(2, dim=-1)[0].sum(dim=-1)
+    opened = torch.zeros_like(strength, dtype=torch.bool)
+    opened.scatter_(-1, strength.topk(topk_group, dim=-1)[1], True)
+    index = choice.masked_fill(~opened.unsqueeze(-1), -torch.inf).flatten(-2).topk(k, dim=-1)[1]
+    chosen = every.gather(-1, index)
+    scores = chosen / (chosen.sum(dim=-1, keepdim=True) + eps) * factor
+    return scores.to(logits.dtype), index.to(torch.int32)
+
+
 def fused_experts(
     x: Tensor,
     up: Tensor,
@@ -79,6 +113,11 @@ def fused_experts(
 define_for_npu(
     "_npu_topk_softmax(Tensor logits, int k, bool renormalize) -> (Tensor, Tensor)",
     topk_softmax,
+)
+define_for_npu(
+    "_npu_grouped_topk(Tensor logits, Tensor bias, int k, int groups, int topk_group, float factor, "
+    "float eps) -> (Tensor, Tensor)",
+    grouped_topk,
 )
 define_for_npu(
     "_npu_fused_experts(Tensor x, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, Tensor scores, "

@@ -180,8 +180,9 @@ class Graph:
             self._graphs.pools.pop(self._device, None)
 
     def _stream(self) -> Any:
-        streams = self._graphs.streams
-        if self._device not in streams:
+        """Not the current one, which would wait for itself: torch_npu gives the streams of a pool in turn."""
+        streams, current = self._graphs.streams, self._npu.current_stream(self._device)
+        while streams.get(self._device) in (None, current):
             streams[self._device] = self._npu.Stream(device=self._device)
         return streams[self._device]
 

@@ -158,7 +158,7 @@ class Writer:
         self._line(f"both {written} {places}", [*reads, places], phase)
         for call, (memory, _, where) in zip((keys, values), both, strict=True):
             self._slots[call.result] = made = self._new()
-            self.phases.given(made, is_growing=True)
+            self.phases.appended(made)
             self._line(f"part {memory} {where} {call.count} {call.dim} -> {made}", [memory])
 
     def _appended_to(self, call: Appended, recorder: Recorder) -> tuple[int, int, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .passes import Step, is_slot
+from .passes import Step, is_slot, renamed
 from .recording import Call, Recording, Slot
 from .uses import Uses
 
@@ -62,6 +62,43 @@ def _seen_of(mask: Slot, dtype: torch.dtype, uses: Uses, shapes: dict[int, torch
     is_plain = zeros is not None and is_lowest and shapes[mask.number].dtype == dtype
     form = shapes[seen.number]
     return seen if is_plain and form.dtype == torch.bool and form.dim() == 4 and form.shape[1] == 1 else None
+
+
+def without_joins(
+    calls: list[Step], recording: Recording, shapes: dict[int, torch.Tensor], returned: Iterable[int]
+) -> Iterator[Step]:
+    """``calls`` without tensors that are joined only to be split again: a query of latent attention."""
+    kept = {*returned}
+    uses = Uses(calls, recording, kept)
+    gone: set[int] = set()
+    parts: dict[int, int] = {}
+    for call in calls:
+        if not isinstance(call, Call) or call.function is not aten.split_with_sizes.default:
+            continue
+        join = uses.maker(call.args[0], aten.cat.default)
+        if join is None or kept.intersection(call.results) or not _are_its_parts(join, call, shapes):
+            continue
+        # Our ops take tensors that lie in memory in any way.
+        readers = [each for slot in call.results for each in uses.readers(slot)]
+        are_ours = all(each.function.namespace == "liteboost" for each in readers)
+        is_alone = uses.is_inside([join, call], call.results) and uses.is_unwritten(join, call.results)
+        if are_ours and is_alone:
+            gone |= {id(join), id(call)}
+            parts |= {slot: part.number for slot, part in zip(call.results, join.args[0], strict=True)}
+    for call in calls:
+        if id(call) not in gone:
+            yield renamed(call, parts)
+
+
+def _are_its_parts(join: Call, split: Call, shapes: dict[int, torch.Tensor]) -> bool:
+    """Whether what ``split`` gives is what was joined along the last dimension."""
+    joined, *dim = join.args
+    if dim != [-1] or [*split.args[2:]] != [-1] or join.kwargs or split.kwargs:
+        return False
+    if not all(map(is_slot, joined)) or len(joined) != len(split.args[1]):
+        return False
+    sizes = [shapes[part.number].shape[-1] for part in joined]
+    return all(type(size) is int for size in sizes) and sizes == [*split.args[1]]
 
 
 def with_whole_tables(

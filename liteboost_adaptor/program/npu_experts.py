@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .npu_routing import Routing, grouped_routings
 from .passes import Step, is_slot
 from .recording import Call, Recording, Slot
 from .uses import Uses, is_npu
@@ -29,20 +30,6 @@ class _Experts:
     args: list[Any]
 
 
-@dataclass
-class _Routing:
-    """The calls that one `_npu_topk_softmax` does the work of.
-
-    Attributes:
-        calls: By identity.
-        results: Slots of the scores and of the experts' numbers, which are int32 from then on.
-    """
-
-    calls: set[int]
-    args: tuple[Slot, int, bool]
-    results: list[int]
-
-
 def with_fused_experts(
     calls: list[Step], recording: Recording, shapes: dict[int, torch.Tensor], returned: Iterable[int]
 ) -> Iterator[Step]:
@@ -53,9 +40,10 @@ def with_fused_experts(
     uses = Uses(calls, recording, returned)
     found = {id(call): _experts_of(call, uses, shapes) for call in calls if isinstance(call, Call)}
     blocks = {which: block for which, block in found.items() if block is not None}
-    routings: dict[int, _Routing] = {}
+    routings: dict[int, Routing] = {}
+    grouped = list(grouped_routings(calls, uses, shapes)) if blocks else []
     for each in blocks.values():
-        chosen = _routing_of(each, uses, shapes)
+        chosen = _routing_of(each, uses, shapes) or _grouped_of(each, grouped, uses)
         if chosen is not None:
             routings[max(chosen.calls, key=uses.at.__getitem__)] = chosen
     gone: set[int] = set().union(*(each.calls for each in blocks.values()))
@@ -63,7 +51,7 @@ def with_fused_experts(
     for call in calls:
         routing, block = routings.get(id(call)), blocks.get(id(call))
         if routing is not None:
-            yield Call(ours._npu_topk_softmax.default, routing.args, {}, routing.results)
+            yield Call(routing.function, routing.args, {}, routing.results)
         elif block is not None and isinstance(call, Call):
             yield Call(ours._npu_fused_experts.default, tuple(block.args), {}, call.results)
         elif id(call) not in gone:
@@ -126,7 +114,7 @@ def _cut_of(gated: Call, uses: Uses) -> tuple[Any, bool, list[Call]] | None:
     return (first.args[0], True, [first, second]) if is_whole else None
 
 
-def _routing_of(block: _Experts, uses: Uses, shapes: dict[int, torch.Tensor]) -> _Routing | None:
+def _routing_of(block: _Experts, uses: Uses, shapes: dict[int, torch.Tensor]) -> Routing | None:
     """How the scores and the numbers of ``block`` follow from logits; None where in another way."""
     scores, index = block.args[5], block.args[6]
     topk = uses.maker(index, aten.topk.default)
@@ -143,7 +131,18 @@ def _routing_of(block: _Experts, uses: Uses, shapes: dict[int, torch.Tensor]) ->
         return None
     if not is_alone or not uses.is_inside(own, last) or ours._npu_topk_softmax_refusal(x, topk.args[1]):
         return None
-    return _Routing({id(call) for call in own}, (logits, topk.args[1], renormalize), last)
+    args = (logits, topk.args[1], renormalize)
+    return Routing({id(call) for call in own}, ours._npu_topk_softmax.default, args, last)
+
+
+def _grouped_of(block: _Experts, grouped: list[tuple[Routing, list[Call]]], uses: Uses) -> Routing | None:
+    """The router of groups that ``block`` has its scores and numbers from, if nobody else reads them."""
+    for routing, own in grouped:
+        is_its = [value.number for value in block.args[5:7]] == routing.results
+        readers = [reader for slot in routing.results for reader in _outside(slot, own, uses)]
+        if is_its and all(id(reader) in block.calls for reader in readers):
+            return routing
+    return None
 
 
 def _outside(slot: int, own: list[Call], uses: Uses) -> list[Call]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import merged_weights
-from .npu_attention import with_attention_in_fewer, with_whole_tables
+from .npu_attention import with_attention_in_fewer, with_whole_tables, without_joins
 from .npu_experts import with_fused_experts
 from .npu_integers import with_rows_of_integers
 from .npu_linear_attention import with_linear_attention_in_fewer
@@ -36,6 +36,7 @@ def merge(
     """
     calls = list(_with_linears_at_once(recording.calls, recording, shapes, may_move))
     calls = list(with_fused_experts(calls, recording, shapes, returned))
+    calls = list(without_joins(calls, recording, shapes, returned))
     calls = list(with_attention_in_fewer(calls, recording, shapes, returned))
     calls = with_rows_of_integers(calls, recording, shapes, returned)
     calls = with_linear_attention_in_fewer(calls, recording, shapes, returned)

@@ -12,7 +12,7 @@ from .tensors import writes
 
 #: Operators that may read what grows: they are launched once more for every replay, in the place of what was
 #: captured.
-RENEWED = ("liteboost::attention", "liteboost::_npu_int8_attention")
+RENEWED = ("liteboost::attention", "liteboost::_npu_int8_attention", "liteboost::_npu_latent_attention")
 #: Namespaces of the operators by which ranks exchange tensors.
 COLLECTIVES = ("liteboost_parallel", "c10d", "_c10d_functional")
 #: Of these, whose results are captured: all ranks have them at the same places of the same step.
@@ -37,6 +37,7 @@ class Phases:
         self._captured: set[int] = set()
         self._fresh: set[int] = set()
         self._growing: set[int] = set()
+        self._appended: set[int] = set()
         self._renewed: set[int] = set()
 
     def given(self, slot: int, is_growing: bool) -> None:
@@ -44,6 +45,11 @@ class Phases:
         self._fresh.add(slot)
         if is_growing:
             self._growing.add(slot)
+
+    def appended(self, slot: int) -> None:
+        """In ``slot`` is what a cache keeps, of which the last position is written by what is captured."""
+        self.given(slot, is_growing=True)
+        self._appended.add(slot)
 
     def stays(self, slot: int) -> None:
         """What is in ``slot`` is read where it lies: a constant, or the memory of a cache."""
@@ -64,6 +70,8 @@ class Phases:
         if source in self._captured:
             return self.captured([source], [result])
         self.given(result, source in self._growing)
+        if source in self._appended:
+            self._appended.add(result)
         return BEFORE
 
     def of_call(self, call: Call, reads: list[int], results: list[int], is_growing: bool) -> str:
@@ -77,6 +85,10 @@ class Phases:
         if not self._captured.intersection(reads):
             for slot in results:
                 self.given(slot, is_growing)
+            if self._appended.intersection(reads):
+                self._appended.update(results)
+                if not _is_view(call):
+                    self.refuse(f"{name} reads what the graph appends to")
             return BEFORE
         if name not in RENEWED or is_growing:
             self.refuse(f"{name} reads what grows from step to step")
@@ -104,6 +116,12 @@ def _reason_against(call: Call, name: str) -> str:
     if torch.Tag.nondeterministic_seeded in call.function.tags:
         return f"{name} draws random numbers"
     return ""
+
+
+def _is_view(call: Call) -> bool:
+    """Whether an operator reads no values: its results lie where its first argument lies."""
+    returns = call.function._schema.returns
+    return all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
 def _counts(values: Collection[object]) -> bool:

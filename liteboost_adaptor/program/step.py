@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..errors import DeviceFaultError, StrictError
 from ..kv_cache import buffers
 from ..kv_cache.layers import using
 from ..report import CallCounter
-from . import arguments, disguise, execution, reasons, shadow
+from . import arguments, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
 from .graph import CAPTURED_AT, GraphRefusedError, Graphs
 from .program import Program, Run
@@ -22,9 +22,9 @@ from .recording import MOVED, SHORT, CannotLower
 from .stand_in import ReadsArgument
 from .state import hooked
 
-#: A step is recorded when it comes for this time with arguments of the same kinds. To record 28 layers takes
-#: as long as a hundred steps save, and the first time twice that (half of it imports).
-RECORDED_AT = 32
+#: A step is recorded when it comes for this time with arguments of the same kinds, or earlier where it is
+#: known that it will come again (see `schedule`). To record takes what about so many replays save.
+RECORDED_AT = 128
 #: Programs kept for one kind of arguments. Where more are made, each must have served as many steps.
 MOST = 8
 #: How often a kind of arguments may make no program before nobody tries again.
@@ -63,13 +63,16 @@ class Steps:
         self._programs: dict[Any, list[Program]] = {}
         self._refused: dict[Any, int] = {}
         self._made: dict[Any, int] = {}
-        self._moved: set[Any] = set()
         self._numbers: set[str] = set()
         #: What Python ran in the step before the one that is recorded.
         self._ran: dict[Any, execution.Execution] = {}
         #: The same of the step before that, where not all of it was foreseen.
         self._former: dict[Any, execution.Execution] = {}
         self._attempts: dict[Any, int] = {}
+        #: Kinds whose cache had buffers behind the step that was watched.
+        self._grows: set[Any] = set()
+        #: Programs that were dropped before they had paid for themselves.
+        self._lost = 0
         #: Why a step was not recorded when it was last tried.
         self._why: dict[Any, str] = {}
         #: Whether a graph may hold the addresses of weights.
@@ -112,15 +115,19 @@ class Steps:
             self._seen.clear()
             self._why.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
-        if seen < RECORDED_AT - 1 or self._is_vain(key, programs):
+        due = self._due(seen)
+        if not due or self._is_vain(key, programs):
             return self._original(reason, call, kwargs)
         if fault := reasons.CAPTURED if captured else _why_not_now(model) or without_buffers:
-            self._seen[key] = 0  # looked for again some steps later
+            if fault != reasons.NEW_CACHE:
+                self._seen[key] = 0  # looked for again some steps later
             self._why[key] = fault
             return self._original(fault, call, kwargs)
+        if _moves(kwargs[cache_name(kwargs)], key in self._grows):
+            return self._original(MOVED, call, kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
-        if seen < RECORDED_AT:
+        if due > seen:
             return self._original(reason, call, kwargs)
         if not disguise.one_at_a_time.acquire(blocking=False):
             # To wait for it could be to wait for oneself.
@@ -130,6 +137,12 @@ class Steps:
                 return self._record(model, call, kwargs, given, key)
         finally:
             disguise.one_at_a_time.release()
+
+    def _due(self, seen: int) -> int:
+        """At which count a step that has come ``seen`` times is recorded, if now or the next time; else 0."""
+        programs = [program for each in self._programs.values() for program in each]
+        to_come = schedule.steps_to_come() if seen > 1 else 0
+        return schedule.recorded_at(seen, to_come, RECORDED_AT, self._lost + _unpaid(programs))
 
     def _without_buffers(self, key: Any, cache: Any) -> str:
         """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
@@ -173,8 +186,9 @@ class Steps:
                 continue
             if not program.state.is_as_it_was():
                 with self._lock:
-                    self._programs.pop(key, None)
+                    self._lost += _unpaid(self._programs.pop(key, ()))
                     self._seen[key] = 0
+                    self._ran.pop(key, None)  # other functions may run now
                 self._why[key] = reasons.CHANGED
                 return None, reasons.CHANGED
             if _is_checked(program, given):
@@ -261,6 +275,8 @@ class Steps:
         if fault:
             return self._refuse(key, fault, result)
         self._ran[key] = ran
+        if _buffers_in(kwargs[cache_name(kwargs)]):
+            self._grows.add(key)
         return self._counted(reasons.WATCHED, result)
 
     def _record(
@@ -306,12 +322,10 @@ class Steps:
             self._refuse(key, fault, None)
             return call(**kwargs)
         if fault in (MOVED, SHORT):
-            if key in self._moved:  # beam search moves it at every step
-                self._seen[key] = 0
-            self._moved.add(key)
             self._why[key] = fault
+            if fault == MOVED:  # not for want of room
+                self._seen[key] = 0
             return self._counted(fault, result)
-        self._moved.discard(key)
         if not fault and (new := attempt.counted() - self._numbers):
             self._numbers |= new  # they count: next time with symbols for what they count from
             return self._counted(reasons.NUMBERS, result)
@@ -360,6 +374,11 @@ class Steps:
         return result
 
 
+def _unpaid(programs: Iterable[Program]) -> int:
+    """How many have not paid for their recording."""
+    return sum(program.runs < RECORDED_AT for program in programs)
+
+
 def _words(raised: BaseException) -> str:
     return f"{type(raised).__name__}: {(str(raised).splitlines() or [''])[0][:80]}"
 
@@ -403,5 +422,26 @@ def _why_not_now(model: torch.nn.Module) -> str:
 
 
 def _has_buffers(cache: Any) -> bool:
-    found = [buffer for layer in cache.layers for buffer in vars(layer).get(buffers.BUFFERS, {}).values()]
-    return all(isinstance(buffer, buffers.KVBuffer) for buffer in found)
+    return all(isinstance(buffer, buffers.KVBuffer) for _, _, buffer in _buffers_in(cache))
+
+
+def _moves(cache: Any, grows: bool) -> bool:
+    """Whether one more position of each row does not fit where a layer of ``cache`` keeps the others.
+
+    Args:
+        grows: Whether such a cache has buffers: where it has none, beams have exchanged what it keeps.
+    """
+    found = _buffers_in(cache)
+    return (grows and not found) or any(
+        isinstance(held, torch.Tensor) and not buffer.takes(layer, held, 1) for layer, held, buffer in found
+    )
+
+
+def _buffers_in(cache: Any) -> list[tuple[Any, Any, Any]]:
+    """(layer, what it keeps, the buffer for it)."""
+    return [
+        (layer, own.get(name), buffer)
+        for layer in cache.layers
+        for own in (vars(layer),)
+        for name, buffer in own.get(buffers.BUFFERS, {}).items()
+    ]

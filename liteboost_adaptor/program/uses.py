@@ -51,6 +51,11 @@ class Uses:
         others = {at for at in self.mutable if at not in places}
         return not any(min(places) < at < max(places) for at in others)
 
+    def is_unwritten(self, first: Call, slots: Iterable[int]) -> bool:
+        """Whether nothing is written between ``first`` and who reads one of ``slots`` last."""
+        places = [self.at[id(each)] for slot in slots for each in self._readers.get(slot, [])]
+        return not any(self.at[id(first)] < at < max(places, default=0) for at in self.mutable)
+
 
 def is_npu(tensor: Any) -> TypeGuard[torch.Tensor]:
     """Whether it is a plain tensor on an NPU, of sizes that are numbers."""

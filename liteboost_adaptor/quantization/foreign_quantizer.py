@@ -26,11 +26,9 @@ from .formats.base import CheckpointFormat, CheckpointLayer
 from .formats.compressed_tensors import CompressedTensorsFormat
 from .formats.repack import RepackedLayer
 from .hf_quantizer import LiteBoostQuantizer
-from .names import RULE
+from .names import CHECKPOINTS, RULE
 
 METHODS = tuple(each.method for each in FORMATS)
-#: The rule that turns it off.
-CHECKPOINTS = "quantization.checkpoints"
 #: By the identity of a configuration, what ``config.json`` has: their classes drop what they do not know.
 _config_values: dict[int, Mapping[str, Any]] = {}
 

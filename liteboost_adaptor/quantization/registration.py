@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import config
 from ..report import REFUSED, Outcome, report
-from .names import QUANT_METHOD, RULE
+from .names import CHECKPOINTS, QUANT_METHOD, RULE
 
 _AUTO = "transformers.quantizers.auto"
 _MODELING = "transformers.modeling_utils"
@@ -55,7 +55,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
     register(quantizers, QUANT_METHOD, LiteBoostQuantizer)
     from_pretrained.install(hooks)
     resizing.install(hooks)
-    if not any(fnmatch.fnmatchcase(foreign_quantizer.CHECKPOINTS, glob) for glob in settings.disable):
+    if not any(fnmatch.fnmatchcase(CHECKPOINTS, glob) for glob in settings.disable):
         for method in foreign_quantizer.METHODS:
             for mapping, wrap in (
                 (configs, foreign_quantizer.ConfigFactory),

@@ -14,6 +14,7 @@ from ..kv_cache import int8_tensor
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from ..report import CallCounter
 from . import sequence, sparse_attention
+from .latent_attention import LatentKVTensor, expanded_kv
 
 ops = torch.ops.liteboost
 REGISTRY = "transformers.modeling_utils:AttentionInterface"
@@ -46,6 +47,13 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
         if mark is not None and REGISTRY in mark.registries:
             bias = kwargs.get("position_bias")
             shared = sequence.active()
+            if type(key) is LatentKVTensor:
+                is_whole = shared is None and not liteboost_refusal
+                if is_whole and _is_absorbed(query, key, value, attention_mask, bias, dropout, kwargs):
+                    counter.count_served()
+                    mask = None if attention_mask is None else _four_dimensional(attention_mask)
+                    return key.latents.attend(query, mask, _scale(query, scaling)), None
+            key, value = expanded_kv(key), expanded_kv(value)
             key, value = _alike(key, value, shared is None)
             if shared is not None:
                 options = {**kwargs, "is_causal": is_causal}
@@ -297,6 +305,17 @@ def _run(
     return ops.attention(query, key, value, *options)
 
 
+def _is_absorbed(query: torch.Tensor, key: LatentKVTensor, value: Any, *others: Any) -> bool:
+    """Whether one query attends to compressed keys and values as they are; for others they are expanded."""
+    if type(value) is not LatentKVTensor or value.latents is not key.latents:
+        return False
+    mask, bias, dropout, kwargs = others
+    if bias is not None or kwargs.get("softcap") is not None or not key.latents.can_attend(query, mask):
+        return False
+    is_of_each_head = query.shape[1] == key.shape[1]
+    return is_of_each_head and not _unserved(query, key, value, None, mask, None, dropout, kwargs)
+
+
 def _run_sparse(
     choice: Sparse,
     query: torch.Tensor,
@@ -350,8 +369,7 @@ def _unserved(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> str:
-    memory = (each.rows if type(each) is Int8KVTensor else each for each in (key, value))
-    reason = unserved(query, *memory, sinks) or autocast(query)
+    reason = unserved(query, *map(_memory, (key, value)), sinks) or autocast(query)
     if reason:
         return reason
     if dropout:
@@ -368,6 +386,13 @@ def _unserved(
     if query.shape[-1] != key.shape[-1]:
         return "head sizes that do not match"
     return _mask_unserved(query, key, mask) or _mask_unserved(query, key, bias)
+
+
+def _memory(states: torch.Tensor) -> torch.Tensor:
+    """What keys or values are kept in."""
+    if type(states) is LatentKVTensor:
+        return states.latents.latent
+    return states.rows if type(states) is Int8KVTensor else states
 
 
 def _mask_unserved(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str:

@@ -19,6 +19,7 @@ def aarch64_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         f"-DCMAKE_CXX_COMPILER={compiler}",
+        "-DLITEBOOST_UNITY=OFF",  # each file by itself, as nowhere else
         "-DCMAKE_EXE_LINKER_FLAGS=-static",  # the emulator needs no aarch64 libraries then
     )
 

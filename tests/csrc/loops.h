@@ -18,5 +18,6 @@ void test_int8_attention();
 void test_sparse_attention();
 void test_delta_rule();
 void test_causal_conv();
+void test_head_linear();
 
 }  // namespace testing

@@ -15,5 +15,6 @@ int main() {
   testing::test_sparse_attention();
   testing::test_delta_rule();
   testing::test_causal_conv();
+  testing::test_head_linear();
   return testing::report("loops_test");
 }

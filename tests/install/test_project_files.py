@@ -96,8 +96,25 @@ def test_set_up_is_done_once_and_again_after_a_change(clone: Path) -> None:
     assert make(clone, "--question", "setup").returncode == 1
 
 
-def test_set_up_never_lets_pip_choose_a_torch(clone: Path) -> None:
-    recipe = make(clone, "--dry-run", "setup").stdout
+def test_the_demo_sets_up_what_it_needs_and_nothing_where_all_is_there(clone: Path) -> None:
+    recipe = make(clone, "--dry-run", "demo").stdout
+    assert "--editable ." in recipe and "[test" not in recipe and "CXX_TESTS" not in recipe
+    (own,) = {word for word in recipe.split() if word.startswith(".venv/demo-") and "*" not in word}
+    (whole,) = {
+        word
+        for word in make(clone, "--dry-run", "setup").stdout.split()
+        if word.startswith(".venv/ready-") and "*" not in word
+    }
+    for ready in (own, whole):
+        (clone / ".venv").mkdir(exist_ok=True)
+        (clone / ready).touch()
+        assert "pip install" not in make(clone, "--dry-run", "demo").stdout
+        (clone / ready).unlink()
+
+
+@pytest.mark.parametrize("target", ["setup", "demo"])
+def test_set_up_never_lets_pip_choose_a_torch(target: str, clone: Path) -> None:
+    recipe = make(clone, "--dry-run", target).stdout
     installs = [line for line in recipe.splitlines() if "pip install" in line]
     assert len(installs) == 2
     assert all("--constraint constraints.txt" in line for line in installs)

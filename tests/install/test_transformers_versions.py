@@ -131,6 +131,15 @@ def test_every_family_gives_the_originals_logits_and_tokens(box: Sandbox, releas
         assert len(found["served"][kind]) >= share * found["run"], (kind, found["served"][kind])
 
 
+def test_the_example_writes_the_originals_text_on_it(box: Sandbox, release: packages.Place) -> None:
+    example = [str(ROOT / "examples" / "generate.py"), "--new-tokens", "40"]
+    texts = [
+        box.run(*example, HF_HUB_OFFLINE="1", LITEBOOST_LEVEL=level, OMP_NUM_THREADS="1") for level in "02"
+    ]
+    assert all(done.returncode == 0 for done in texts), [done.stderr[-2000:] for done in texts]
+    assert texts[0].stdout == texts[1].stdout and texts[0].stdout.startswith("ROMEO:")
+
+
 #: Kind -> least share of the families whose calls of the kind we serve. Half have gated products.
 SERVED = {"norm": 0.5, "rope": 0.5, "attention": 0.5, "linear": 0.9, "activation": 0.4}
 

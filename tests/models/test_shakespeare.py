@@ -30,6 +30,15 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(FOLDER)
 
 
+def test_the_tokenizer_is_named_as_every_supported_transformers_knows_it(tokenizer) -> None:
+    # TokenizersBackend is 5's name; 4.57 also makes token types, which no Llama takes, unless told not to.
+    import json
+
+    config = json.loads((FOLDER / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and "backend" not in config
+    assert config["model_input_names"] == ["input_ids", "attention_mask"] == tokenizer.model_input_names
+
+
 @pytest.fixture(scope="module")
 def blocks(tokenizer) -> torch.Tensor:
     """The held-out text as ``[blocks, BLOCK]`` token ids."""

@@ -15,14 +15,13 @@ from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.program.graph import CAPTURED_AT, RULE
-from liteboost_adaptor.program.step import RECORDED_AT
 from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 from liteboost_adaptor.report import report
 
 pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
 #: Steps after which one is captured, with some more.
-UNTIL = RECORDED_AT + CAPTURED_AT + 6
+UNTIL = CAPTURED_AT + 38
 AGAIN = "captured again: the cache or a weight lies elsewhere"
 
 
@@ -69,6 +68,20 @@ def test_300_tokens_over_a_growing_cache_are_those_of_level_one() -> None:
     # Not the steps before it is captured, nor the two in which the cache grows.
     assert replays() - before >= new - UNTIL - 2, reasons()
     assert reasons()[AGAIN] - again == 2
+
+
+def test_a_users_stream_may_be_of_the_pool_that_ours_come_from() -> None:
+    user = torch.npu.Stream()
+    in_pool = 1
+    while torch.npu.Stream() != user:
+        in_pool += 1
+    for _ in range(in_pool - 1):
+        torch.npu.Stream()  # the next one is the user's again
+    inputs, model, before = prompt(1, 9), llama(), replays()
+    with torch.npu.stream(user):
+        expected = at_level(1, lambda: tokens(model, inputs, UNTIL + 4))
+        found = at_level(2, lambda: tokens(model, inputs, UNTIL + 4))
+    assert torch.equal(found, expected) and replays() > before, reasons()
 
 
 def test_another_batch_and_another_prompt_are_captured_for_themselves() -> None:
@@ -161,12 +174,17 @@ def test_other_memory_of_a_weight_is_captured_again() -> None:
     assert replays() > before, reasons()
 
 
-def test_graphs_can_be_turned_off() -> None:
+@pytest.mark.parametrize(
+    ("how", "by"), [({"graph": "0"}, "LITEBOOST_GRAPH=0"), ({"disable": RULE}, f"LITEBOOST_DISABLE={RULE}")]
+)
+def test_graphs_can_be_turned_off(how: dict[str, str], by: str) -> None:
     model, inputs = llama(), prompt(1, 9)
     before = replays()
-    liteboost_adaptor.apply(level=2, graph="0")
+    liteboost_adaptor.apply(level=2, **how)
     tokens(model, inputs, UNTIL)
     assert replays() == before
+    (row,) = (row for row in liteboost_adaptor.status().rules if row.id == RULE)
+    assert (row.state, row.reason) == ("disabled", f"turned off by {by}")
 
 
 def test_what_cannot_be_captured_is_told() -> None:

@@ -74,13 +74,14 @@ def test_an_error_of_a_launch_later_names_the_operator_and_the_next_call_is_righ
 
 #: Ops whose operators torch_npu calls for references, too; and those that have none in this release.
 NOT_FUSED = {"activation", "linear", "experts_combine", "quantize_kv", "_npu_softcap_attention"} | {
-    *("causal_conv1d", "causal_conv1d_update", "chunk_gated_delta_rule", "recurrent_gated_delta_rule")
+    *("causal_conv1d", "causal_conv1d_update", "chunk_gated_delta_rule", "recurrent_gated_delta_rule"),
+    "head_linear",
 }
 #: Operators that torch_npu does not call for what references are made of.
 FUSED = (
     "AddRmsNorm ApplyRotaryPosEmb DynamicQuant FusedInferAttentionScore* GeGluV3 "
-    "GemmaRmsNorm GroupedMatmulV4 LayerNorm MoeGatingTopKSoftmaxV2 MoeInitRoutingV2 MoeInitRoutingV3 "
-    "QuantMatmulV* "
+    "GemmaRmsNorm GroupedMatmulV4 LayerNorm MoeGatingTopK MoeGatingTopKSoftmaxV2 MoeInitRoutingV2 "
+    "MoeInitRoutingV3 QuantMatmulV* "
     "RainFusionAttention RmsNorm RotaryPositionEmbedding ScatterPaKvCache SwiGlu "
     "WeightQuantBatchMatmul*"
 ).split()

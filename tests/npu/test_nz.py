@@ -15,6 +15,7 @@ import pytest
 import torch
 from cann_sim.trace import recording
 from npu.launching import simulated
+from npu.test_launches import deepseek
 from safetensors.torch import save
 from support import llamas
 from torch import nn
@@ -96,6 +97,21 @@ def test_same_tokens_by_operators_that_read_it_as_it_lies() -> None:
     liteboost_adaptor.undo(model)
     assert in_nz(model) == [] and tokens(model) == plain
     assert all(parameters[name] is p for name, p in model.named_parameters())
+
+
+def test_a_weight_that_latent_attention_reads_in_parts_stays() -> None:
+    """One that the user has cast is not read so: the op refuses, and the original runs."""
+    op = "_npu_latent_attention"
+    model = deepseek(2).half().requires_grad_(False)
+    plain = tokens(applied(model, nz="0"))
+    torch.ops.liteboost._npu_forget_counts()
+    assert tokens(applied(model)) == plain
+    assert in_nz(model) and not any("kv_b_proj" in name for name in in_nz(model))
+    assert (op in {name for name, _, _ in native_npu.calls()}) != is_310p()
+    with npu_format.internal.allowed():
+        weight = model.model.layers[0].self_attn.kv_b_proj.weight
+        weight.data = cast(weight.data, FRACTAL_NZ)
+    assert tokens(model) == plain
 
 
 def test_auto_casts_on_a_310p_only() -> None:
@@ -298,10 +314,10 @@ def test_a_state_dict_outlives_undo() -> None:
 
 def test_the_status_tells() -> None:
     model = applied(llama().npu())
-    text = str(liteboost_adaptor.status())
+    text = str(liteboost_adaptor.status(full=True))
     assert f"FRACTAL_NZ: {LAYERS} weights, padding adds {told()['padding']} bytes" in text
     applied(model, nz="0")
-    assert f"FRACTAL_NZ: {LAYERS} weights in ND: LITEBOOST_NZ=0" in str(liteboost_adaptor.status())
+    assert f"FRACTAL_NZ: {LAYERS} weights in ND: LITEBOOST_NZ=0" in str(liteboost_adaptor.status(full=True))
 
 
 @pytest.mark.skipif("NZ_ELSEWHERE" in os.environ, reason="runs there")

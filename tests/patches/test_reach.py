@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -142,3 +143,53 @@ def test_the_status_says_that_it_is_switched_off() -> None:
     assert any("undo" in sentence for sentence in liteboost_adaptor.status().environment)
     liteboost_adaptor.apply()
     assert not any("undo" in sentence for sentence in liteboost_adaptor.status().environment)
+
+
+class Block(nn.Module):
+    """A transformer as in diffusers: with `from_pretrained`, and no model of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"hidden_size": 32}
+        self.norm, self.to_qkv = nn.LayerNorm(32, elementwise_affine=False), nn.Linear(32, 96)
+        self.to_out = nn.ModuleList([nn.Linear(32, 32), nn.Dropout()])
+
+    @classmethod
+    def from_pretrained(cls) -> Block:
+        return cls().eval()
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        heads = self.to_qkv(self.norm(hidden_states)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        return hidden_states + self.to_out[1](self.to_out[0](mixed))
+
+
+def left_alone_until_applied(model: nn.Module, **inputs: torch.Tensor) -> None:
+    """Assert that ``model`` runs as without us, with no warning, and that `apply` serves it all the same."""
+    classes, known = [type(part) for part in model.modules()], liteboost_adaptor.status().models
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with calls.served() as found:
+            expected = model(**inputs)[0]
+        assert not found.rules and not found.fallbacks
+        assert [type(part) for part in model.modules()] == classes
+        assert liteboost_adaptor.status().models == known
+        liteboost_adaptor.apply(model)
+        with calls.served() as found:
+            assert numbers.relative(model(**inputs)[0], expected) <= 2e-5
+        assert found.kinds.keys() == {"linear", "norm"} and not found.fallbacks
+
+
+def test_a_model_of_another_library_is_left_alone_until_it_is_applied() -> None:
+    left_alone_until_applied(Block.from_pretrained(), hidden_states=torch.randn(2, 5, 32))
+
+
+@pytest.mark.full
+def test_a_transformer_of_diffusers_is_left_alone_until_it_is_applied() -> None:
+    diffusers = pytest.importorskip("diffusers", reason="make foreign installs it")
+    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+    sizes |= {"patch_size": 1, "in_channels": 4, "joint_attention_dim": 32, "pooled_projection_dim": 32}
+    model = diffusers.FluxTransformer2DModel(axes_dims_rope=[4, 4, 8], **sizes).eval()
+    shapes = {"hidden_states": (1, 16, 4), "encoder_hidden_states": (1, 8, 32), "pooled_projections": (1, 32)}
+    shapes |= {"img_ids": (16, 3), "txt_ids": (8, 3), "timestep": (1,)}
+    left_alone_until_applied(model, **{name: torch.randn(shape) for name, shape in shapes.items()})

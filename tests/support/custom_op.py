@@ -46,7 +46,8 @@ def _configure_and_build(example: Path, targets: tuple[str, ...]) -> None:
 def status(example: Path, *arguments: str, program: str = "run.py", **environment: str) -> tuple[dict, str]:
     """Run the example's program under ``status``; return the row of its rule, and what was printed."""
     rules = {"LITEBOOST_PATCH_PATH": str(example / "rule.toml"), **environment}
-    command = [sys.executable, "-m", "liteboost_adaptor", "status", "--json-file", example / "status.json"]
+    command = [sys.executable, "-m", "liteboost_adaptor", "status", "--all"]
+    command += ["--json-file", example / "status.json"]
     printed = _run(*command, example / program, *arguments, **rules)
     rows = json.loads((example / "status.json").read_text())["rules"]
     (row,) = [row for row in rows if row["id"] == "example.mix"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import liteboost_adaptor
 from liteboost_adaptor import cli
 from liteboost_adaptor.bench import report, runner
 from liteboost_adaptor.cli import tables
@@ -95,6 +97,25 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(command in printed for command in ("doctor", "status", "bench", "build"))
 
 
+def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) < 80
+    assert not any(line.endswith("...") for line in lines[1:])  # a sentence that is cut
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"liteboost_adaptor {liteboost_adaptor.__version__}\n"
+
+
+def test_the_console_command_is_the_same_command_line() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert pkgutil.resolve_name(project["scripts"]["liteboost"]) is cli.main
+    assert project["version"] == liteboost_adaptor.__version__
+
+
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["benhc"]) == 2
     assert "bench" in capsys.readouterr().err
@@ -131,6 +152,26 @@ def test_status_table_shows_every_rule() -> None:
     assert "idle, no use for them in the models so far: norm.layer" in text
     assert "LlamaForCausalLM: 22 modules served" in text
     assert "caches of ours: 3.0 MiB" in text
+
+
+def test_rules_that_are_disabled_stand_behind_their_reason() -> None:
+    old = "requires transformers>=5.3, found 4.57.1"
+    off = [STATUS["rules"][-1] | {"id": f"norm.{n}", "state": "disabled", "reason": old} for n in range(2)]
+    text = _rendered(tables.status_table(STATUS | {"rules": off}))
+    assert f"{old}: norm.0, norm.1" in text
+
+
+def test_status_of_a_script_is_short_and_lists_every_rule_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("pass\n")
+    assert cli.main(["status", str(script)]) == 0
+    short = capsys.readouterr().out
+    assert short.startswith("liteboost_adaptor ") and "norm.layer_then_affine" not in short
+    assert all(line == line.rstrip() and len(line) <= 100 for line in short.splitlines())
+    assert cli.main(["status", "--all", str(script)]) == 0
+    assert "norm.layer_then_affine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -196,7 +237,7 @@ def test_status_of_a_script_that_fails(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == "['--json', '--help']\n"
     table, _, trace = done.stderr.partition("Traceback (most recent call last):")
-    assert "level 2" in table
+    assert table.startswith("liteboost_adaptor ") and "level 2" in table and len(table.splitlines()) < 6
     assert trace.splitlines()[1].strip() == f'File "{script}", line 3, in <module>'
     assert trace.rstrip().endswith("KeyError: 'king'")
 
@@ -285,6 +326,8 @@ def test_bench_fails_on_an_impossible_figure(
         (["--dtype", "int8"], "'int8'"),
         (["--json", "nowhere/file.json"], "there is no folder"),
         (["--plot", "nowhere/file.png"], "there is no folder"),
+        (["--json", "/proc/file.json"], "cannot be written in /proc"),
+        (["--plot", "/proc"], "cannot be written in /"),
         (["--workdir", "nowhere"], "there is no such folder"),
         (["--arch", "gpt9"], "found 'gpt9'"),
     ],
@@ -309,7 +352,7 @@ def test_the_demo_shows_the_same_text_at_every_level() -> None:
     assert "ROMEO:" in done.stdout
     assert done.stdout.count("identical") == 3
     assert "distance to fp32" in done.stdout  # in bf16, where the text may be another
-    assert "norm.rms" in done.stdout
+    assert "modules served: attention, cache, linear, mlp, norm, paged, rope, step" in done.stdout
 
 
 def test_fingerprint_of_a_function_behind_a_wrapper(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ LONGEST, LONGEST_FUNCTION = 500, 80
 
 #: Parts of the package, from those nobody stands under to those nobody stands on.
 LAYERS = (
-    ("errors", "memory", "python_kernels"),
+    ("errors", "memory", "python_kernels", "summary"),
     ("config",),
     ("report", "watch"),
     ("native",),
@@ -34,6 +34,7 @@ LAYERS = (
     ("checkpoint",),
     ("quantization",),
     ("parallel",),
+    ("rule_ids",),
     ("api",),
     ("status_file",),
     ("bench", "audit", "selftest"),

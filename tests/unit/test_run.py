@@ -59,13 +59,17 @@ def script(tmp_path: Path) -> Path:
     return write(tmp_path / "sees.py", SEES)
 
 
-def test_a_script_sees_what_it_sees_alone(script: Path) -> None:
+def test_a_script_sees_what_it_sees_alone(script: Path, tmp_path: Path) -> None:
     options = ["-u", "-W", "ignore::ImportWarning"]
     arguments = ["--level", "9", "-m", "--help", ""]
     seen, before, torch = answer(started(sys.executable, *options, script, *arguments), 3)
     assert (before, torch) == (False, False)
-    command = [sys.executable, *options, "-m", "liteboost_adaptor", "run", "--level", "1"]
-    assert answer(started(*command, script, *arguments), 3) == [seen, True, False]
+    us = write(
+        tmp_path / "liteboost", "import sys\nfrom liteboost_adaptor import cli\nsys.exit(cli.main())\n"
+    )
+    for ours in (["-m", "liteboost_adaptor"], [us]):  # the second is what an installation makes a command
+        command = [sys.executable, *options, *ours, "run", "--level", "1", script, *arguments]
+        assert answer(started(*command), 3) == [seen, True, False]
 
 
 def test_a_module_sees_what_it_sees_alone(script: Path) -> None:
@@ -152,8 +156,8 @@ def test_native_programs_signals_and_statuses(tmp_path: Path) -> None:
         (["no-such-command"], 127, "no such command"),
         (["./no/such/file"], 127, "no such file"),
         (["nowhere.py"], 127, "no such file"),
-        (["--level", "9", "true"], 1, "LITEBOOST_LEVEL must be 0, 1 or 2; found '9'"),
-        (["--quant", "w5", "true"], 1, "LITEBOOST_QUANT must be"),
+        (["--level", "9", "true"], 1, "error: level must be 0, 1 or 2; found '9'. Change it or leave it out"),
+        (["--quant", "w5", "true"], 1, "error: quant must be"),
         ([], 1, "run needs a program"),
         (["--no-such-option", "true"], 2, "--no-such-option"),
     ],

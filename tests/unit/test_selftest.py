@@ -13,7 +13,7 @@ import torch
 
 from liteboost_adaptor import cli, native
 from liteboost_adaptor.ops import npu_ops, ops
-from liteboost_adaptor.selftest import compare, first_use
+from liteboost_adaptor.selftest import compare, first_use, report
 from liteboost_adaptor.selftest.case import DTYPES, Kind, cases_of, kinds_of, ops_with_cases
 
 IDENTITY = {"soc": "Ascend910B2", "cann": "8.5.0", "operators": [["/opt/libopapi.so", 10, 20]]}
@@ -325,6 +325,15 @@ def test_command_ends_with_status_1_when_an_op_is_wrong(
     )
     assert out.count("FAIL") == wrong and "allowed" in out
     assert "**fails**" in path.read_text() and "- [1, 1, 64]: error" in path.read_text()
+
+
+def test_command_fails_first_where_its_report_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/proc")  # not even root writes a file there
+    monkeypatch.setattr(report, "run", lambda *_: pytest.fail("ops were compared"))
+    code, out, err = _run(capsys, "--device", "cpu")
+    assert (code, out) == (1, "") and "cannot be written in /proc" in err and "by --output" in err
 
 
 @pytest.mark.parametrize(

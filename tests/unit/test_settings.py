@@ -152,11 +152,11 @@ def test_an_argument_left_out_keeps_what_the_environment_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"level": 7}, "0, 1 or 2"),
+        ({"level": 7}, "^level must be 0, 1 or 2; found 7. Change it or leave it out"),
         ({"level": 1.5}, "0, 1 or 2"),
-        ({"strict": "often"}, "0 or 1"),
+        ({"strict": "often"}, "^strict must be 0 or 1; found 'often'"),
         ({"nz": "310P"}, "auto, 0 or 1"),
-        ({"sparse": 75}, "a share from 0"),
+        ({"sparse": 75}, "^sparse must be a share from 0"),
         ({"colour": "red"}, "no setting is called 'colour'"),
     ],
 )

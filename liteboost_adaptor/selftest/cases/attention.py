@@ -91,6 +91,21 @@ def softcap_attention(kind: Kind) -> Iterator[Case]:
         yield Case(f"{label}, with a mask", arguments | {"mask": mask})
 
 
+@makes_cases("_npu_latent_attention", "", "cache")
+def latent_attention(kind: Kind) -> Iterator[Case]:
+    rank, rope, spare = 512, 64, SPARE if kind.words else 0
+    for batch, heads, keys in ((1, 8, 16), (3, 2, 33), (1, 4, LONG_DECODE[0][4])):
+        cached = {}
+        for name, width in (("latent", rank), ("key_rope", rope)):
+            rows = kind.normal(batch, 1, keys + spare, width)
+            rows[:, :, keys:] = torch.nan  # never written, so anything may stand there
+            cached[name] = rows[:, :, :keys]
+        query = kind.normal(batch, heads, 1, rank + rope)
+        parts = {"query": query[..., :rank].contiguous(), "query_rope": query[..., rank:].contiguous()}
+        label = f"{batch} x {heads} heads, {keys} positions"
+        yield Case(label, {**parts, **cached, "scaling": 1.5 * (rank + rope) ** -0.5})
+
+
 #: Layouts of parts of the keys; queries stand behind the last of them, or causality hides some.
 PARTS = tuple(
     " ".join(f"{phase} {hides} {beside}".split())

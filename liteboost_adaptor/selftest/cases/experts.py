@@ -47,6 +47,16 @@ def topk_softmax(kind: Kind) -> Iterator[Case]:
             yield Case(label, {"logits": logits.to(kind.dtype), "k": k, "renormalize": renormalize})
 
 
+@makes_cases("_npu_grouped_topk")
+def grouped_topk(kind: Kind) -> Iterator[Case]:
+    for tokens, k, experts, groups, topk_group in ((1, 8, 256, 8, 4), (5, 4, 16, 4, 2), (3, 6, 64, 1, 1)):
+        # No two that are equal, in any dtype, or either may be chosen.
+        logits = torch.stack([kind.different(experts, experts) for _ in range(tokens)]) / 32 - 4
+        arguments = {"logits": logits.to(kind.dtype), "bias": kind.normal(experts, scale=0.1), "k": k}
+        arguments |= {"groups": groups, "topk_group": topk_group, "factor": 2.5, "eps": 1e-20}
+        yield Case(f"{k} of {experts} in {topk_group} of {groups} groups for {tokens}", arguments)
+
+
 @makes_cases("_npu_fused_experts", *ACTIVATIONS, "silu clipped")
 def fused_experts(kind: Kind) -> Iterator[Case]:
     gating = CLIPPED if "clipped" in kind.words else {"activation": kind.layout}

@@ -1,0 +1,48 @@
+"""When a recording pays for itself: to make one takes what some hundred replayed steps save.
+
+Counted in steps, not measured: what a recording takes and what a replay saves both grow with the operators of
+a step, and neither with the arithmetic in them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+#: The first step behind a prompt moves the cache, the second is watched.
+_EARLIEST = 3
+#: Of programs that have not paid, so many make the next one wait no longer; each other doubles the wait,
+#: `_DOUBLED` times at most.
+_FREE, _DOUBLED = 1, 5
+_GENERATION = "transformers.generation.utils"
+
+
+def recorded_at(seen: int, to_come: int, wait: int, in_vain: int) -> int:
+    """At which count a step that has come ``seen`` times is recorded, if now or the next time; else 0.
+
+    Args:
+        to_come: How many more may come (`steps_to_come`): they count as if they had.
+        wait: As often as it has come, it is likely to come again: then a recording pays.
+        in_vain: Programs of the same model that have served fewer steps than that.
+    """
+    wait <<= min(max(0, in_vain - _FREE), _DOUBLED)
+    first = max(min(_EARLIEST, wait), wait - to_come)
+    return max(seen, first) if first <= seen + 1 else 0
+
+
+def steps_to_come() -> int:
+    """How many more tokens a running ``generate`` may make at most; 0 where there is none.
+
+    Nobody hands this to a model's forward: it is read where ``generate`` has it.
+    """
+    frame = sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if frame.f_globals.get("__name__") != _GENERATION:
+            continue
+        names = frame.f_locals
+        most, ids = getattr(names.get("generation_config"), "max_length", None), names.get("input_ids")
+        if type(most) is int and isinstance(ids, torch.Tensor):
+            return max(0, most - ids.shape[-1])
+    return 0
