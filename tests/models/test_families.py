@@ -10,6 +10,7 @@ import torch
 from support import calls, numbers, tiny_models
 
 import liteboost_adaptor
+from liteboost_adaptor.program import reasons
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss")
 TOLERANCE = 2e-5
@@ -130,7 +131,8 @@ def test_every_call_goes_through_our_ops(family: str) -> None:
     assert not [row for row in status.rules if row.state in ("refused", "failed", "foreign")], str(status)
     with calls.served() as served:
         _, left = calls.count(codes, run)
-    assert served.fallbacks == {}
+    # To count calls is to watch what Python does: no step is recorded.
+    assert served.fallbacks.keys() <= {(calls.STEPS, reasons.LOOKED_AT)}
     linear = left.pop("linear", 0)
     assert left == {}
     assert served.kinds["linear"] + linear == expected["linear"]

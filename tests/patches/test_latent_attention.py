@@ -183,7 +183,7 @@ def test_an_adapter_is_left_to_the_original() -> None:
     model = deepseek()
     adapt(model)
     liteboost_adaptor.apply(model, level=1)
-    assert re.search(r"latent_attention\.\* +refused +2 targets", str(liteboost_adaptor.status()))
+    assert re.search(r"latent_attention\.\* +refused +2 targets", str(liteboost_adaptor.status(full=True)))
 
 
 def test_a_layer_of_integers_is_left_to_the_original() -> None:

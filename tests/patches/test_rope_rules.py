@@ -26,7 +26,7 @@ import liteboost_adaptor
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OTHERS = "norm.*,mlp.*,attention.*,linear.*,experts.*,cache.*,causal_conv.*,delta_rule.*"
+OTHERS = "norm.*,mlp.*,attention.*,latent_attention.*,linear.*,experts.*,cache.*,causal_conv.*,delta_rule.*"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

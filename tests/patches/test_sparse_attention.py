@@ -185,7 +185,7 @@ def test_turned_off(llama: nn.Module, options: dict[str, object], reason: str) -
 
 
 def test_wrong_values_are_errors(llama: nn.Module) -> None:
-    with pytest.raises(ConfigError, match=r"LITEBOOST_SPARSE must be a share from 0 \(off\) to below 1"):
+    with pytest.raises(ConfigError, match=r"sparse must be a share from 0 \(off\) to below 1"):
         liteboost_adaptor.apply(llama, sparse=1.5)
     assert not listed()
 

@@ -333,7 +333,7 @@ def test_names_of_schemes() -> None:
         "kv8,head=16",
         "w4a16+kv8+kv8",
     ):
-        with pytest.raises(ConfigError, match="LITEBOOST_QUANT must be 0"):
+        with pytest.raises(ConfigError, match="quant must be 0"):
             read(wrong)
     assert LiteBoostConfig("w4a16+kv8").to_dict() == LiteBoostConfig("w4a16", kv_cache="int8").to_dict()
     assert LiteBoostConfig("kv8").to_dict() == LiteBoostConfig(None, kv_cache="int8").to_dict()

@@ -143,5 +143,5 @@ def test_the_variable_is_read() -> None:
         "w4a16,sym",
         "w8a16,head=8,head=8",
     ):
-        with pytest.raises(ConfigError, match="LITEBOOST_QUANT must be 0"):
+        with pytest.raises(ConfigError, match="quant must be 0"):
             read(wrong)

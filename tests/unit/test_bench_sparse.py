@@ -46,7 +46,7 @@ def test_sparse_attention_is_measured(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--sparse", "2"], "LITEBOOST_SPARSE must be a share from 0 (off) to below 1"),
+        (["--sparse", "2"], "sparse must be a share from 0 (off) to below 1"),
         (["--sparse", "0"], "give a share above 0"),
         (["--sparse", "0.5", "--arch", "examples"], "found 'examples'. Choose one."),
         (["--sparse", "0.5", "--trained", "no/such"], "there is no no/such/heldout.txt"),

@@ -153,8 +153,9 @@ def _vocab_parallel_class(cls: type) -> type:
 
 
 def _reduce_embedding(self: Any, protocol: Any) -> Any:
-    # Made at run time: a pickle cannot find it by its name.
-    return _restored, (type(self).__mro__[2], self.__dict__.copy())
+    # Made at run time: a pickle cannot find it by its name. A recorded step may watch it by a subclass.
+    bases = type(self).__mro__
+    return _restored, (bases[bases.index(VocabParallelEmbedding) + 1], self.__dict__.copy())
 
 
 def _restored(cls: type, state: dict[str, Any]) -> Any:
