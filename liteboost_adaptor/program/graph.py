@@ -80,7 +80,13 @@ class Graphs:
 
 
 class Graph:
-    """One captured program."""
+    """One captured program.
+
+    Attributes:
+        slides: Whether a layer of the cache has a sliding window: of some steps its attention copies keys.
+    """
+
+    slides = False
 
     def __init__(self, program: int, graphs: Graphs, device: torch.device) -> None:
         self._graphs, self._device = graphs, device
@@ -113,6 +119,8 @@ class Graph:
         try:
             self._replay()
             return list(ops._graph_results(self._number))
+        except GraphRefusedError:
+            raise
         except RuntimeError as raised:
             words = (str(raised).splitlines() or [""])[0]
             raise DeviceFaultError(
@@ -154,7 +162,8 @@ class Graph:
         """The replay waits at each attention until that is renewed: the device need not wait for the last."""
         current, stream = self._npu.current_stream(), self._stream()
         self._prepared.record(current)
-        self._captured.replay()
+        if not self.slides:
+            self._captured.replay()
         with self._npu.stream(stream):
             # What is renewed is in use until the replay before has ended, and reads what is made for this.
             stream.wait_event(self._prepared)
@@ -164,7 +173,14 @@ class Graph:
             except RuntimeError:
                 ops._npu_tasks_abandon()
                 raise
-            ops._npu_tasks_end()
+            try:
+                ops._npu_tasks_end()
+            except RuntimeError as raised:
+                if not self.slides:
+                    raise
+                raise GraphRefusedError((str(raised).splitlines() or [""])[0]) from raised
+        if self.slides:  # behind what may be refused
+            self._captured.replay()
         self._ended.record(current)
 
     def _let_go(self) -> None:

@@ -234,6 +234,7 @@ class Steps:
             return program.run(cache, given, symbols)
         try:
             if graph := graphs.of(program, ids.device):
+                graph.slides = any(getattr(layer, "is_sliding", False) for layer in cache.layers)
                 run = program.run(cache, given, symbols, graph)
                 if run is not None:
                     graphs.counter.count_served()
