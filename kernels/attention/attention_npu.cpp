@@ -221,6 +221,7 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
     }
   }
   const auto reference = [&](Refusal why) {
+    npu::check_reference(kOp, why);
     return fall_back<decltype(attention_npu)>(kOp, why).call(query, key, value, mask, scaling, is_causal,
                                                              sliding_window, softcap, sinks);
   };
@@ -231,5 +232,9 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 }  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def("_npu_long_from() -> int", [] { return liteboost::kLongFrom; });
+}
 
 TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) { m.impl("attention", &liteboost::attention_npu); }

@@ -91,8 +91,8 @@ struct Plan {
   std::optional<Cache> cache;
   int64_t copied = 0;  // elements
 
-  // Whether the operator must be told which positions count.
-  bool has_lengths() const { return cache && (cache->after > 0 || cache->at_end); }
+  // Whether the operator is told which positions count. The next replay of a captured step may read fewer than all.
+  bool has_lengths() const { return cache && (cache->after > 0 || cache->at_end || npu::tells_lengths()); }
 };
 
 // `within_cache`: whether the operator may be given more positions than count.
@@ -138,8 +138,7 @@ inline Operands operands(const Plan& plan, const at::Tensor& query, const Keys& 
   const bool is_one = query.size(2) == 1;
   on.out = heads_first && is_one ? result.transpose(1, 2) : result;
   on.layout = !heads_first ? "BSND" : is_one ? "BNSD" : "BNSD_BSND";
-  // The next replay of a captured step may read fewer than all.
-  if (plan.has_lengths() || (plan.cache && npu::is_renewable())) on.length = keys.length();
+  if (plan.has_lengths()) on.length = keys.length();
   return on;
 }
 

@@ -88,6 +88,7 @@ at::Tensor latent_attention_npu(const at::Tensor& query, const at::Tensor& query
   const Plan plan{Order::heads_first, cache_of(on.keys, Order::heads_first, false), 0};
   const Refusal refusal = refusal_of(on, plan);
   const auto reference = [&](Refusal why) {
+    npu::check_reference(kOp, why);
     return fall_back<decltype(latent_attention_npu)>(kOp, why).call(query, query_rope, latent, key_rope,
                                                                     scaling);
   };

@@ -54,6 +54,7 @@ at::Tensor attend(const at::Tensor& query, const Integers8& key, const Integers8
     }
   }
   const auto of_dequantized = [&](Refusal why) {
+    npu::check_reference(kOp, why);
     static const auto attention =
         c10::Dispatcher::singleton().findSchemaOrThrow("liteboost::attention", "").typed<Attention>();
     const at::ScalarType dtype = query.scalar_type();

@@ -44,7 +44,10 @@ Keys one_head_each(const Keys& scales) {
 struct Reading {
   std::optional<Cache> integers, scales;
 
-  bool has_lengths() const { return integers && (integers->after > 0 || integers->at_end); }
+  // As of `Plan`.
+  bool has_lengths() const {
+    return integers && (integers->after > 0 || integers->at_end || npu::tells_lengths());
+  }
 };
 
 Reading reading_of(const Call& call, const Keys& scales, bool within_cache) {
@@ -113,7 +116,7 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
   on.layout = "BNSD";
   on.out = at::empty(on.query.sizes(), on.query.options());
   at::Tensor after;
-  if (reading.has_lengths() || (reading.integers && npu::is_renewable())) {
+  if (reading.has_lengths()) {
     on.length = call.keys.length();
     if (reading.integers->at_end) after = counted_from_end(reading.integers->after, on.query.device());
   }

@@ -54,7 +54,7 @@ Registry& registry() {
   return *instance;
 }
 
-enum class Mode { none, capture, renew };
+enum class Mode { none, rehearse, capture, renew };
 thread_local Mode mode = Mode::none;
 thread_local std::shared_ptr<Tasks> tasks;
 thread_local size_t next_task = 0, next_filled = 0;
@@ -126,6 +126,11 @@ void abandon() {
   tasks.reset();
 }
 
+void rehearse(bool begins) {
+  TORCH_CHECK(!is_renewable(), "liteboost: this thread captures or renews a step");
+  mode = begins ? Mode::rehearse : Mode::none;
+}
+
 void forget(int64_t which) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
@@ -134,12 +139,15 @@ void forget(int64_t which) {
 
 }  // namespace
 
-bool is_renewable() { return mode != Mode::none; }
+bool is_renewable() { return mode == Mode::capture || mode == Mode::renew; }
+
+bool tells_lengths() { return mode != Mode::none; }
 
 void launch_renewable(const at::Tensor& out, const at::Tensor& lse,
                       const std::function<void(const at::Tensor&, const at::Tensor&)>& launch) {
   switch (mode) {
     case Mode::none:
+    case Mode::rehearse:
       launch(out, lse);
       return;
     case Mode::capture:
@@ -152,7 +160,7 @@ void launch_renewable(const at::Tensor& out, const at::Tensor& lse,
 
 at::Tensor made_for_renewal(const std::vector<int64_t>& key, const at::IntArrayRef& sizes,
                             const at::TensorOptions& options, const std::function<at::Tensor()>& make) {
-  if (mode == Mode::none) return make();
+  if (!is_renewable()) return make();
   if (mode == Mode::capture) return at::empty(sizes, options);
   const auto found = tasks->made.find(key);
   if (found != tasks->made.end()) return found->second;
@@ -161,7 +169,7 @@ at::Tensor made_for_renewal(const std::vector<int64_t>& key, const at::IntArrayR
 
 at::Tensor filled_in_renewal(const std::vector<int64_t>& key, const at::IntArrayRef& sizes,
                              const at::TensorOptions& options, const std::function<at::Tensor()>& make) {
-  if (mode == Mode::none) return make();
+  if (!is_renewable()) return make();
   if (mode == Mode::capture) {
     const auto [found, is_new] = tasks->asked.try_emplace(key, tasks->filled.size());
     if (is_new) tasks->filled.push_back(at::empty(sizes, options));
@@ -179,7 +187,11 @@ at::Tensor filled_in_renewal(const std::vector<int64_t>& key, const at::IntArray
 bool is_renewing() { return mode == Mode::renew; }
 
 void check_reads_in_place(bool reads_in_place, const char* what) {
-  TORCH_CHECK(mode == Mode::none || reads_in_place, "liteboost: ", what, " are copied for each token");
+  TORCH_CHECK(!is_renewable() || reads_in_place, "liteboost: ", what, " are copied for each token");
+}
+
+void check_reference(const char* op, const char* why) {
+  TORCH_CHECK(!is_renewable(), "liteboost: the reference of ", op, " would be called for each token: ", why);
 }
 
 void check_launch(const char* name) {
@@ -211,5 +223,6 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_npu_tasks_begin(int tasks, bool renews) -> ()", &liteboost::npu::begin);
   m.def("_npu_tasks_end() -> int", &liteboost::npu::end);
   m.def("_npu_tasks_abandon() -> ()", &liteboost::npu::abandon);
+  m.def("_npu_tasks_rehearse(bool begins) -> ()", &liteboost::npu::rehearse);
   m.def("_npu_tasks_forget(int tasks) -> ()", &liteboost::npu::forget);
 }

@@ -15,6 +15,10 @@ namespace liteboost::npu {
 // Whether this thread captures or renews such launches.
 bool is_renewable();
 
+// Whether attention is told the length of keys also where it reads all that are there: while this thread captures or renews
+// such launches, for the next replay may read fewer, and in the run before, in which the same calls are compared.
+bool tells_lengths();
+
 // `launch(out, lse)`: at once; as a task group, where renewable launches are captured; where they are renewed, in the
 // place of the one that was captured, with the outputs of that.
 void launch_renewable(const at::Tensor& out, const at::Tensor& lse,
@@ -38,6 +42,10 @@ bool is_renewing();
 // Throws where this thread captures or renews launches and `reads_in_place` is false: what `what` would be copied from
 // is written by the graph.
 void check_reads_in_place(bool reads_in_place, const char* what);
+
+// Throws where this thread captures or renews launches: the reference of `op`, called because of `why`, has none that could
+// be renewed.
+void check_reference(const char* op, const char* why);
 
 // Throws where this thread renews launches and is not inside of one: `name` would be launched beside the graph.
 void check_launch(const char* name);

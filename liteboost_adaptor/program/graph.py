@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,15 +21,30 @@ from ..report import APPLIED, CallCounter, Outcome, report
 ops = torch.ops.liteboost
 RULE = "step.graph"
 TITLE = "A recorded step captured as a graph of the NPU (LITEBOOST_GRAPH)"
-#: A program is captured when it has run so often: what is compared at its first use has been.
-CAPTURED_AT = 2
+#: A program that has run so often runs once more, and then is captured (`Graph.run`).
+CAPTURED_AT = 1
 #: What ``_graph_prepare`` answers.
 _STOPPED, _REPLAY = 0, 1
 _AGAIN = "captured again: the cache or a weight lies elsewhere"
+_FIRST = "run as a program first, which compares what it calls"
 
 
 class GraphRefusedError(RuntimeError):
     """A step cannot be captured. The message says why."""
+
+
+class GraphLaterError(RuntimeError):
+    """A step is run as a program first, `rehearsed`. The message says why."""
+
+
+@contextmanager
+def rehearsed() -> Iterator[None]:
+    """Attention is called as in a captured step, and what it calls is compared with its reference."""
+    ops._npu_tasks_rehearse(True)
+    try:
+        yield
+    finally:
+        ops._npu_tasks_rehearse(False)
 
 
 class Graphs:
@@ -80,13 +97,7 @@ class Graphs:
 
 
 class Graph:
-    """One captured program.
-
-    Attributes:
-        slides: Whether a layer of the cache has a sliding window: of some steps its attention copies keys.
-    """
-
-    slides = False
+    """One captured program."""
 
     def __init__(self, program: int, graphs: Graphs, device: torch.device) -> None:
         self._graphs, self._device = graphs, device
@@ -94,6 +105,8 @@ class Graph:
         self._number = ops._graph_make(program)
         self._captured: Any = None
         self._tasks = 0
+        #: Which lengths of the last step are long for attention.
+        self._are_long: list[bool] = []
         self._forget_tasks: Any = None
         self._prepared, self._ended = self._npu.Event(), self._npu.Event()
         self._finalizer = weakref.finalize(self, ops._graph_forget, self._number)
@@ -107,20 +120,29 @@ class Graph:
         """What the program would give; nothing if it stopped.
 
         Raises:
+            GraphLaterError: The program has not run with keys of this length class.
             GraphRefusedError: It could not be captured.
             DeviceFaultError: The device has failed in a replay.
         """
+        long_from = ops._npu_long_from()
+        # Numbers count what a cache keeps before this token or with it.
+        are_long = [number + new >= long_from for number in numbers for new in (0, 1)]
+        if self._are_long != are_long:
+            # For long keys other kernels of the vendor's may run, which nobody has compared yet.
+            if self._captured is not None:
+                self._npu.synchronize()
+                self._let_go()
+            self._are_long = are_long
+            raise GraphLaterError(_FIRST)
         self._npu.current_stream().wait_event(self._ended)  # another thread may have replayed it elsewhere
         ready = ops._graph_prepare(self._number, inputs, numbers)
         if ready == _STOPPED:
             return []
-        if ready != _REPLAY:
+        if ready != _REPLAY or self._captured is None:
             self._capture()
         try:
             self._replay()
             return list(ops._graph_results(self._number))
-        except GraphRefusedError:
-            raise
         except RuntimeError as raised:
             words = (str(raised).splitlines() or [""])[0]
             raise DeviceFaultError(
@@ -162,8 +184,7 @@ class Graph:
         """The replay waits at each attention until that is renewed: the device need not wait for the last."""
         current, stream = self._npu.current_stream(), self._stream()
         self._prepared.record(current)
-        if not self.slides:
-            self._captured.replay()
+        self._captured.replay()
         with self._npu.stream(stream):
             # What is renewed is in use until the replay before has ended, and reads what is made for this.
             stream.wait_event(self._prepared)
@@ -173,14 +194,7 @@ class Graph:
             except RuntimeError:
                 ops._npu_tasks_abandon()
                 raise
-            try:
-                ops._npu_tasks_end()
-            except RuntimeError as raised:
-                if not self.slides:
-                    raise
-                raise GraphRefusedError((str(raised).splitlines() or [""])[0]) from raised
-        if self.slides:  # behind what may be refused
-            self._captured.replay()
+            ops._npu_tasks_end()
         self._ended.record(current)
 
     def _let_go(self) -> None:

@@ -16,7 +16,7 @@ from ..kv_cache.layers import using
 from ..report import CallCounter
 from . import arguments, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
-from .graph import CAPTURED_AT, GraphRefusedError, Graphs
+from .graph import CAPTURED_AT, GraphLaterError, GraphRefusedError, Graphs, rehearsed
 from .program import Program, Run
 from .recording import MOVED, SHORT, CannotLower
 from .stand_in import ReadsArgument
@@ -234,11 +234,14 @@ class Steps:
             return program.run(cache, given, symbols)
         try:
             if graph := graphs.of(program, ids.device):
-                graph.slides = any(getattr(layer, "is_sliding", False) for layer in cache.layers)
                 run = program.run(cache, given, symbols, graph)
                 if run is not None:
                     graphs.counter.count_served()
                 return run
+        except GraphLaterError as later:
+            graphs.counter.count_fallback(str(later))
+            with rehearsed():
+                return program.run(cache, given, symbols)
         except GraphRefusedError as refusal:
             program.graph_fault = f"not captured: {refusal}"
             graphs.counter.count_fallback(program.graph_fault)

@@ -14,9 +14,13 @@ from npu.test_steps import at_level, llama, prompt, tokens
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import liteboost_adaptor
+from liteboost_adaptor import native_npu
+from liteboost_adaptor.kv_cache import buffers
+from liteboost_adaptor.program.graph import _FIRST as FIRST
 from liteboost_adaptor.program.graph import CAPTURED_AT, RULE
 from liteboost_adaptor.quantization import LiteBoostConfig, quantize_model
 from liteboost_adaptor.report import report
+from liteboost_adaptor.selftest import first_use
 
 pytestmark = pytest.mark.usefixtures("no_grad", "undone")
 
@@ -82,6 +86,48 @@ def test_a_users_stream_may_be_of_the_pool_that_ours_come_from() -> None:
         expected = at_level(1, lambda: tokens(model, inputs, UNTIL + 4))
         found = at_level(2, lambda: tokens(model, inputs, UNTIL + 4))
     assert torch.equal(found, expected) and replays() > before, reasons()
+
+
+def test_a_cache_that_is_full_is_no_other_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A kind that nothing before has compared: within a renewal it could not be.
+    monkeypatch.setattr(buffers, "LEAST_SPACE", 24)
+    inputs, new = prompt(1, 9), 60
+    model = llama(num_attention_heads=4, num_key_value_heads=2, head_dim=48).half()
+    expected = at_level(1, lambda: tokens(model, inputs, new))
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    assert replays() - before >= new - 20, reasons()
+
+
+def test_keys_that_become_many_are_compared_before_they_are_captured() -> None:
+    assert native_npu.load().loaded
+    inputs, new = prompt(1, torch.ops.liteboost._npu_long_from() - 14), 24
+    model = llama(num_key_value_heads=2, head_dim=32, max_position_embeddings=4096).half()
+    expected = at_level(1, lambda: tokens(model, inputs, new))
+    liteboost_adaptor.apply(level=2)
+    before, first = replays(), reasons().get(FIRST, 0)
+    assert torch.equal(tokens(model, inputs, new), expected)
+    # One of two lengths is a token ahead of the other.
+    assert reasons()[FIRST] - first == 3 and replays() - before >= new - 12, reasons()
+
+
+def test_an_attention_that_was_refused_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(op: str, kind: str, device: str) -> Any:
+        if op == "attention" and "head-80" in kind:
+            raise torch.OutOfMemoryError("planted")  # kept for this process alone
+        return compare(op, kind, device)
+
+    compare = first_use.compare
+    monkeypatch.setattr(first_use, "compare", refusing)
+    inputs, model = prompt(1, 9), llama(num_key_value_heads=2, head_dim=80)
+    expected = at_level(1, lambda: tokens(model, inputs, UNTIL))
+    liteboost_adaptor.apply(level=2)
+    before = replays()
+    assert torch.equal(tokens(model, inputs, UNTIL), expected)
+    assert replays() == before
+    refused = "not captured: liteboost: the reference of attention would be called for each token: "
+    assert any(why.startswith(refused) and why.endswith("planted") for why in reasons()), reasons()
 
 
 def test_another_batch_and_another_prompt_are_captured_for_themselves() -> None:
@@ -202,6 +248,8 @@ from cann_sim.faults import failing
 from npu.test_captured_steps import UNTIL, llama, prompt, replays, tokens
 import liteboost_adaptor
 from liteboost_adaptor.errors import DeviceFaultError
+from liteboost_adaptor.program import step
+step.RECORDED_AT = 4
 liteboost_adaptor.apply(level=2)
 model, inputs = llama(), prompt(1, 9)
 with torch.no_grad():
