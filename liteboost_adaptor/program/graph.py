@@ -6,6 +6,7 @@ What runs before a replay, what is captured and what is renewed is told by `phas
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -35,6 +36,11 @@ class GraphRefusedError(RuntimeError):
 
 class GraphLaterError(RuntimeError):
     """A step is run as a program first, `rehearsed`. The message says why."""
+
+
+@functools.cache
+def _long_from() -> int:
+    return ops._npu_long_from()
 
 
 @contextmanager
@@ -124,7 +130,7 @@ class Graph:
             GraphRefusedError: It could not be captured.
             DeviceFaultError: The device has failed in a replay.
         """
-        long_from = ops._npu_long_from()
+        long_from = _long_from()
         # Numbers count what a cache keeps before this token or with it.
         are_long = [number + new >= long_from for number in numbers for new in (0, 1)]
         if self._are_long != are_long:
