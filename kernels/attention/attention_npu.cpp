@@ -1,4 +1,5 @@
-// Attention as one aclnn operator: FusedInferAttentionScore for bf16 and fp16, FlashAttentionScore for fp32.
+// Attention as one aclnn operator: FusedInferAttentionScore for bf16 and fp16, FlashAttentionScore for fp32; on a 310P
+// those of attention_npu_310p.cpp.
 //
 // attention_npu_operands.h: how query, keys and values become what they read; attention_npu_hiding.h: masks.
 // Queries that see no key give 0: the operators are asked to repair such rows where there is a bool mask. Where one
@@ -12,6 +13,7 @@
 #include <torch/library.h>
 
 #include "attention/attention_checks.h"
+#include "attention/attention_npu_310p.h"
 #include "attention/attention_npu_hiding.h"
 #include "attention/attention_npu_infer.h"
 #include "attention/attention_npu_launch.h"
@@ -80,8 +82,11 @@ Refusal refusal_of(const Call& call) {
 
 namespace {
 
+bool is_on_310p() { return npu::soc() == npu::Soc::a310p; }
+
 // How the operator is to read the tensors of a call; `within_cache` as of `plan`.
 Plan plan_of(const Call& call, bool within_cache) {
+  if (is_on_310p()) return plan_on_310p(call, within_cache);
   // Of several queries the operator wants masks for the whole cache: more to write than there is to copy.
   if (!call.is_half() || (call.mask.defined() && !call.is_one())) within_cache = false;
   // What is counted from the end goes with no mask and no sinks.
@@ -207,7 +212,7 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
   check_attention("attention", query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
   const c10::DeviceGuard guard(query.device());
   const Call call = call_of(query, key, value, mask, scaling, is_causal, sliding_window, softcap, sinks);
-  Refusal refusal = refusal_of(call);
+  Refusal refusal = is_on_310p() ? refusal_on_310p(call) : refusal_of(call);
   if (refusal == kServed && call.is_diagonal() && !triangle(query.device()).defined()) {
     refusal = "no causal mask can be made while a graph is captured";
   }
@@ -227,7 +232,12 @@ at::Tensor attention_npu(const at::Tensor& query, const at::Tensor& key, const a
   };
   if (refusal != kServed) return reference(refusal);
   return npu::serve(
-      kOp, [&]() -> at::Tensor { return call.is_half() ? fused(call, plan) : flash(call); }, reference);
+      kOp,
+      [&]() -> at::Tensor {
+        if (is_on_310p()) return attend_on_310p(call, plan);
+        return call.is_half() ? fused(call, plan) : flash(call);
+      },
+      reference);
 }
 
 }  // namespace

@@ -23,13 +23,20 @@ size_t first_of_kind(const Arguments& a, const char* kind) {
 struct Places {
   size_t heads, layout, kv_heads, sparse, pre, block_size, table, query_lengths, key_lengths;
 };
+constexpr size_t kNowhere = 1000;
 
 bool starts(const std::string& name, const char* with) { return name.rfind(with, 0) == 0; }
 
-bool is_inference(const std::string& name) { return starts(name, "aclnnFusedInferAttentionScore"); }
+bool is_incremental(const std::string& name) { return starts(name, "aclnnIncreFlashAttention"); }
 
-Places places_of(const Arguments& a) {
+bool is_inference(const std::string& name) {
+  return starts(name, "aclnnFusedInferAttentionScore") || starts(name, "aclnnPromptFlashAttention") ||
+         is_incremental(name);
+}
+
+Places places_of(const std::string& name, const Arguments& a) {
   size_t h = first_of_kind(a, "int64");
+  if (is_incremental(name)) return {h, h + 2, h + 3, kNowhere, kNowhere, h + 4, 13, kNowhere, 5};
   return {h, h + 4, h + 5, h + 6, h + 2, h + 8, 14, 5, 6};
 }
 
@@ -64,8 +71,8 @@ std::vector<int64_t> lengths_of(const Arguments& a, size_t k, int64_t batch, int
   return lengths;
 }
 
-AttentionShape inference_shape(const Arguments& a) {
-  auto p = places_of(a);
+AttentionShape inference_shape(const std::string& name, const Arguments& a) {
+  auto p = places_of(name, a);
   AttentionShape shape;
   shape.heads = integer(a, p.heads, 1);
   int64_t kv_heads = integer(a, p.kv_heads, 0);
@@ -151,7 +158,7 @@ const std::map<std::string, Product>& products() {
 }  // namespace
 
 AttentionShape attention_shape(const std::string& name, const Arguments& a) {
-  if (is_inference(name)) return inference_shape(a);
+  if (is_inference(name)) return inference_shape(name, a);
   if (starts(name, "aclnnFlashAttentionScore")) return training_shape(name, a);
   return {};
 }
@@ -159,8 +166,8 @@ AttentionShape attention_shape(const std::string& name, const Arguments& a) {
 std::vector<at::Tensor> attention_rows(const std::string& name, const Arguments& a, size_t which) {
   const auto& tensors = a.at(which).tensors;
   if (!is_inference(name)) return {tensors.at(0)->i->t};
-  auto p = places_of(a);
-  auto shape = inference_shape(a);
+  auto p = places_of(name, a);
+  auto shape = inference_shape(name, a);
   auto layout = input_layout(a, p.layout);
   std::vector<at::Tensor> rows;
   int64_t packed_start = 0;

@@ -60,7 +60,9 @@ Attended attend(const Attention& a) {
   if (a.bias.defined() && a.bias_is_scaled) scores = scores + fp32(a.bias);
   scores = scores * a.scale;
   if (a.bias.defined() && !a.bias_is_scaled) scores = scores + fp32(a.bias);
-  if (a.hidden.defined()) scores = scores.masked_fill(a.hidden, kHidden);
+  if (a.hidden.defined()) {
+    scores = a.hidden_adds != 0.0 ? scores + a.hidden * a.hidden_adds : scores.masked_fill(a.hidden, kHidden);
+  }
 
   Attended r;
   r.maximum = at::amax(scores, {-1}, true);

@@ -11,9 +11,10 @@ struct Attention {
   at::Tensor bias;    // broadcast to [B, N, Sq, Skv]; undefined: none
   bool bias_is_scaled = false;
   double scale = 1.0;
-  at::Tensor sinks;     // [N] logits that take a part of the softmax and give nothing; undefined: none
-  at::Tensor drop;      // what multiplies the probabilities; undefined: none
-  bool repair = false;  // rows that attend to nothing give zeros
+  at::Tensor sinks;          // [N] logits that take a part of the softmax and give nothing; undefined: none
+  at::Tensor drop;           // what multiplies the probabilities; undefined: none
+  bool repair = false;       // rows that attend to nothing give zeros
+  double hidden_adds = 0.0;  // what a hidden score gets on top; 0: it is replaced
 };
 
 struct Attended {
@@ -52,6 +53,7 @@ struct Inference {
   std::string layout;
   int64_t kv_heads = 0, sparse = 0, inner_precise = 0, block_size = 0;
   bool want_lse = false;
+  double hidden_adds = 0.0;  // as of Attention
   O out, lse;
 
   std::string in_layout() const { return layout.substr(0, layout.find('_')); }
@@ -82,6 +84,9 @@ struct Inference {
     return !packed() && q_len() == 1 && !q_rope && key.at(0).sizes() == value.at(0).sizes();
   }
 };
+
+/// The result, written to `out` and `lse`.
+void infer(const Inference& a);
 
 }  // namespace sim
 
@@ -124,3 +129,31 @@ struct Inference {
   FIA_COLLECT_V3();                  \
   a.quantization.push_back(q_scale); \
   a.sinks = sinks
+
+#define PFA_ARGUMENTS                                                                                        \
+  T, query, T, key, T, value, T, bias, T, mask, IA, q_lengths, IA, kv_lengths, T, dequant1, T, quant1, T,    \
+      dequant2, T, quant2, T, quant_offset2, int64_t, heads, double, scale, int64_t, pre, int64_t, next, CP, \
+      layout, int64_t, kv_heads, int64_t, sparse, int64_t, inner_precise, O, out
+#define IFA_ARGUMENTS                                                                                      \
+  T, query, TL, key, TL, value, T, bias, T, mask, IA, kv_lengths, T, dequant1, T, quant1, T, dequant2, T,  \
+      quant2, T, quant_offset2, T, antiquant_scale, T, antiquant_offset, T, table, T, kv_padding, int64_t, \
+      heads, double, scale, CP, layout, int64_t, kv_heads, int64_t, block_size, int64_t, inner_precise, O, \
+      out
+#define PHASE_COLLECT()                                                                      \
+  sim::Inference a;                                                                          \
+  a.query = query, a.bias = bias, a.mask = mask, a.kv_lengths = kv_lengths, a.heads = heads; \
+  a.scale = scale, a.layout = layout ? layout : "BSH", a.kv_heads = kv_heads;                \
+  a.inner_precise = inner_precise, a.out = out;                                              \
+  a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2}
+// On a 310P a mask adds -10000 (AttenMaskTransND2NZ of prompt_flash_attention_s1s2_bns1_x310_base.h).
+#define PFA_COLLECT()                                     \
+  PHASE_COLLECT();                                        \
+  aclTensorList keys_, values_;                           \
+  if (key) keys_.v = {key.p}, a.key.p = &keys_;           \
+  if (value) values_.v = {value.p}, a.value.p = &values_; \
+  a.q_lengths = q_lengths, a.pre = pre, a.next = next, a.sparse = sparse, a.hidden_adds = -1e4
+#define IFA_COLLECT()                                                               \
+  PHASE_COLLECT();                                                                  \
+  a.key = key, a.value = value, a.table = table, a.kv_padding = kv_padding;         \
+  a.quantization.insert(a.quantization.end(), {antiquant_scale, antiquant_offset}); \
+  a.block_size = block_size

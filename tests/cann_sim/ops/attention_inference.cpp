@@ -137,13 +137,16 @@ Attention problem(const Inference& a, int64_t b) {
     one.bias = one.bias.slice(2, 0, rows).slice(3, 0, columns);
   }
   one.scale = a.scale;
+  one.hidden_adds = a.hidden_adds;
   one.sinks = a.sinks.orundef();
   // Bit 1 of innerPrecise asks for it; modes 2 to 4 tell by themselves where a row attends to nothing.
   one.repair = (a.inner_precise & 2) || sparse >= 2;
   return one;
 }
 
-void infer(const Inference& a) {
+}  // namespace
+
+void sim::infer(const Inference& a) {
   // Rows past the length of their sequence: zeros, and infinity in place of a log-sum-exp.
   a.out->zero_();
   if (a.lse) a.lse->fill_(a.want_lse ? std::numeric_limits<float>::infinity() : 0.0);
@@ -156,8 +159,6 @@ void infer(const Inference& a) {
       pick(a, a.packed() ? a.lse->transpose(0, 1) : *a.lse, b).copy_(r.maximum + at::log(r.sum));
   }
 }
-
-}  // namespace
 
 OP(aclnnFusedInferAttentionScoreV2, FIA_ARGUMENTS_V2) {
   FIA_COLLECT_V2();

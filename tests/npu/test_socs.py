@@ -1,0 +1,51 @@
+"""Which attention operators serve the SoCs that have none of FusedInferAttentionScore's usual forms."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from npu.launching import simulated
+
+PROGRAM = Path(__file__).with_name("socs_program.py")
+PROMPT, INCREMENTAL = ["aclnnPromptFlashAttentionV3"], ["aclnnIncreFlashAttentionV4"]
+WIDE = "attention: more than 32 query heads for a key head, or heads of more than 128, on a 310P"
+
+
+@functools.cache
+def ran(soc: str, dtype: str) -> dict[str, Any]:
+    """What `socs_program.py` prints; with a softcap nothing is served on any."""
+    found: dict[str, Any] = json.loads(simulated("--soc", soc, PROGRAM, dtype)[-1])
+    assert found["attention"].pop("a softcap")["reasons"] == ["attention: a softcap"]
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_a_310p_has_one_operator_for_prompts_and_one_for_a_query() -> None:
+    found = ran("310P", "float16")["attention"]
+    assert all(case["error"] < 1e-3 for case in found.values()), found
+    left = {label: case["reasons"] for label, case in found.items() if case["reasons"]}
+    assert left == {
+        "one, wide heads": [WIDE],
+        "behind keys": ["attention: queries behind earlier keys on a 310P"],
+        "bias": ["attention: a float mask on a 310P"],
+        "sinks": ["attention: sinks on a 310P"],
+    }
+    for label, case in found.items():
+        one = INCREMENTAL if label.startswith("one") else PROMPT
+        assert case["operators"] == ([] if label in left else one), label
+
+
+def test_a_llama_on_a_310p() -> None:
+    found = ran("310P", "float16")["llama"]
+    assert found["tokens 2"] == found["tokens 0"]
+    assert found["operators"] == INCREMENTAL + PROMPT and found["reasons"] == []
