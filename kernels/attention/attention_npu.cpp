@@ -28,12 +28,9 @@ namespace {
 
 using npu::fall_back;
 using npu::Integers;
-using npu::kInfer;
-using npu::kInferWithSinks;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using npu::Tensors;
 using npu::Text;
 constexpr const char* kOp = "attention";
 
@@ -75,9 +72,9 @@ Refusal refusal_of(const Call& call) {
   if (call.is_causal && query.size(2) > key.size(2)) return "more queries than keys";
   if (given(call.sinks)) {
     if (!call.is_half()) return "sinks in fp32";
-    if (!call.has_late_sinks() && !kInferWithSinks.available()) return "not in this CANN";
   }
-  return (call.is_half() ? kInfer.available() : kFlash.available()) ? kServed : "not in this CANN";
+  if (call.is_half()) return npu::inference_refusal(given(call.sinks) && !call.has_late_sinks());
+  return kFlash.available() ? kServed : "not in this CANN";
 }
 
 namespace {
@@ -121,29 +118,33 @@ std::string kind(const Call& call, const Plan& plan) {
 
 at::Tensor infer(const Call& call, const Operands& on, const Hiding& how, const at::Tensor& after,
                  Precision precise, bool want_lse) {
-  const at::Tensor none;
   // Asked for or not, the operator wants a place for them.
   const std::vector<int64_t> lse_sizes =
       want_lse ? std::vector<int64_t>{call.query.size(0), call.query.size(1), call.query.size(2), 1}
                : std::vector<int64_t>{1};
   const at::Tensor lse = at::empty(lse_sizes, on.query.options().dtype(at::kFloat));
-  const std::vector<at::Tensor> keys{on.key}, values{on.value};
-  const Integers lengths = on.length ? Integers(*on.length) : Integers();
-  const int64_t heads = call.query.size(1), kv_heads = call.keys.key.size(1);
-  if (given(call.sinks) && !want_lse) {
-    npu::launch_renewable(on.out, lse, [&](const at::Tensor& to, const at::Tensor& lse_to) {
-      kInferWithSinks(on.query, keys, values, none, how.mask, {}, lengths, none, none, none, none, none, none,
-                      none, none, none, after, none, none, none, none, none, none, {}, none, none, none, none,
-                      call.sinks->contiguous(), heads, call.scaling, how.before, how.after, on.layout,
-                      kv_heads, how.mode, precise, 0, 0, false, 0, 0, 0, to, lse_to);
-    });
-    return lse;
-  }
+  npu::Inference made;
+  made.query = on.query;
+  made.keys = {on.key};
+  made.values = {on.value};
+  made.heads = call.query.size(1);
+  made.kv_heads = call.keys.key.size(1);
+  made.scaling = call.scaling;
+  made.layout = on.layout;
+  if (on.length) made.kv_lengths = {*on.length};
+  made.mask = how.mask;
+  made.shift = how.shift;
+  if (given(call.sinks) && !want_lse) made.sinks = call.sinks->contiguous();
+  made.mode = how.mode;
+  made.before = how.before;
+  made.after = how.after;
+  made.precise = precise;
+  made.positions_behind = after;
+  made.key_scales = on.key_scales;
+  made.value_scales = on.value_scales;
+  made.scaled_by = on.scaled_by;
   npu::launch_renewable(on.out, lse, [&](const at::Tensor& to, const at::Tensor& lse_to) {
-    kInfer(on.query, keys, values, how.shift, how.mask, {}, lengths, none, none, none, none, none, none, none,
-           none, none, after, on.key_scales, none, on.value_scales, none, none, none, {}, none, none, none,
-           heads, call.scaling, how.before, how.after, on.layout, kv_heads, how.mode, precise, 0, 0, want_lse,
-           on.scaled_by, on.scaled_by, to, lse_to);
+    npu::infer(made, to, lse_to, want_lse);
   });
   return lse;
 }

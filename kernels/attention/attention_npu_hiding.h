@@ -13,9 +13,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/triu.h>
 
-#include <limits>
 #include <optional>
 
+#include "attention/attention_npu_infer.h"
 #include "attention/attention_npu_operands.h"
 #include "npu/graph_tasks.h"
 #include "npu/kept.h"
@@ -51,12 +51,14 @@ struct Call {
   bool can_repair() const { return !is_one() || query.size(3) == 64 || query.size(3) == 128; }
   // Whether the triangular mask is needed.
   bool is_diagonal() const { return hides() == Hides::causality || hides() == Hides::window; }
-  // Whether there are sinks that the operator does not take; from CANN 9.0 on it takes bf16 only.
+  // Whether there are sinks that the operator does not take; from CANN 9.0 on it takes bf16 only, on a 950 fp16 too.
   bool has_late_sinks() const {
     if (!given(sinks)) return false;
     const bool takes_size = query.size(3) == 64 || query.size(3) == 128;
-    const bool is_bf16 = sinks->scalar_type() == at::kBFloat16 && query.scalar_type() == at::kBFloat16;
-    return !takes_size || sinks->dim() != 1 || !is_bf16 || hides() == Hides::shift;
+    const bool takes_half = npu::soc() == npu::Soc::a950;
+    const bool takes_dtype = sinks->scalar_type() == query.scalar_type() &&
+                             (query.scalar_type() == at::kBFloat16 || (takes_half && is_half()));
+    return !takes_size || sinks->dim() != 1 || !takes_dtype || hides() == Hides::shift;
   }
 };
 
@@ -79,7 +81,7 @@ inline Call call_of(const at::Tensor& query, const at::Tensor& key, const at::Te
   return call;
 }
 
-constexpr int64_t kAllTokens = std::numeric_limits<int32_t>::max();
+using npu::kAllTokens;
 
 enum SparseMode : int64_t { kMaskOnly = 0, kCausalAtTheEnd = 3, kBand = 4 };
 

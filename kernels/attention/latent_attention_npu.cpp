@@ -16,8 +16,6 @@ namespace liteboost {
 namespace {
 
 using npu::fall_back;
-using npu::Integers;
-using npu::kInfer;
 using npu::kServed;
 using npu::Refusal;
 
@@ -51,25 +49,30 @@ Refusal refusal_of(const Latent& on, const Plan& plan) {
   if (on.query.scalar_type() == at::kFloat) return "fp32";
   if (on.query.size(3) != kRank || on.query_rope.size(3) != kRope) return "sizes other than 512 and 64";
   if (heads > kMostHeads || (heads & (heads - 1)) != 0) return "heads that are not 1, 2, 4, ... 128";
-  if (!kInfer.available()) return "not in this CANN";
+  if (const Refusal refusal = npu::inference_refusal(false); refusal != kServed) return refusal;
   const std::string dtype = npu::dtype_name(on.query.scalar_type());
   return npu::unverified(kOp, dtype + (plan.has_lengths() ? " cache" : ""));
 }
 
 at::Tensor launched(const Latent& on, const Plan& plan) {
-  const at::Tensor none;
   const int64_t batch = on.query.size(0), heads = on.query.size(1);
   const at::Tensor result = at::empty({batch, 1, heads, kRank}, on.query.options());
   const Operands given = operands(plan, on.query, on.keys, result);
   npu::check_reads_in_place(on.query_rope.is_contiguous(), "the rotated part of queries");
   const at::Tensor query_rope = on.query_rope.contiguous();
-  const std::vector<at::Tensor> rows{given.key};
-  const Integers lengths = given.length ? Integers(*given.length) : Integers();
+  npu::Inference made;
+  made.query = given.query;
+  made.keys = made.values = {given.key};
+  made.heads = heads;
+  made.kv_heads = 1;
+  made.scaling = on.scaling;
+  made.layout = given.layout;
+  if (given.length) made.kv_lengths = {*given.length};
+  made.query_rope = query_rope;
+  made.key_rope = given.value;
   const at::Tensor lse = at::empty({1}, on.query.options().dtype(at::kFloat));
   npu::launch_renewable(given.out, lse, [&](const at::Tensor& to, const at::Tensor& lse_to) {
-    kInfer(given.query, rows, rows, none, none, {}, lengths, none, none, none, none, none, none, none, none,
-           none, none, none, none, none, none, none, none, {}, query_rope, given.value, none, heads,
-           on.scaling, kAllTokens, kAllTokens, given.layout, 1, kMaskOnly, 0, 0, 0, false, 0, 0, to, lse_to);
+    npu::infer(made, to, lse_to, false);
   });
   return result;
 }

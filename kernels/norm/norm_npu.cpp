@@ -91,6 +91,7 @@ Refusal rms_norm_refusal(const at::Tensor& x, const OptionalTensor& weight, doub
   if (!takes_offset) return "an offset that is not 0 or 1";
   if (scale == Scale::gemma) {
     if (npu::soc() == npu::Soc::a310p) return "Gemma's norm on a 310P";
+    if (npu::soc() == npu::Soc::a950) return "Gemma's norm on a 950";
     return kGemmaRmsNorm.available() ? kServed : kMissing;
   }
   if (scale != Scale::plain && !ones_for(x, x.size(-1)).defined()) return kNoOnes;

@@ -115,6 +115,7 @@ Soc soc() {
     if (name.rfind("Ascend910B", 0) == 0) return Soc::a910b;
     if (name.rfind("Ascend910_93", 0) == 0) return Soc::a910c;
     if (name.rfind("Ascend310P", 0) == 0) return Soc::a310p;
+    if (name.rfind("Ascend950", 0) == 0) return Soc::a950;
     return Soc::other;
   }();
   return found;

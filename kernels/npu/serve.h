@@ -63,8 +63,8 @@ auto serve(const char* op, const Launch& launch, const Reference& reference) -> 
   }
 }
 
-// The SoC's family, from its name: 910B, 910C, 310P, or other.
-enum class Soc { a910b, a910c, a310p, other };
+// The SoC's family, from its name: 910B, 910C, 310P, 950, or other.
+enum class Soc { a910b, a910c, a310p, a950, other };
 Soc soc();
 
 const char* dtype_name(at::ScalarType dtype);

@@ -19,8 +19,6 @@ namespace liteboost {
 namespace {
 
 using npu::fall_back;
-using npu::kInfer;
-using npu::kInferWithSinks;
 using npu::kServed;
 using npu::Refusal;
 
@@ -89,9 +87,8 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
   if (packed.has_sinks) {
     if (head_dim != 64 && head_dim != 128) return "sinks with a head size that is neither 64 nor 128";
     if (sinks->scalar_type() != query.scalar_type()) return "sinks of another dtype";
-    if (!kInferWithSinks.available()) return "not in this CANN";
   }
-  if (!kInfer.available()) return "not in this CANN";
+  if (const Refusal refusal = npu::inference_refusal(packed.has_sinks); refusal != kServed) return refusal;
   return given(block_table) ? refusal_of_pages(key, value, packed.spans) : kServed;
 }
 
@@ -108,47 +105,37 @@ std::string kind(const at::Tensor& query, const OptionalTensor& block_table, con
 at::Tensor fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                  const OptionalTensor& block_table, double scaling, const OptionalTensor& sinks,
                  const Packed& packed) {
-  const at::Tensor none, q = query.contiguous();
+  npu::Inference made;
+  made.query = query.contiguous();
+  made.heads = query.size(1);
+  made.kv_heads = key.size(2);
+  made.scaling = scaling;
+  made.layout = "TND";
+  made.precise = kPrecise;
+  made.q_lengths.assign(packed.spans.queries.begin() + 1, packed.spans.queries.end());
+  if (given(block_table)) {  // lengths are of each request, else where each ends
+    made.block_table = block_table->to(query.device(), at::kInt).contiguous();
+    made.page_rows = key.size(1);
+    for (int64_t r = 0; r < packed.spans.count(); ++r) made.kv_lengths.push_back(packed.spans.kv_len(r));
+    made.keys = {key.view({key.size(0), key.size(1), -1})};
+    made.values = {value.view({value.size(0), value.size(1), -1})};
+  } else {
+    made.kv_lengths.assign(packed.spans.keys.begin() + 1, packed.spans.keys.end());
+    const int64_t length = made.kv_lengths.back();
+    made.keys = {key[0].narrow(0, 0, length).contiguous()};
+    made.values = {value[0].narrow(0, 0, length).contiguous()};
+  }
+  if (packed.is_causal) {
+    made.mask = triangle(query.device());
+    made.mode = packed.window > 0 ? kBand : kCausalAtTheEnd;
+    if (packed.window > 0) made.before = packed.window - 1;
+    made.after = 0;
+  }
+  if (packed.has_sinks) made.sinks = sinks->contiguous();
   const at::Tensor out = at::empty(query.sizes(), query.options());
   // Not asked for, but the operator wants a place for it.
   const at::Tensor lse = at::empty({1}, query.options().dtype(at::kFloat));
-  const std::vector<int64_t> q_lengths(packed.spans.queries.begin() + 1, packed.spans.queries.end());
-  std::vector<int64_t> kv_lengths;  // of each request in pages, else where each ends
-  at::Tensor table;
-  std::vector<at::Tensor> keys, values;
-  if (given(block_table)) {
-    table = block_table->to(query.device(), at::kInt).contiguous();
-    for (int64_t r = 0; r < packed.spans.count(); ++r) kv_lengths.push_back(packed.spans.kv_len(r));
-    for (const auto& [list, cache] : {std::pair{&keys, key}, std::pair{&values, value}}) {
-      list->push_back(cache.view({cache.size(0), cache.size(1), -1}));
-    }
-  } else {
-    kv_lengths.assign(packed.spans.keys.begin() + 1, packed.spans.keys.end());
-    for (const auto& [list, page] : {std::pair{&keys, key}, std::pair{&values, value}}) {
-      list->push_back(page[0].narrow(0, 0, kv_lengths.back()).contiguous());
-    }
-  }
-  at::Tensor mask;
-  int64_t mode = kMaskOnly, before = kAllTokens, after = kAllTokens;
-  if (packed.is_causal) {
-    mask = triangle(query.device());
-    mode = packed.window > 0 ? kBand : kCausalAtTheEnd;
-    if (packed.window > 0) before = packed.window - 1;
-    after = 0;
-  }
-  const int64_t heads = query.size(1), kv_heads = key.size(2);
-  const int64_t page_rows = table.defined() ? key.size(1) : 0;
-  const npu::Integers q_sums(q_lengths), kv_sums(kv_lengths);
-  if (packed.has_sinks) {
-    kInferWithSinks(q, keys, values, none, mask, q_sums, kv_sums, none, none, none, none, none, none, none,
-                    table, none, none, none, none, none, none, none, none, {}, none, none, none, none,
-                    sinks->contiguous(), heads, scaling, before, after, "TND", kv_heads, mode, kPrecise,
-                    page_rows, 0, false, 0, 0, 0, out, lse);
-    return out;
-  }
-  kInfer(q, keys, values, none, mask, q_sums, kv_sums, none, none, none, none, none, none, none, table, none,
-         none, none, none, none, none, none, none, {}, none, none, none, heads, scaling, before, after, "TND",
-         kv_heads, mode, kPrecise, page_rows, 0, false, 0, 0, out, lse);
+  npu::infer(made, out, lse, false);
   return out;
 }
 

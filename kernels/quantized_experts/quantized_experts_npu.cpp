@@ -1,7 +1,8 @@
 // Experts of integers as aclnn operators: those of experts_linear, with a GroupedMatmul that multiplies the weights out
 // to the dtype of the activations on the way (antiquantScale). Nothing is asked of the device.
 //
-// Limits of GroupedMatmul with such weights, by the document of aclnnGroupedMatmulV4: not on a 310P; one scale for
+// Limits of GroupedMatmul with such weights, by the document of aclnnGroupedMatmulV4: not on a 310P, on a 950 of 4 bits
+// with one scale for an output only (not called there); one scale for
 // each output with 8 bits, one for each group and output with 4; zero points with one group only, so experts of 4 bits
 // with zero points in several groups are multiplied one after the other (WeightQuantBatchMatmul), for which the host
 // waits to know them, counted. CANN up to 8.5 wants offsets where there are none, too: zeros, made once.
@@ -49,6 +50,7 @@ Refusal refusal_of(const at::Tensor& x, const Weights& weights, const OptionalTe
   if (x.numel() == 0 || weights.integers.numel() == 0 || index.numel() == 0) return "no elements";
   if (x.scalar_type() == at::kFloat) return "fp32";
   if (npu::soc() == npu::Soc::a310p) return "a 310P";
+  if (npu::soc() == npu::Soc::a950) return "a 950";
   if (weights.integers.size(0) > npu::kMostExperts) return "more than 1024 experts";
   if (weights.integers.size(1) > npu::kMostColumns || weights.inputs() > npu::kMostColumns) {
     return "more than 65535 features";

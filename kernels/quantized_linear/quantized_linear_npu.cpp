@@ -65,11 +65,14 @@ Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
 
 bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
-// The bias as the operator takes it: without gaps, and in fp32 beside bf16. Cast for each call: a copy kept would miss what the user
+bool is_on_950() { return npu::soc() == npu::Soc::a950; }
+
+// The bias as the operator takes it: without gaps, and in fp32 beside bf16, but on a 950. Cast for each call: a copy kept would miss what the user
 // writes to the bias.
 at::Tensor bias_for(const at::Tensor& x, const OptionalTensor& bias) {
   if (!given(bias)) return at::Tensor();
-  return (x.scalar_type() == at::kBFloat16 ? bias->to(at::kFloat) : *bias).contiguous();
+  const bool is_wide = x.scalar_type() == at::kBFloat16 && !is_on_950();
+  return (is_wide ? bias->to(at::kFloat) : *bias).contiguous();
 }
 
 // x @ weight^T + bias for weights [N, K] of 8 bits or words [N, K / 8], with scales and offsets [N] or [groups, N].
@@ -79,7 +82,13 @@ at::Tensor product(const at::Tensor& rows, const at::Tensor& weight, const at::T
   const int64_t groups = scales.dim() == 2 ? scales.size(0) : 1;
   const int32_t group = groups == 1 ? kOneGroup : static_cast<int32_t>(rows.size(1) / groups);
   const at::Tensor none;
-  if (kV3.available()) {
+  if (is_on_950()) {  // innerPrecise has no effect there, and scales must lie as the weight does
+    const auto turned = [](const at::Tensor& t) {
+      if (!t.defined() || t.dim() == 1) return t;
+      return t.size(0) == 1 ? t.squeeze(0) : t.t().contiguous().t();
+    };
+    kV2(rows, weight.t(), turned(scales), turned(offsets), none, none, bias, group, out);
+  } else if (kV3.available()) {
     kV3(rows, weight.t(), scales, offsets, none, none, bias, group, kPrecise, out);
   } else {
     kV2(rows, weight.t(), scales, offsets, none, none, bias, group, out);

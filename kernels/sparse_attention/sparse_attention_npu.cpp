@@ -39,6 +39,7 @@ Refusal refusal_of(const at::Tensor& query, const at::Tensor& key, const at::Ten
                    const at::Tensor& select_idx, bool is_causal) {
   if (query.numel() == 0 || value.numel() == 0 || select_idx.numel() == 0) return "no elements";
   if (npu::soc() == npu::Soc::a310p) return "on a 310P";
+  if (npu::soc() == npu::Soc::a950) return "on a 950";
   if (is_causal) return "causality inside the blocks";
   if (query.scalar_type() == at::kFloat) return "in fp32";
   if (value.size(3) != query.size(3)) return "values of another size than keys";

@@ -11,7 +11,12 @@ RELEASES = ("8.1.RC1", "8.5.0", "9.0.0", "9.1.0", "9.2.0")
 #: for which it names this one.
 DEFAULT_RELEASE = "9.1.0"
 #: What a generation is called here -> the name that torch_npu asks the runtime for.
-SOCS = {"910B": "Ascend910B2", "910C": "Ascend910_9391", "310P": "Ascend310P3"}
+SOCS = {
+    "910B": "Ascend910B2",
+    "910C": "Ascend910_9391",
+    "310P": "Ascend310P3",
+    "950": "Ascend950PR_9589",
+}
 DEFAULT_SOC = "910B"
 
 _TABLE = Path(__file__).parent / "opapi" / "availability.inc"

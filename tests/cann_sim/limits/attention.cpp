@@ -1,4 +1,5 @@
-// What hardware rejects of inference attention: documents of ops-transformer, attention/<name>/docs.
+// What hardware rejects of inference attention: documents of ops-transformer, attention/<name>/docs; for a 950 that of
+// aclnnFusedInferAttentionScoreV5 (9.1.0) and op_host/checkers of fused_infer_attention_score.
 // Heads, dtypes and outputs here; keys, lengths and blocks in attention_keys.cpp, masks in attention_mask.cpp.
 #include "attention.h"
 
@@ -91,6 +92,14 @@ void check_heads(const Inference& a) {
 void check_values(const Inference& a) {
   auto d = a.head_size(), value = a.value_head_size();
   if (a.q_rope || value == d) return;
+  if (is_950() && d != 192) {  // CheckAxis and CheckQKVDDifferent of the checkers
+    require(d <= 128 && value <= 128, "D is ", d, " and that of values ", value,
+            ": others than 128 beside 192 are at most 128");
+    require(a.layout == "BNSD" || a.layout == "BSND" || a.layout == "BSH" || a.layout == "TND",
+            "inputLayout \"", a.layout, "\" does not go with values of another D than keys");
+    return require(a.sparse == 0 || a.sparse == 2 || a.sparse == 3, "sparseMode ", a.sparse,
+                   " does not go with values of another D than keys");
+  }
   require(d == 192 && value == 128, "D is ", d, " and that of values ", value,
           ": other than keys it must be 128 beside 192");
   require(!a.bias, "pseShift does not go with values of another D than keys");
@@ -173,5 +182,10 @@ LIMITS(aclnnFusedInferAttentionScoreV3, FIA_ARGUMENTS_V3) {
 }
 LIMITS(aclnnFusedInferAttentionScoreV4, FIA_ARGUMENTS_V4) {
   FIA_COLLECT_V4();
+  check(a);
+}
+LIMITS(aclnnFusedInferAttentionScoreV5, FIA_ARGUMENTS_V5) {
+  FIA_COLLECT_V4();
+  require(!q_start && !kv_start && pse_type == 0, "qStartIdx, kvStartIdx and pseType are for training");
   check(a);
 }

@@ -132,7 +132,7 @@ void check_blocks(const Inference& a) {
 /// (9.0.0, 9.1.0), CheckFeatureHeadDim there (8.5.0), IsUsingFAI for split_fuse.
 void check_packed_heads(const Inference& a) {
   auto d = a.head_size();
-  if (a.q_rope || tiling_of(a) == Tiling::split_fuse) return;
+  if (a.q_rope || tiling_of(a) == Tiling::split_fuse || (is_950() && a.layout == "TND")) return;
   bool usual = d == 64 || d == 128 || (d == 192 && a.layout == "TND");
   require(usual, "layout ", a.layout, " with D ", d, ", sparseMode ", a.sparse, " and innerPrecise ",
           a.inner_precise, ": 64 or 128, or 192 of TND; others of at most 256 with ",

@@ -63,7 +63,7 @@ void check_mask(const Inference& a) {
           "packed layouts take sparseMode 0 without a mask, or 3 or 4 with the fixed one");
   require(a.sparse == 0 || a.mask, "sparseMode 1 needs the whole mask");
   if (!a.mask) return;
-  require_axes(a.mask, "attenMask", 2, 4);
+  require_axes(a.mask, "attenMask", is_950() ? 3 : 2, 4);  // CheckIFAMask2DShape
   auto shape = a.mask->sizes();
   auto rows = shape[shape.size() - 2];
   // Two axes of one query row are those of the sequences and the keys.
@@ -88,7 +88,13 @@ void check_bias(const Inference& a) {
 
 void check_sinks(const Inference& a) {
   if (!a.sinks) return;
-  if (release_is("9.0.0")) {
+  if (is_950()) {  // CheckSinkDtypeSupport and CheckAxisSupport of learnable_sink_checker.cpp
+    require_same_dtype(a.sinks, "learnableSink", a.query, "query");
+    auto d = a.head_size(), value = a.value_head_size();
+    require((d == 64 || d == 128 || d == 192) && (value == 64 || value == 128),
+            "learnableSink needs D 64, 128 or 192 and values of 64 or 128, they are ", d, " and ", value);
+    require(a.inner_precise == 0, "learnableSink needs innerPrecise 0, it is ", a.inner_precise);
+  } else if (release_is("9.0.0")) {
     require_dtype(a.sinks, "learnableSink", {at::kBFloat16});
   } else {
     require_same_dtype(a.sinks, "learnableSink", a.query, "query");

@@ -108,3 +108,15 @@ LIMITS(aclnnFlashAttentionScoreV3, T, query, T, key, T, value, T, bias, T, drop,
   check(query, key, value, bias, mask, sinks, keep, pre, next, heads, layout, inner_precise, sparse,
         bias_type, maximum, sum, out);
 }
+// As a 950 has it, of what V1 takes: outDtype is 0 for Half, 1 for BFloat16.
+LIMITS(aclnnFlashAttentionScoreV4, T, query, T, key, T, value, T, bias, T, drop, T, padding, T, mask, T,
+       query_rope, T, key_rope, T, q_scale, T, k_scale, T, v_scale, T, sinks, IA, prefix, IA, q_ends, IA,
+       kv_ends, IA, q_start, IA, kv_start, double, scale, double, keep, int64_t, pre, int64_t, next, int64_t,
+       heads, CP, layout, int64_t, inner_precise, int64_t, sparse, int64_t, out_dtype, int64_t, bias_type, CP,
+       softmax_layout, int64_t, seed, int64_t, offset, O, maximum, O, sum, O, softmax, O, out) {
+  require(!query_rope && !key_rope && !q_scale && !k_scale && !v_scale,
+          "of V4, rotated parts and integers are not simulated");
+  require((*q_ends).empty() && (*kv_ends).empty(), "of V4, packed tokens are not simulated");
+  check(query, key, value, bias, mask, sinks, keep, pre, next, heads, layout, inner_precise, sparse,
+        bias_type, maximum, sum, out);
+}

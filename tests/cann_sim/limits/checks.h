@@ -15,6 +15,7 @@ struct Named {
 using Tensors = std::initializer_list<Named>;
 
 inline bool is_310p() { return soc() == Soc::ascend310p; }
+inline bool is_950() { return soc() == Soc::ascend950; }
 
 inline void require_dtype(const TensorHandle& x, const char* name, Dtypes allowed) {
   if (!x) return;

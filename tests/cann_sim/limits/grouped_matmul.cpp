@@ -32,6 +32,7 @@ static void dtypes(const Grouped& g) {
     require(!some(g.scale) && !some(g.token_scale), "scale and perTokenScale belong to quantized x");
     require((w != x) == some(g.aq_scale), "antiquantScale must be given with integer weights and only then");
     require(!is_310p() || (x == at::kHalf && w == x), "310P takes Half x and weight only");
+    require(!is_950() || w == x || w == kInt32, "950 multiplies out 4-bit weights only, not ", w);
     if (x == at::kHalf) return require_dtype(bias, "bias", {at::kHalf});
     require_dtype(bias, "bias", {kFloat32});
     return;

@@ -83,6 +83,13 @@ static void layouts(const WeightQuant& w) {
   for (auto& [tensor, name] : Tensors{{w.scale, "antiquantScale"}, {w.offset, "antiquantOffset"}}) {
     require(!tensor || tensor.format() == ACL_FORMAT_ND, name, " must be ND");
   }
+  // AntiQuantScaleAndOffsetContiguousCheck: scales in two axes lie as the weight does on a 950.
+  for (auto& [tensor, name] : Tensors{{w.scale, "antiquantScale"}, {w.offset, "antiquantOffset"}}) {
+    if (!is_950() || !tensor || tensor->dim() != 2) continue;
+    const bool lies =
+        is_transposed(w.weight) ? tensor->transpose(0, 1).is_contiguous() : tensor->is_contiguous();
+    require(lies, name, " must be transposed where weight is (950), its strides are ", tensor->strides());
+  }
   // Beside a transposed weight the scales may lie transposed as well; a 310P with FRACTAL_NZ wants them plain.
   if (!is_transposed(w.weight) || (is_310p() && is_nz(w.weight))) {
     require_contiguous(w.scale, "antiquantScale");
@@ -105,8 +112,8 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
   auto [k, n] = weight_shape(weight);
   const WeightQuant w{x, weight, scale, offset, quant_scale, quant_offset, bias, group, y, x->size(-2), k, n};
   require(x->size(-1) == k, "x has k = ", x->size(-1), ", weight has ", k);
-  require(k >= 1 && k <= 65535 && n >= 1 && n <= 65535, "k and n must be in [1, 65535], they are ", k,
-          " and ", n);
+  require(k >= 1 && n >= 1 && (is_950() || (k <= 65535 && n <= 65535)),
+          "k and n must be in [1, 65535], they are ", k, " and ", n);
   require(w.m >= 1 && (!is_transposed(x) || w.m <= 65535), "m is ", w.m,
           ": at least 1, of a transposed x at most 65535");
   require(group == 0 || (group >= 32 && group <= k - 1 && group % 32 == 0), "antiquantGroupSize ", group,
@@ -114,6 +121,9 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
   // CheckXWeightY: y is (..., m, n).
   require(y->dim() >= 2 && y->size(-2) == w.m && y->size(-1) == n, "y has shape ", y->sizes(),
           ", needed: (..., ", w.m, ", ", n, ")");
+  // CheckWeightFormat, CheckOptionalNotNull
+  if (is_950())
+    require(!is_nz(weight) && !quant_scale && !quant_offset, "950 takes weight in ND and no quantScale");
   layouts(w);
   weight_scales(w);
   if (hardware_scale(*scale)) {
@@ -141,8 +151,9 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
     // /aclnn_weight_quant_batch_matmul_v2.cpp, of V2 and V3, 8.5.0 to 9.1.0: a bias of bf16 is for a 950 only, whatever
     // the document of V3 says.
     const auto wanted = x->scalar_type() == at::kHalf ? at::kHalf : kFloat32;
-    require(bias->scalar_type() == wanted, "bias is ", bias->scalar_type(), " with ", x->scalar_type(),
-            " x: Half with Half, Float with BFloat16");
+    const bool is_like_x = is_950() && bias->scalar_type() == x->scalar_type();
+    require(is_like_x || bias->scalar_type() == wanted, "bias is ", bias->scalar_type(), " with ",
+            x->scalar_type(), " x: Half with Half, Float with BFloat16");
     // CheckBiasOptionalDimValid: a 310P takes one for each product of a batch.
     require(bias->size(-1) == n && (is_310p() || bias->numel() == n), "bias has shape ", bias->sizes(),
             ", needed: (", n, ") or (1, ", n, ")");

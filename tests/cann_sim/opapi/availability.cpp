@@ -38,6 +38,7 @@ Soc soc() {
     std::string name = soc_name();
     if (name.rfind("Ascend910_93", 0) == 0) return Soc::ascend910c;
     if (name.rfind("Ascend310P", 0) == 0) return Soc::ascend310p;
+    if (name.rfind("Ascend950", 0) == 0) return Soc::ascend950;
     return Soc::ascend910b;
   }();
   return value;
@@ -50,7 +51,7 @@ bool release_is(const char* at_least) {
 }
 
 void require_soc(const char* name) {
-  static const char* names[] = {"910B", "910C", "310P"};
+  static const char* names[] = {"910B", "910C", "310P", "950"};
   auto found = socs_of.find(name);
   if (found == socs_of.end()) return;
   require(found->second.find(names[static_cast<int>(soc())]) != std::string::npos, "not supported on ",

@@ -40,7 +40,7 @@ void require_given(const Handle& argument, const char* name) {
 }
 
 /// The generation simulated (SIMCANN_SOC): limits and symbols depend on it.
-enum class Soc { ascend910b, ascend910c, ascend310p };
+enum class Soc { ascend910b, ascend910c, ascend310p, ascend950 };
 Soc soc();
 /// Whether the CANN release simulated (SIMCANN_VERSION) is this one or newer, e.g. release_is("8.5.0").
 bool release_is(const char* at_least);

@@ -98,6 +98,7 @@ void infer(const Inference& a);
       T, value_prefix, IA, prefix_length
 #define FIA_TENSORS_V3 FIA_TENSORS_V2, T, q_rope, T, k_rope, T, k_rope_scale
 #define FIA_TENSORS_V4 FIA_TENSORS_V3, T, q_scale, T, sinks
+#define FIA_TENSORS_V5 FIA_TENSORS_V4, IA, q_start, IA, kv_start
 #define FIA_ATTRIBUTES                                                                                \
   int64_t, heads, double, scale, int64_t, pre, int64_t, next, CP, layout, int64_t, kv_heads, int64_t, \
       sparse, int64_t, inner_precise, int64_t, block_size, int64_t, antiquant_mode, bool, want_lse
@@ -107,6 +108,9 @@ void infer(const Inference& a);
   FIA_TENSORS_V3, FIA_ATTRIBUTES, int64_t, key_mode, int64_t, value_mode, O, out, O, lse
 #define FIA_ARGUMENTS_V4 \
   FIA_TENSORS_V4, FIA_ATTRIBUTES, int64_t, key_mode, int64_t, value_mode, int64_t, query_mode, O, out, O, lse
+#define FIA_ARGUMENTS_V5                                                                                \
+  FIA_TENSORS_V5, FIA_ATTRIBUTES, int64_t, key_mode, int64_t, value_mode, int64_t, query_mode, int64_t, \
+      pse_type, O, out, O, lse
 
 // Fills an Inference `a` from the arguments in scope.
 #define FIA_COLLECT_V2()                                                                                  \

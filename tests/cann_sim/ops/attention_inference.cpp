@@ -1,4 +1,4 @@
-// Attention for inference: FusedInferAttentionScore V2 to V4.
+// Attention for inference: FusedInferAttentionScore V2 to V5.
 // Ragged lengths, paged caches, packed layouts; each sequence is computed by itself.
 #include "attention.h"
 
@@ -169,6 +169,10 @@ OP(aclnnFusedInferAttentionScoreV3, FIA_ARGUMENTS_V3) {
   infer(a);
 }
 OP(aclnnFusedInferAttentionScoreV4, FIA_ARGUMENTS_V4) {
+  FIA_COLLECT_V4();
+  infer(a);
+}
+OP(aclnnFusedInferAttentionScoreV5, FIA_ARGUMENTS_V5) {
   FIA_COLLECT_V4();
   infer(a);
 }

@@ -1,4 +1,4 @@
-// Attention for training, which torch's scaled_dot_product_attention runs on: FlashAttentionScore V1 to V3, its
+// Attention for training, which torch's scaled_dot_product_attention runs on: FlashAttentionScore V1 to V4, its
 // gradient, and the packed form.
 #include "attention.h"
 
@@ -80,6 +80,15 @@ OP(aclnnFlashAttentionScoreV3, T, query, T, key, T, value, T, bias, T, drop, T, 
    IA, prefix, IA, q_start, IA, kv_start, double, scale, double, keep, int64_t, pre, int64_t, next, int64_t,
    heads, CP, layout, int64_t, inner_precise, int64_t, sparse, int64_t, bias_type, O, maximum, O, sum, O,
    softmax, O, out) {
+  forward({query, key, value, bias, drop, mask, sinks, scale, keep, pre, next, heads, layout, inner_precise,
+           sparse, bias_type},
+          maximum, sum, out);
+}
+OP(aclnnFlashAttentionScoreV4, T, query, T, key, T, value, T, bias, T, drop, T, padding, T, mask, T,
+   query_rope, T, key_rope, T, q_scale, T, k_scale, T, v_scale, T, sinks, IA, prefix, IA, q_ends, IA, kv_ends,
+   IA, q_start, IA, kv_start, double, scale, double, keep, int64_t, pre, int64_t, next, int64_t, heads, CP,
+   layout, int64_t, inner_precise, int64_t, sparse, int64_t, out_dtype, int64_t, bias_type, CP,
+   softmax_layout, int64_t, seed, int64_t, offset, O, maximum, O, sum, O, softmax, O, out) {
   forward({query, key, value, bias, drop, mask, sinks, scale, keep, pre, next, heads, layout, inner_precise,
            sparse, bias_type},
           maximum, sum, out);

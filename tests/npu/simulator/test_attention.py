@@ -84,8 +84,10 @@ def fia(
         arguments += [*(rope or (None, None)), None]
     if version >= 4:
         arguments += [None, sinks]
+    if version >= 5:
+        arguments += [None, None]
     arguments += [heads, scale, pre, next_, layout, kv_heads, sparse, precise, block, 0, lse is not None]
-    arguments += [*modes, 0, out, lse] if version == 4 else [*modes, out, lse]
+    arguments += [*modes, *[0] * max(version - 3, 0), out, lse]
     return f"aclnnFusedInferAttentionScoreV{version}", arguments
 
 

@@ -341,3 +341,25 @@ def test_integers_and_several_query_rows() -> None:
     check("several query rows take keyAntiquantMode 0 and 1, it is 3", **integers(4, modes=(3, 3)))
     padding = torch.zeros(1, dtype=torch.int64)
     check("do not go with left padding", **integers(4, kv_padding=padding, kv_lens=[4]))
+
+
+def test_a_950_has_v5_and_limits_of_its_own() -> None:
+    new = {"soc": "950", "version": 5}
+    for version in (2, 3, 4):
+        check("not supported on Ascend950", soc="950", version=version)
+    check("not supported on Ascend910B2", version=5)
+    for options in ({}, {"d": 80}, {"mask": zeros(1, 4, 6, dtype=torch.bool)}):
+        op, arguments = call(5, **options)
+        started("950").run(op, *arguments)
+    sinks = torch.zeros(8, dtype=HALF)
+    op, arguments = call(5, sinks=sinks)
+    started("950").run(op, *arguments)
+    check("learnableSink is BFloat16, query is Half", sinks=sinks.bfloat16(), **new)
+    check("learnableSink needs D 64, 128 or 192", sinks=sinks, d=80, **new)
+    check("learnableSink needs innerPrecise 0", sinks=sinks, precise=2, **new)
+    check("attenMask has 2 axes", mask=zeros(4, 6, dtype=torch.bool), **new)
+    narrow = {"v": [zeros(2, 2, 6, 32)], "out": zeros(2, 8, 4, 32)}
+    op, arguments = call(5, **narrow)
+    started("950").run(op, *arguments)
+    check("others than 128 beside 192 are at most 128", d=256, **narrow, **new)
+    check("sparseMode 4 does not go with values", sparse=4, mask=FIXED_MASK, **narrow, **new)

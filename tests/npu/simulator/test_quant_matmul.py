@@ -291,6 +291,13 @@ def test_limits_of_weight_quant():
         refused("x .310P. is BFloat16", *weight_quant(x=torch.zeros(4, 128, dtype=bf16)))
         refused("weight .310P. is Int", *weight_quant(weight=packed))
         refused("310P", V3, *rest[:-1], 0, rest[-1])
+    with on_soc("950"):
+        turned = torch.zeros(64, 16, dtype=torch.int32).t()  # stored as (n, k)
+        scale = torch.ones(2, 64, dtype=half)
+        lies = "antiquantScale must be transposed where weight is"
+        refused(lies, *weight_quant(weight=turned, group=64, scale=scale))
+        refused(lies, *weight_quant(weight=packed, group=64, scale=scale.t().contiguous().t()))
+        refused("weight in ND", *weight_quant(weight=Nz(torch.zeros(128, 64, dtype=torch.int8))))
 
 
 def quant(**changed):
