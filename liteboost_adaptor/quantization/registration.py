@@ -40,7 +40,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
         if settings.quant is not None and settings.quant.scheme:
             report.add(Outcome(RULE, REFUSED, "LITEBOOST_QUANT", "needs transformers 5"))
         return
-    from . import foreign_quantizer, from_pretrained
+    from . import foreign_quantizer, from_pretrained, mx_formats
     from .config import LiteBoostConfig, of_settings
     from .hf_quantizer import LiteBoostQuantizer
     from .layers import resizing
@@ -63,6 +63,9 @@ def install(hooks: Any, settings: config.Settings) -> None:
             ):
                 if method in getattr(auto, mapping):
                     register(mapping, method, wrap(getattr(auto, mapping)[method]))
+        for method in mx_formats.MX_FORMATS:
+            if original := getattr(auto, quantizers).get(method):
+                register(quantizers, method, mx_formats.quantizer_factory(method, original))
     if settings.quant is not None and settings.quant.scheme:
         wanted = of_settings(settings.quant).to_dict()
         hooks.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))

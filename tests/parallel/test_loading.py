@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel import ranks
-from safetensors.torch import save_file
-from support import families, tiny_models
+from support import families, stored_weights, tiny_models
 
 pytestmark = pytest.mark.usefixtures("native_only")
 
@@ -46,27 +45,9 @@ def test_families_are_read_in_parts(tmp_path: Path) -> None:
     check(results, FIRST, held=0.51, read=1.1)
 
 
-def _mxfp4(folder: Path) -> None:
-    """GPT-OSS as it is published: experts of 4 bits, 32 of which have a power of two in common."""
-    model = tiny_models.build("gpt_oss")
-    model.config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": []}
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    state, generator = {}, torch.Generator().manual_seed(0)
-    for name, value in model.state_dict().items():
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            state[name] = value
-            continue
-        experts, inputs, outputs = value.shape
-        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator)
-        scales = torch.randint(119, 123, (experts, outputs, inputs // 32), generator=generator)
-        state |= {f"{name}_blocks": blocks.to(torch.uint8), f"{name}_scales": scales.to(torch.uint8)}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_experts_that_become_floating_point_while_they_are_read(tmp_path: Path, size: int) -> None:
-    _mxfp4(tmp_path)
+    stored_weights.write_mxfp4(tmp_path)
     job = ("parallel.jobs_load:logits", str(tmp_path))
     (alone,) = ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1")
     expected = torch.tensor(alone["logits"])

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from . import tiny_models
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -157,3 +159,21 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+
+
+def write_mxfp4(folder: Path) -> None:
+    """GPT-OSS as it is published: experts of 4 bits, 32 of which have a power of two in common."""
+    model = tiny_models.build("gpt_oss")
+    model.config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    state, generator = {}, torch.Generator().manual_seed(0)
+    for name, value in model.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            state[name] = value
+            continue
+        experts, inputs, outputs = value.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator)
+        scales = torch.randint(119, 123, (experts, outputs, inputs // 32), generator=generator)
+        state |= {f"{name}_blocks": blocks.to(torch.uint8), f"{name}_scales": scales.to(torch.uint8)}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

@@ -19,6 +19,8 @@ from .config_values import Config, LayerConfig, flag, integer, invalid, mapping
 
 #: Formats that are read, and names of several in one checkpoint.
 _FORMATS = ("", "pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+#: How the names of formats with floating point in blocks of 32 begin (``mxfp4-pack-quantized``).
+_MX = "mxfp"
 #: Values of ``actorder`` that a list of groups goes with.
 _SCATTERED = ("group", "dynamic")
 _ORDERS = (*_SCATTERED, "weight", "static")
@@ -138,8 +140,14 @@ class CompressedTensorsFormat(CheckpointFormat):
         if config.get("transform_config"):
             return "compressed-tensors with transforms of activations"
         for each in (config, *groups):
-            if config_values.name(each, "format") not in _FORMATS:
-                return f"compressed-tensors in the format {each.get('format')}"
+            name = config_values.name(each, "format")
+            if name.startswith(_MX):
+                return (
+                    f"compressed-tensors in the MX format {name}: dequantize it with that package "
+                    "(run_compressed=False), save_pretrained it, and quantize what is saved"
+                )
+            if name not in _FORMATS:
+                return f"compressed-tensors in the format {name}"
         for each in weights:
             bits = each.get("num_bits", 8)
             if each.get("type", "int") != "int" or (type(bits) is int and bits > 8):
