@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import __version__, config, environment, native, native_npu, rule_ids
-from .config import Quant, settings, with_overrides
+from .config import settings, with_overrides
 from .engine import swap
 from .environment.npu import fixes
 from .errors import ConfigError
@@ -21,6 +21,7 @@ from .kv_cache import buffers
 from .parallel import shard as parallel_shard
 from .parallel.tensor.plan import ShardingPlan
 from .report import Status, report
+from .setting_values import Quant
 
 
 def apply(

@@ -14,48 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .setting_values import Quant, Sparse, quant, sparse
 
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
 ISA_NAMES = ("baseline", "avx2", "avx512", "avx512_bf16")
-
-
-@dataclass(frozen=True)
-class Sparse:
-    """Block-sparse attention of long prompts; see docs/sparse_attention.md.
-
-    Attributes:
-        sparsity: Share of the blocks of keys that is not read, above 0 and below 1.
-        block: Positions in a block.
-        sinks: Blocks at the beginning that are always read.
-        window: Blocks up to a query's own that are always read.
-        min_length: Tokens of the shortest prompt that is served.
-    """
-
-    sparsity: float
-    block: int = 128
-    sinks: int = 1
-    window: int = 2
-    min_length: int = 4096
-
-
-@dataclass(frozen=True)
-class Quant:
-    """Weights of linear layers, or keys and values of the cache, as integers; see docs/quantization.md.
-
-    Attributes:
-        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``; empty: weights stay.
-        group: Weights that share a scale, of w4a16.
-        symmetric: Without zero points.
-        head: Bits of the output layer: 8, or 16 for as it is.
-        kv_cache: ``"int8"``, or empty: keys and values stay.
-    """
-
-    scheme: str
-    group: int = 32
-    symmetric: bool = True
-    head: int = 8
-    kv_cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +35,7 @@ class Settings:
         nz: Whether weights of linear layers are cast to FRACTAL_NZ on an NPU; ``"auto"``: on a 310P.
         first_use: Whether ops on an NPU are compared in a helper ``"process"`` or a ``"thread"`` of this one.
         graph: Whether recorded steps are captured as graphs of an NPU; ``"auto"``: on 910B and 910C.
+        delta_state: What states of a gated delta rule are kept in on an NPU: ``"fp32"`` or ``"bf16"``.
         sparse: Block-sparse attention of long prompts, or ``None``.
         tp: Over how many processes the weights are divided; 0: over all that the others leave.
         dp: How many replicas share a batch that is generated for.
@@ -91,6 +55,7 @@ class Settings:
     nz: str = "auto"
     first_use: str = "process"
     graph: str = "auto"
+    delta_state: str = "fp32"
     sparse: Sparse | None = None
     tp: int = 0
     dp: int = 1
@@ -129,26 +94,6 @@ def _flag(text: str) -> bool:
     return _one_of("0", "1", "true", "false")(text) in ("1", "true")
 
 
-#: Least values of what may follow the share in LITEBOOST_SPARSE.
-_SPARSE_DETAILS = {"block": 16, "sinks": 0, "window": 1, "min_length": 2}
-
-
-def _sparse(text: str) -> Sparse | None:
-    share, *details = (part.strip() for part in text.split(","))
-    sparsity = float(share)
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"{share} is not a share")
-    given: dict[str, int] = {}
-    for detail in details:
-        name, _, value = (part.strip() for part in detail.partition("="))
-        if name not in _SPARSE_DETAILS or name in given:
-            raise ValueError(f"{detail!r} is none of the details, or there twice")
-        given[name] = int(value)
-        if given[name] < _SPARSE_DETAILS[name]:
-            raise ValueError(f"{name} is at least {_SPARSE_DETAILS[name]}")
-    return Sparse(sparsity, **given) if sparsity else None
-
-
 def _count(text: str) -> int:
     value = text.strip()
     if not value.isdecimal() or int(value) < 1:
@@ -158,49 +103,6 @@ def _count(text: str) -> int:
 
 def _tp(text: str) -> int:
     return 0 if text.strip().lower() == "auto" else _count(text)
-
-
-QUANT_SCHEMES = ("w8a16", "w4a16", "w8a8")
-QUANT_GROUPS = (32, 64, 128)
-QUANT_HEADS = (8, 16)
-_QUANT_DETAILS = {"group": QUANT_GROUPS, "head": QUANT_HEADS}
-#: What keys and values of the cache may be, and what says so in the name of a scheme, alone or behind ``+``.
-INT8 = "int8"
-KV8 = "kv8"
-
-
-def split_scheme(text: str) -> tuple[str, str]:
-    """(scheme of weights, `INT8` or empty) of ``"w4a16"``, ``"w4a16+kv8"`` or ``"kv8"``."""
-    weights, plus, cache = text.rpartition("+")
-    if cache == KV8 and bool(weights) == bool(plus):
-        return weights, INT8
-    return text, ""
-
-
-def _quant(text: str) -> Quant | None:
-    named, *details = (part.strip() for part in text.split(","))
-    if named in ("", "0"):
-        return None
-    scheme, kv_cache = split_scheme(named)
-    if scheme not in QUANT_SCHEMES and (scheme or not kv_cache):
-        raise ValueError(f"{scheme!r} is no scheme")
-    given: dict[str, Any] = {"kv_cache": kv_cache}
-    for detail in details:
-        name, _, value = (part.strip() for part in detail.partition("="))
-        if detail == "asymmetric" and scheme == "w4a16":
-            given["symmetric"] = False
-        elif (
-            name not in _QUANT_DETAILS
-            or name in given
-            or not scheme
-            or (name == "group" and scheme != "w4a16")
-        ):
-            raise ValueError(f"{detail!r} is none of the details of {named}, or there twice")
-        else:
-            given[name] = int(value)
-            if given[name] not in _QUANT_DETAILS[name]:
-                raise ValueError(f"{name} is one of {', '.join(map(str, _QUANT_DETAILS[name]))}")
-    return Quant(scheme, **given)
 
 
 def _globs(text: str) -> tuple[str, ...]:
@@ -285,9 +187,17 @@ VARIABLES: tuple[Variable, ...] = (
         "1 also on a 310P, 0 never. See npu.md.",
     ),
     Variable(
+        "LITEBOOST_DELTA_STATE",
+        "delta_state",
+        _one_of("fp32", "bf16"),
+        "fp32 or bf16",
+        "What layers with a gated delta rule (Qwen3-Next) keep their states in on an NPU: bf16 takes a token "
+        "in 2 operators and not 10, and rounds the states at every token. Changes results. See npu.md.",
+    ),
+    Variable(
         "LITEBOOST_SPARSE",
         "sparse",
-        _sparse,
+        sparse,
         "a share from 0 (off) to below 1, such as 0.75, and behind it any of block=128, sinks=1, window=2, "
         "min_length=4096, separated by commas",
         "Share of the blocks of keys that attention leaves out in long prompts, at level 2. Changes results. "
@@ -336,7 +246,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "LITEBOOST_QUANT",
         "quant",
-        _quant,
+        quant,
         "0 (off), w8a16, w8a8, w4a16, kv8 or one of the first three with +kv8, and behind it any of head=16 "
         "and, for w4a16, group=64, group=128, asymmetric, separated by commas",
         "Weights of linear layers are quantized to integers as a model is loaded; with w8a8, their inputs, "
@@ -409,15 +319,8 @@ def spelled(found: Settings) -> str:
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, Sparse):
-        details = [f"{name}={getattr(value, name)}" for name in _SPARSE_DETAILS]
-        return ",".join([str(value.sparsity), *details])
-    if isinstance(value, Quant):
-        details = [f"head={value.head}"] if value.scheme else []
-        if value.scheme == "w4a16":
-            details += [f"group={value.group}", *([] if value.symmetric else ["asymmetric"])]
-        named = "+".join(part for part in (value.scheme, KV8 if value.kv_cache else "") if part)
-        return ",".join([named, *details])
+    if isinstance(value, Sparse | Quant):
+        return value.spelled()
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (list, tuple)):

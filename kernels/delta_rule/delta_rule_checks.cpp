@@ -44,8 +44,9 @@ void check_inputs(const char* op, const at::Tensor& query, const at::Tensor& key
 }
 
 void check_state(const char* op, const char* argument, const at::Tensor& state, const at::Tensor& key,
-                 const at::Tensor& value) {
-  LB_CHECK_TYPE(state.scalar_type() == at::kFloat, op, argument, " must be float32, got ",
+                 const at::Tensor& value, bool or_bfloat16 = false) {
+  LB_CHECK_TYPE(state.scalar_type() == at::kFloat || (or_bfloat16 && state.scalar_type() == at::kBFloat16),
+                op, argument, or_bfloat16 ? " must be float32 or bfloat16, got " : " must be float32, got ",
                 state.scalar_type(), "; keep the state in float32, small updates are lost in 16 bits");
   check_same_device(op, argument, state, "value", value);
   LB_CHECK_VALUE(state.dim() == 4 && state.sym_size(0) == value.sym_size(0) &&
@@ -63,7 +64,7 @@ void check_recurrent_gated_delta_rule(const at::Tensor& query, const at::Tensor&
                                       const at::Tensor& g, const at::Tensor& beta, const at::Tensor& state) {
   constexpr const char* op = "recurrent_gated_delta_rule";
   check_inputs(op, query, key, value, g, beta);
-  check_state(op, "state", state, key, value);
+  check_state(op, "state", state, key, value, /*or_bfloat16=*/true);
 }
 
 void check_chunk_gated_delta_rule(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

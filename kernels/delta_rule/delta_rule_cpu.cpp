@@ -64,8 +64,8 @@ at::Tensor recurrent_gated_delta_rule_cpu(const at::Tensor& query, const at::Ten
                                           const at::Tensor& beta, const at::Tensor& state, double scaling,
                                           bool normalize) {
   check_recurrent_gated_delta_rule(query, key, value, g, beta, state);
-  if (!state.is_contiguous()) {
-    const at::Tensor copy = state.contiguous();
+  if (!state.is_contiguous() || state.scalar_type() != at::kFloat) {
+    const at::Tensor copy = state.to(at::kFloat).contiguous();
     at::Tensor out = run(query, key, value, g, beta, copy, copy, scaling, normalize);
     state.copy_(copy);
     return out;

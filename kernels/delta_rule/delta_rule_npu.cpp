@@ -1,4 +1,4 @@
-// The gated delta rule on an NPU: over prompts as an aclnn operator, over one token as ten.
+// The gated delta rule on an NPU: over prompts as an aclnn operator, over one token as ten, or as two.
 //
 // aclnnChunkGatedDeltaRule (CANN 9.1; A2 and A3) takes bf16 with a state in fp32, at most 64 heads of at most 128, and
 // decays of -1 <= g <= 0. Made around it are the tokens of all sequences in one row, and the states as [v_dim, k_dim],
@@ -6,20 +6,26 @@
 // cannot be done while a graph is captured. Keys it takes in bf16 only: those that are to be normalized would be rounded
 // once more, which shows in the state (4e-3 of it, where the reference has 2e-7), so these calls are the reference's.
 //
-// aclnnRecurrentGatedDeltaRule (8.5) keeps the state in bf16, from token to token. Ours is in fp32, as the models' is, so
-// that one token takes ten launches: the inputs to fp32, the lengths of query and key, exp(g), S^T k, the correction and
-// its rate, the decay, the update, S^T q, and the rounding. Query heads are not repeated: a product broadcasts them.
+// aclnnRecurrentGatedDeltaRule (8.5) keeps the state in bf16, from token to token. A state in bf16 that lies as it reads
+// it, [v_dim, k_dim], is given to it, behind a norm that divides query and key by their lengths and rounds them. A state in
+// fp32, as the models' is, takes ten launches: the inputs to fp32, the lengths of query and key, exp(g), S^T k, the
+// correction and its rate, the decay, the update, S^T q, and the rounding. Query heads are not repeated: a product
+// broadcasts them. Releases behind 9.1 take states in fp32 as well (op_host/recurrent_gated_delta_rule_def.cpp of master).
 #include <ATen/DeviceGuard.h>
 #include <ATen/ops/addcmul.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <cmath>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -40,6 +46,10 @@ using OptionalTensor = std::optional<at::Tensor>;
 // query, key, value, beta, initialState, actualSeqLengths, g, scaleValue, out, finalState
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor, Tensor> kChunk{
     "aclnnChunkGatedDeltaRule"};
+// query, key, value, beta, stateRef, actualSeqLengths, ssmStateIndices, g, gk, numAcceptedTokens, scaleValue, out
+const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float,
+                    Tensor>
+    kRecurrent{"aclnnRecurrentGatedDeltaRule"};
 // x, gamma, epsilon, out, rstd
 const npu::Operator<Tensor, Tensor, double, Tensor, Tensor> kRmsNorm{"aclnnRmsNorm"};
 // a, b, out, cubeMathType
@@ -54,6 +64,7 @@ constexpr int64_t kMostHeads = 64, kWidestHead = 128;
 Refusal refusal_of(const at::Tensor& key, const at::Tensor& value, const at::Tensor& beta, bool normalize) {
   if (value.numel() == 0 || key.numel() == 0) return "no elements";
   if (npu::soc() == npu::Soc::a310p) return "on a 310P";
+  if (npu::soc() == npu::Soc::a950) return "on a 950";
   if (value.scalar_type() != at::kBFloat16) return "not bf16";
   if (beta.scalar_type() != at::kBFloat16) return "beta in fp32";
   if (normalize) return "normalized keys, which would be rounded to bf16";
@@ -107,6 +118,15 @@ std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule_npu(const at::Tensor& 
       reference);
 }
 
+// Numbers of sequences, 0 to rows - 1, and behind them as many ones: [2, rows] of int32.
+at::Tensor rows_of(const at::Device& device, int64_t rows) {
+  static auto* kept = new npu::Kept<std::pair<int, int64_t>>;
+  return kept->get({device.index(), rows}, [&] {
+    const auto options = at::TensorOptions().device(device).dtype(at::kInt);
+    return at::stack({at::arange(rows, options), at::ones({rows}, options)});
+  });
+}
+
 // A weight that makes of a norm the division by the length, times `scaling`; undefined where none can be made.
 at::Tensor length_weight(const at::Tensor& key, double scaling) {
   static auto* kept = new npu::Kept<std::tuple<int, int64_t, double>>;
@@ -114,6 +134,24 @@ at::Tensor length_weight(const at::Tensor& key, double scaling) {
   return kept->get({key.device().index(), size, scaling}, [&] {
     return at::full({size}, scaling / std::sqrt(static_cast<double>(size)), key.options().dtype(at::kFloat));
   });
+}
+
+constexpr int64_t kMostStepHeads = 256, kWidestStepHead = 512;
+
+// What the operator over tokens does not take, of a state in bf16.
+Refusal short_state_refusal(const at::Tensor& key, const at::Tensor& value, const at::Tensor& state,
+                            bool normalize) {
+  if (value.size(1) != 1) return "several tokens";
+  if (!normalize) return "keys that are not normalized";
+  if (value.numel() == 0 || key.numel() == 0) return "no elements";
+  if (npu::soc() == npu::Soc::a310p) return "on a 310P";
+  if (value.scalar_type() != at::kBFloat16) return "a state in bf16 beside another dtype";
+  if (!state.transpose(2, 3).is_contiguous()) return "a state in bf16 that does not lie as the operator's";
+  if (value.size(2) > kMostStepHeads) return "more than 256 heads";
+  if (key.size(3) > kWidestStepHead || value.size(3) > kWidestStepHead) return "heads of more than 512";
+  if (!kRmsNorm.available() || !kRecurrent.available()) return "not in this CANN";
+  const bool has_weight = length_weight(key, 1.0).defined() && rows_of(key.device(), value.size(0)).defined();
+  return has_weight ? kServed : "no weight can be made while a graph is captured";
 }
 
 Refusal step_refusal(const at::Tensor& key, const at::Tensor& value, const at::Tensor& state, double scaling,
@@ -169,6 +207,23 @@ at::Tensor stepped(const at::Tensor& query, const at::Tensor& key, const at::Ten
   return product.view(value.sizes()).to(value.scalar_type());
 }
 
+// One token, of a state in bf16. Query and key are parts of one row where they lie so, which the norm reads as it is.
+at::Tensor stepped_in_bf16(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           const at::Tensor& g, const at::Tensor& beta, const at::Tensor& state,
+                           double scaling) {
+  const int64_t batch = key.size(0), heads = key.size(2), k_dim = key.size(3);
+  const at::Tensor raw =
+      one_row(query, key, value).narrow(1, 0, 2 * heads * k_dim).unflatten(1, {2 * heads, k_dim});
+  const at::Tensor normed = at::empty(raw.sizes(), raw.options());
+  const at::Tensor factors = at::empty({batch, 2 * heads, 1}, raw.options().dtype(at::kFloat));
+  kRmsNorm(raw, length_weight(key, 1.0), kEps / static_cast<double>(k_dim), normed, factors);
+  const at::Tensor rows = rows_of(key.device(), batch), out = at::empty(value.sizes(), value.options()), none;
+  kRecurrent(normed.narrow(1, 0, heads), normed.narrow(1, heads, heads), value.select(1, 0),
+             beta.select(1, 0).to(at::kBFloat16), state.transpose(2, 3), rows[1], rows[0],
+             g.select(1, 0).to(at::kFloat), none, none, static_cast<float>(scaling), out.select(1, 0));
+  return out;
+}
+
 at::Tensor recurrent_gated_delta_rule_npu(const at::Tensor& query, const at::Tensor& key,
                                           const at::Tensor& value, const at::Tensor& g,
                                           const at::Tensor& beta, const at::Tensor& state, double scaling,
@@ -176,15 +231,25 @@ at::Tensor recurrent_gated_delta_rule_npu(const at::Tensor& query, const at::Ten
   constexpr const char* op = "recurrent_gated_delta_rule";
   check_recurrent_gated_delta_rule(query, key, value, g, beta, state);
   const c10::DeviceGuard guard(value.device());
-  Refusal refusal = step_refusal(key, value, state, scaling, normalize);
-  if (refusal == kServed) refusal = npu::unverified(op, npu::dtype_name(value.scalar_type()));
+  const bool is_short = state.scalar_type() == at::kBFloat16;
+  Refusal refusal = is_short ? short_state_refusal(key, value, state, normalize)
+                             : step_refusal(key, value, state, scaling, normalize);
+  if (refusal == kServed) {
+    refusal = npu::unverified(
+        op, npu::dtype_name(value.scalar_type()) + std::string(is_short ? " bf16-state" : ""));
+  }
   const auto reference = [&](Refusal why) {
     return fall_back<decltype(recurrent_gated_delta_rule_npu)>(op, why).call(query, key, value, g, beta,
                                                                              state, scaling, normalize);
   };
   if (refusal != kServed) return reference(refusal);
   return npu::serve(
-      op, [&]() -> at::Tensor { return stepped(query, key, value, g, beta, state, scaling); }, reference);
+      op,
+      [&]() -> at::Tensor {
+        return is_short ? stepped_in_bf16(query, key, value, g, beta, state, scaling)
+                        : stepped(query, key, value, g, beta, state, scaling);
+      },
+      reference);
 }
 
 }  // namespace

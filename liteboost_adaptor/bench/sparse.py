@@ -8,8 +8,8 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ..config import Sparse
 from ..errors import ConfigError
+from ..setting_values import Sparse
 from .models import ARCHITECTURES
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from ..config import INT8, Settings
+from ..config import Settings
 from ..engine import swap
 from ..report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
+from ..setting_values import INT8
 from .int8_layers import RULE, want, want_no_longer
 
 TITLE = "Keys and values of the cache as integers (kv8)"

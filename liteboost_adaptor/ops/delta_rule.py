@@ -42,7 +42,8 @@ def recurrent_gated_delta_rule(
         g: ``[batch, tokens, v_heads]``, the logarithm of the decay, meant to be at most 0; dtype of ``value``
             or fp32.
         beta: ``[batch, tokens, v_heads]``, how far the state is corrected; dtype of ``value`` or fp32.
-        state: ``[batch, v_heads, k_dim, v_dim]``, fp32 (here also fp64), updated in place. Any strides.
+        state: ``[batch, v_heads, k_dim, v_dim]``, fp32 or bf16 (here also fp64), updated in place. Any
+            strides.
         scaling: Factor of the query, ``k_dim**-0.5`` in the models.
         normalize: Divide query and key by their lengths first: ``x * rsqrt(sum(x**2) + 1e-6)``.
 
@@ -55,8 +56,10 @@ def recurrent_gated_delta_rule(
         DeviceError: The tensors are on different devices.
 
     Numerics:
-        All in fp32 (fp64 for fp64), rounded once. The native kernel takes a few tokens at once
-        (``kernels/delta_rule/delta_rule.h``): other sums of the same terms.
+        All in fp32 (fp64 for fp64), rounded once, and so is a state in bf16. On an NPU one token with a state
+        in bf16, as ``[v_dim, k_dim]`` in memory, is one operator and a norm, which rounds query and key to
+        bf16 once they are divided; any other is computed as here. The native kernel takes a few tokens at
+        once (``kernels/delta_rule/delta_rule.h``): other sums of the same terms.
 
     Source:
         Yang et al. 2024, arXiv:2412.06464; ``torch_recurrent_gated_delta_rule`` of transformers 5.23, with
@@ -64,10 +67,10 @@ def recurrent_gated_delta_rule(
     """
     op = "recurrent_gated_delta_rule"
     _check_inputs(op, query, key, value, g, beta)
-    _check_state(op, "state", state, key, value)
+    _check_state(op, "state", state, key, value, or_bfloat16=True)
     q, k, v, decay, rate = _by_heads(query, key, value, g, beta, scaling, normalize)
     decay = decay.exp()
-    memory, outputs = state, []
+    memory, outputs = state.to(v.dtype), []
     for t in range(value.shape[1]):
         memory = memory * decay[:, :, t, None, None]
         known = (memory * k[:, :, t, :, None]).sum(-2)
@@ -209,12 +212,15 @@ def _check_inputs(op: str, query: Tensor, key: Tensor, value: Tensor, g: Tensor,
             )
 
 
-def _check_state(op: str, name: str, state: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_state(
+    op: str, name: str, state: Tensor, key: Tensor, value: Tensor, or_bfloat16: bool = False
+) -> None:
     is_double = value.dtype == torch.float64 and state.dtype == torch.float64
-    if state.dtype != torch.float32 and not is_double:
+    is_short = or_bfloat16 and state.dtype == torch.bfloat16
+    if state.dtype != torch.float32 and not is_double and not is_short:
         raise DTypeError(
-            f"liteboost::{op}: {name} must be float32, got {dtype_name(state.dtype)}; keep the state in "
-            "float32, small updates are lost in 16 bits"
+            f"liteboost::{op}: {name} must be float32{' or bfloat16' if or_bfloat16 else ''}, got "
+            f"{dtype_name(state.dtype)}; keep the state in float32, small updates are lost in 16 bits"
         )
     check_same_device(op, name, state, "value", value)
     shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])

@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..config import INT8, Quant, split_scheme
-from ..config import QUANT_HEADS as HEADS
 from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
+from ..setting_values import INT8, Quant, split_scheme
+from ..setting_values import QUANT_HEADS as HEADS
 from .names import QUANT_METHOD
 from .schemes import QuantScheme
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..config import Sparse
 from ..eligibility import autocast, unserved
 from ..kv_cache import int8_tensor
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from ..report import CallCounter
+from ..setting_values import Sparse
 from . import sequence, sparse_attention
 from .latent_attention import LatentKVTensor, expanded_kv
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import config
 from ..eligibility import autocast, unserved
 from ..report import CallCounter
 
@@ -25,9 +26,10 @@ def recurrent_gated_delta_rule(original: Callable[..., Any], counter: CallCounte
         if state is None:
             _, key, value, *_ = inputs
             shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
-            state = torch.zeros(shape, dtype=torch.float32, device=value.device)
+            state = _kept(torch.zeros(shape, dtype=torch.float32, device=value.device), value)
         else:  # a cache's own, perhaps, or one that beams share
-            state = state.clone(memory_format=torch.contiguous_format)
+            is_short = state.dtype == torch.bfloat16  # which lies otherwise
+            state = state.clone(memory_format=torch.preserve_format if is_short else torch.contiguous_format)
         return ops.recurrent_gated_delta_rule(*inputs, state, **form), state
 
     return _delta_rule(original, counter, rule)
@@ -37,9 +39,19 @@ def chunk_gated_delta_rule(original: Callable[..., Any], counter: CallCounter) -
     """``torch_chunk_gated_delta_rule``; its ``chunk_size`` is a matter of speed, and ours is the kernel's."""
 
     def rule(state: torch.Tensor | None, inputs: tuple[torch.Tensor, ...], **form: Any) -> Any:
-        return ops.chunk_gated_delta_rule(*inputs, state, **form)
+        state = state if state is None else state.float()
+        out, state = ops.chunk_gated_delta_rule(*inputs, state, **form)
+        return out, _kept(state, inputs[2])
 
     return _delta_rule(original, counter, rule)
+
+
+def _kept(state: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``state`` as layers keep it: with ``delta_state="bf16"`` on an NPU in bf16, as ``[v_dim, k_dim]``."""
+    is_short = config.settings().delta_state == "bf16" and value.device.type == "npu"
+    if not is_short or value.dtype != torch.bfloat16:
+        return state
+    return state.to(torch.bfloat16).transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _delta_rule(
@@ -88,7 +100,7 @@ def _delta_unserved(call: dict[str, Any]) -> str:
         return "g or beta of another shape"
     if state is None:
         return ""
-    if state.dtype != torch.float32:
+    if state.dtype != torch.float32 and not (state.dtype == torch.bfloat16 and value.device.type == "npu"):
         return "a state that is not in fp32"
     if state.shape != (value.shape[0], value.shape[2], key.shape[3], value.shape[3]):
         return "a state of another shape"

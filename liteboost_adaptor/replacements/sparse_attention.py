@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..config import Sparse
 from ..ops.block_selection import select_blocks
 from ..report import report
+from ..setting_values import Sparse
 
 ops = torch.ops.liteboost
 #: Under which name calls are counted and listed.

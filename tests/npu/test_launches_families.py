@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support import tiny_models
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import liteboost_adaptor
+from liteboost_adaptor import config
 from liteboost_adaptor.report import report
 
 #: Launches a layer (of all kinds on average), what is among them in each layer, and what is not.
@@ -158,3 +160,38 @@ def test_a_weight_that_is_changed_between_two_tokens_is_read(family: str, weight
     assert steps.calls > served, dict(steps.fallbacks)
     assert torch.allclose(found, changed, atol=1e-4, rtol=0)
     assert not torch.allclose(kept, changed, atol=1e-2)
+
+
+@pytest.fixture
+def short_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """States of the gated delta rule are kept in bf16."""
+    monkeypatch.setenv("LITEBOOST_DELTA_STATE", "bf16")
+    config.settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    config.settings.cache_clear()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("family", "launches"), [("qwen3_next", 31.75), ("qwen3_5_text", 20.25)])
+def test_launches_with_states_in_bf16(family: str, launches: float, short_states: None) -> None:
+    """A token takes a norm and one operator where it takes ten, in three of four layers."""
+    liteboost_adaptor.apply(level=2)
+    fewer, more = a_token(family, PERIODS[family]), a_token(family, 2 * PERIODS[family])
+    assert (len(more.launches) - len(fewer.launches)) / PERIODS[family] == launches, more.ops
+    assert more.ops.count("aclnnRecurrentGatedDeltaRule") == 6
+
+
+@pytest.mark.full
+def test_states_in_bf16_cost_digits(short_states: None, record_property: Any) -> None:
+    """Logits are as near to those in fp32 as the original's in bf16, but for half as much again."""
+    model = model_of("qwen3_next", 4, torch.float32)
+    tokens, exact = generated(model, 0)
+    model = model.bfloat16()
+    errors = []
+    for level in (0, 2):
+        logits = generated(model, level, tokens)[1]
+        distances = (logits - exact)[RECORDED:].norm(dim=-1) / exact[RECORDED:].norm(dim=-1)
+        errors.append(distances.median().item())
+    record_property("errors", errors)
+    assert errors[1] <= 1.5 * errors[0], errors

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from npu.launching import simulated
 
+pytestmark = pytest.mark.full
 PROGRAM = Path(__file__).with_name("socs_program.py")
 PROMPT, INCREMENTAL = ["aclnnPromptFlashAttentionV3"], ["aclnnIncreFlashAttentionV4"]
 WIDE = "attention: more than 32 query heads for a key head, or heads of more than 128, on a 310P"
@@ -45,7 +46,6 @@ def test_a_310p_has_one_operator_for_prompts_and_one_for_a_query() -> None:
         assert case["operators"] == ([] if label in left else one), label
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_950_has_one_form_of_the_operator(dtype: str) -> None:
     found = ran("950", dtype)

@@ -155,6 +155,17 @@ def test_a_given_state_is_left_as_it_is(isa: str) -> None:
         assert torch.equal(state, before) and final.data_ptr() != state.data_ptr()
 
 
+def test_a_state_in_bf16_is_rounded_once(isa: str) -> None:
+    for tokens in (1, 5):
+        arguments, state = make((2, tokens, 1, 2, 16, 24), torch.bfloat16)
+        short = state.bfloat16().transpose(2, 3).contiguous().transpose(2, 3)
+        wide = short.float()
+        expected = recurrent(*arguments, wide, scaling=0.3, normalize=True)
+        out = recurrent(*arguments, short, scaling=0.3, normalize=True)
+        assert torch.equal(out, expected) and torch.equal(short, wide.bfloat16())
+        assert not short.is_contiguous()
+
+
 def test_a_state_of_any_strides_is_updated_in_place(isa: str) -> None:
     arguments, state = make((2, 3, 1, 2, 16, 24), torch.float32)
     expected = state.clone()
@@ -297,7 +308,7 @@ BAD = {
         TypeError,
         r"beta must have the dtype of value .*or float32, got",
     ),
-    "state_dtype": ((Q, K, V, G, B, S.bfloat16()), TypeError, r"(initial_)?state must be float32, got"),
+    "state_dtype": ((Q, K, V, G, B, S.int()), TypeError, r"(initial_)?state must be float32.*, got"),
     "state_turned": (
         (Q, K, V, G, B, S.transpose(2, 3)),
         ValueError,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...config import QUANT_GROUPS as GROUP_SIZES
 from ...ops.quantized_linear import TILE
 from ...quantization.layers import QuantizedExperts, QuantizedLayer, QuantizedLinear, WeightShape
 from ...quantization.schemes import QuantizedTensor, QuantScheme
+from ...setting_values import QUANT_GROUPS as GROUP_SIZES
 from .plan import Layout, ShardingPlan
 from .shard_spec import DimSharding, Ranges, ShardSpec
 

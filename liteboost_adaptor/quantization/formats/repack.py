@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...config import QUANT_GROUPS as GROUP_SIZES
 from ...ops.quantized_linear import pack_w4
+from ...setting_values import QUANT_GROUPS as GROUP_SIZES
 from ..schemes import QuantScheme
 from .base import CheckpointLayer
 

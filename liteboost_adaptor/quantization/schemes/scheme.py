@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ...config import QUANT_GROUPS as GROUP_SIZES
-from ...config import QUANT_SCHEMES as SCHEMES
 from ...errors import QuantizationError
 from ...ops.int8_linear import COLUMNS
+from ...setting_values import QUANT_GROUPS as GROUP_SIZES
+from ...setting_values import QUANT_SCHEMES as SCHEMES
 
 _SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -28,8 +28,15 @@ def _inputs(kind: Kind, size: tuple[int, ...], decays: bool = True) -> tuple[dic
     return arguments, kind.normal(batch, v_heads, k_dim, v_dim).float()
 
 
-@makes_cases("recurrent_gated_delta_rule")
+@makes_cases("recurrent_gated_delta_rule", "", "bf16-state")
 def recurrent_gated_delta_rule(kind: Kind) -> Iterator[Case]:
+    if "bf16-state" in kind.words:  # rounded at every token, query and key once they are divided
+        for size in STEPS:
+            arguments, state = _inputs(kind, size)
+            turned = state.transpose(2, 3).to(torch.bfloat16).contiguous().transpose(2, 3)
+            form = {"state": turned, "scaling": 0.3, "normalize": True}
+            yield Case(f"{list(size)} with a state in bf16", arguments | form)
+        return
     for size in STEPS:
         arguments, state = _inputs(kind, size)
         yield Case(str(list(size)), {**arguments, "state": state, "scaling": 0.3})

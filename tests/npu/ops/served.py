@@ -36,7 +36,16 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[str, dict[str, Any]]]:
     }
     # Operators on integers take 16-bit activations only.
     beside_16_bits = {"linear_w8a8": ("linear_w8a8", {"x": x, **integers, "bias": ones[:32]})}
-    return (beside_16_bits if dtype != torch.float32 else {}) | {
+    states = {name: normal(1, 2, 5, 64) for name in ("key", "value")} | {"mask": None, "is_causal": True}
+    query = normal(1, 5, 4, 64).transpose(1, 2)
+    # On others it has tests of its own.
+    attention = {
+        "attention": ("attention", {"query": query[:, :, -1:], **states, "scaling": 0.125}),
+        "attention of a prompt": ("attention", {"query": query, **states, "scaling": 0.125}),
+    }
+    is_310p = torch.ops.liteboost._npu_soc().startswith("Ascend310P")
+    beside = (beside_16_bits if dtype != torch.float32 else {}) | (attention if is_310p else {})
+    return beside | {
         "rms_norm": ("rms_norm", {"x": x, "weight": ones, "eps": 1e-6}),
         "gemma's norm": ("rms_norm", {"x": x, "weight": ones, "eps": 1e-6, "weight_offset": 1.0}),
         "short rows": ("rms_norm", {"x": x[..., :4], "weight": ones[:4], "eps": 1e-6}),

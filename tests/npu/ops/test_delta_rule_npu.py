@@ -14,6 +14,8 @@ from cann_sim.trace import recording
 from npu.launching import simulated
 from support import npu_ops
 
+from liteboost_adaptor.selftest.compare import placed
+
 PROGRAM = Path(__file__).with_name("delta_rule_calls.py")
 SERVED = ("a prompt", "a long prompt", "no state", "transposed", "g in bf16")
 REFUSED = {
@@ -147,3 +149,68 @@ def test_tokens_that_are_computed_as_the_reference(changed: dict[str, Any], reas
     assert found.reasons == [reason]
     exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**form)
     torch.testing.assert_close(found.results[0], exact, atol=1e-5, rtol=1e-5)
+
+
+def short_state(rows: int, v_heads: int, k_dim: int, v_dim: int) -> torch.Tensor:
+    """A state in bf16 as layers keep it: ``[v_dim, k_dim]`` in memory."""
+    return torch.randn(rows, v_heads, v_dim, k_dim).bfloat16().transpose(2, 3)
+
+
+def token(rows: int, k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> dict[str, Any]:
+    row = torch.randn(rows, 1, 2 * k_heads * k_dim + v_heads * v_dim).bfloat16()
+    parts = row.split([k_heads * k_dim, k_heads * k_dim, v_heads * v_dim], -1)
+    names = ("query", "key", "value")
+    form = {
+        name: part.unflatten(-1, (-1, dim))
+        for name, part, dim in zip(names, parts, (k_dim, k_dim, v_dim), strict=True)
+    }
+    return form | {
+        "g": -torch.rand(rows, 1, v_heads),
+        "beta": torch.rand(rows, 1, v_heads).bfloat16(),
+        "scaling": k_dim**-0.5,
+        "normalize": True,
+    }
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 64, 64), (3, 2, 6, 32, 16)], ids=str)
+def test_a_token_with_a_state_in_bf16_is_a_norm_and_one_operator(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    rows, _, v_heads, k_dim, v_dim = sizes
+    form, state = token(*sizes), short_state(rows, v_heads, k_dim, v_dim)
+    exact_state = state.double()
+    doubled = {name: each.double() if torch.is_tensor(each) else each for name, each in form.items()}
+    exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**doubled, state=exact_state)
+    given = placed({**form, "state": state}, "npu")
+    torch.ops.liteboost.recurrent_gated_delta_rule(**{**given, "state": given["state"].clone()})
+    with recording() as trace:
+        out = torch.ops.liteboost.recurrent_gated_delta_rule(**given)
+    assert trace.ops == ["aclnnRmsNorm", "aclnnRecurrentGatedDeltaRule"]
+    eps = torch.finfo(torch.bfloat16).eps
+    assert (out.cpu().double() - exact).norm() <= 2 * eps * exact.norm()
+    after = given["state"]
+    assert after.dtype == torch.bfloat16 and after.stride() == state.stride()
+    assert (after.cpu().double() - exact_state).norm() <= eps * exact_state.norm()
+
+
+def test_states_in_bf16_that_are_computed_as_the_reference() -> None:
+    torch.manual_seed(0)
+    form, state = token(2, 1, 2, 16, 8), short_state(2, 2, 16, 8)
+    long = {
+        name: each.repeat(1, 3, *[1] * (each.dim() - 2))
+        for name, each in form.items()
+        if torch.is_tensor(each)
+    }
+    half = {name: each.half() for name, each in form.items() if torch.is_tensor(each)}
+    for changed, reason in (
+        ({"state": state.contiguous()}, "a state in bf16 that does not lie as the operator's"),
+        ({"state": state, **long}, "several tokens"),
+        ({"state": state, **half}, "a state in bf16 beside another dtype"),
+        ({"state": state, "normalize": False}, "keys that are not normalized"),
+    ):
+        call = {**form, **changed}
+        after = call["state"].clone()
+        exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**{**call, "state": after})
+        found = npu_ops.run("recurrent_gated_delta_rule", **call)
+        assert found.reasons == [reason]
+        torch.testing.assert_close(found.results[0], exact, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(found.results[1], after, atol=2e-2, rtol=2e-2)
