@@ -1,4 +1,4 @@
-"""What runs on the SoC simulated: attention of many kinds, and a Llama at level 2; prints JSON.
+"""What runs on the SoC simulated: attention of many kinds, quantized layers, a Llama at level 2; prints JSON.
 
 python -m cann_sim run --soc 310P tests/npu/socs_program.py float16
 """
@@ -16,6 +16,7 @@ from support.attention_cases import double
 
 import liteboost_adaptor
 from liteboost_adaptor import native_npu
+from liteboost_adaptor.selftest.compare import compare
 
 ops = torch.ops.liteboost
 #: Label -> batch, heads, key heads, queries, keys, head size, and what is given beside.
@@ -35,6 +36,14 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "sinks": ((2, 4, 2, 1, 9, 64), {"sinks": True}),
     "a softcap": ((2, 4, 2, 1, 9, 64), {"softcap": 5.0}),
 }
+#: Op and the end of the kind by whose cases it is compared, behind the dtype.
+QUANTIZED = (
+    ("linear_packed", " 4 bits"),
+    ("linear_packed", " 8 bits bias"),
+    ("linear_w8a8", ""),
+    ("int8_attention", " decode cache head-64"),
+    ("experts_packed", " 8 bits"),
+)
 #: Positions of the cache behind those that count.
 SPARE = 6
 
@@ -79,6 +88,14 @@ def attention(size: tuple[int, ...], beside: dict[str, Any], dtype: torch.dtype)
     return {"error": error.item(), "reasons": reasons(), "operators": attentions(trace)}
 
 
+def quantized(op: str, kind: str) -> dict[str, Any]:
+    """What speaks against the op, and the operators for integers that it launched."""
+    with recording() as trace:
+        against = compare(op, kind, "npu").reason
+    launched = {name for name in names(trace) if "Quant" in name or "FusedInfer" in name}
+    return {"against": against, "operators": sorted(launched)}
+
+
 def attentions(trace: Trace) -> list[str]:
     return sorted({name for name in names(trace) if "Attention" in name})
 
@@ -116,8 +133,11 @@ def main() -> None:
     assert native_npu.load().loaded
     with torch.no_grad():
         found = {label: attention(*case, dtype) for label, case in CASES.items()}
+        name = {"bfloat16": "bf16", "float16": "fp16"}[sys.argv[1]]
+        integers = {f"{op}{kind}": quantized(op, name + kind) for op, kind in QUANTIZED}
     ops._npu_forget_counts()
-    sys.stdout.write(json.dumps({"attention": found, "llama": llama(dtype)}) + "\n")
+    result = {"attention": found, "quantized": integers, "llama": llama(dtype)}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

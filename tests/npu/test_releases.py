@@ -27,7 +27,6 @@ full = pytest.mark.full
         pytest.param("910B", "9.0.0", marks=full),
         pytest.param("910C", "8.5.0", marks=full),
         pytest.param("910C", "9.1.0", marks=full),
-        pytest.param("950", "9.1.0", marks=full),
     ],
 )
 def test_in_other_releases(soc: str, release: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from npu.launching import simulated
 
 pytestmark = pytest.mark.full
 PROGRAM = Path(__file__).with_name("socs_program.py")
+V5 = "aclnnFusedInferAttentionScoreV5"
 PROMPT, INCREMENTAL = ["aclnnPromptFlashAttentionV3"], ["aclnnIncreFlashAttentionV4"]
 WIDE = "attention: more than 32 query heads for a key head, or heads of more than 128, on a 310P"
 
@@ -52,9 +53,16 @@ def test_a_950_has_one_form_of_the_operator(dtype: str) -> None:
     allowed = 2e-2 if dtype == "bfloat16" else 3e-3
     for label, case in found["attention"].items():
         assert case["error"] < allowed and case["reasons"] == [], (label, case)
-        assert case["operators"] == ["aclnnFusedInferAttentionScoreV5"], label
+        assert case["operators"] == [V5], label
+    packed = {"against": "", "operators": ["aclnnWeightQuantBatchMatmulV2"]}
+    integers = found["quantized"]
+    assert integers["linear_packed 4 bits"] == integers["linear_packed 8 bits bias"] == packed
+    assert integers["linear_w8a8"]["operators"] == ["aclnnDynamicQuant", "aclnnQuantMatmulV5"]
+    assert integers["int8_attention decode cache head-64"]["operators"] == [V5]
+    assert integers["experts_packed 8 bits"] == packed  # one expert after the other
+    assert all(case["against"] == "" for case in integers.values()), integers
     llama = found["llama"]
-    assert llama["operators"] == ["aclnnFusedInferAttentionScoreV5"] and llama["reasons"] == []
+    assert llama["operators"] == [V5] and llama["reasons"] == []
     # In bf16 rounding decides among tokens that are as likely, on a 910B the same.
     assert llama["tokens 2"] == llama["tokens 0"] or dtype == "bfloat16"
 
