@@ -138,11 +138,15 @@ inline at::Tensor shift_of(const Call& call, const at::Tensor& hidden, int64_t c
   return shift.expand({-1, call.query.size(1), -1, -1}).contiguous();
 }
 
+// `hidden` of the keys of a call with those hidden that are `before` them and behind, `columns` in all.
+inline at::Tensor hidden_around(const at::Tensor& hidden, int64_t before, int64_t columns) {
+  const int64_t behind = columns - before - hidden.size(3);
+  return before > 0 || behind > 0 ? at::constant_pad_nd(hidden, {before, behind}, true) : hidden;
+}
+
 // The mask of a bool mask as one query takes it: [B, 1, 1, columns], true where hidden.
-inline at::Tensor mask_of_one(const Call& call, int64_t columns) {
-  const at::Tensor hidden = hidden_by_mask(call);
-  const int64_t behind = columns - call.keys.length();
-  const at::Tensor whole = behind > 0 ? at::constant_pad_nd(hidden, {0, behind}, true) : hidden;
+inline at::Tensor mask_of_one(const Call& call, int64_t before, int64_t columns) {
+  const at::Tensor whole = hidden_around(hidden_by_mask(call), before, columns);
   return whole.expand({call.query.size(0), -1, -1, -1}).contiguous();
 }
 
@@ -156,27 +160,29 @@ inline std::vector<int64_t> key_of_mask(const Call& call, int64_t columns) {
 }
 
 // The same, once for all attentions of a renewal that are given the same mask.
-inline at::Tensor mask_for_renewal(const Call& call, int64_t columns) {
+inline at::Tensor mask_for_renewal(const Call& call, int64_t before, int64_t columns) {
   npu::check_reads_in_place(call.is_one() && call.can_repair(), "rows that a mask hides");
-  return npu::made_for_renewal(key_of_mask(call, columns), {call.query.size(0), 1, 1, columns},
-                               call.mask.options(), [&] { return mask_of_one(call, columns); });
+  std::vector<int64_t> key = key_of_mask(call, columns);
+  key.push_back(before);
+  return npu::made_for_renewal(key, {call.query.size(0), 1, 1, columns}, call.mask.options(),
+                               [&] { return mask_of_one(call, before, columns); });
 }
 
-// `columns`: positions of the keys as the operator is given them.
-inline Hiding hiding(const Call& call, int64_t columns) {
+// `columns`: positions of the keys as the operator is given them, of which `before` are before those of the call; a mask
+// hides these.
+inline Hiding hiding(const Call& call, int64_t columns, int64_t before = 0) {
   Hiding how;
   switch (call.hides()) {
     case Hides::nothing:
       break;
     case Hides::mask: {
       if (npu::is_renewable()) {
-        how.mask = mask_for_renewal(call, columns);
+        how.mask = mask_for_renewal(call, before, columns);
         break;
       }
       how.hidden = hidden_by_mask(call);
       // Of several queries the operator takes one mask for all sequences, of one query it does not.
-      const int64_t behind = columns - call.keys.length();
-      const at::Tensor whole = behind > 0 ? at::constant_pad_nd(how.hidden, {0, behind}, true) : how.hidden;
+      const at::Tensor whole = hidden_around(how.hidden, before, columns);
       how.mask = whole.expand({call.is_one() ? call.query.size(0) : -1, -1, -1, -1}).contiguous();
       break;
     }

@@ -43,6 +43,7 @@ Keys one_head_each(const Keys& scales) {
 // Where the operator finds them without a copy: both, or neither.
 struct Reading {
   std::optional<Cache> integers, scales;
+  int64_t before = 0;  // positions that are read before those that count, which a mask hides
 
   // As of `Plan`.
   bool has_lengths() const {
@@ -50,12 +51,40 @@ struct Reading {
   }
 };
 
+// `keys` from `back` positions before them on, of the same memory.
+Keys from_before(const Keys& keys, int64_t back) {
+  const auto longer = [&](const at::Tensor& x) {
+    std::vector<int64_t> sizes = x.sizes().vec();
+    sizes[2] += back;
+    return x.as_strided(sizes, x.strides(), x.storage_offset() - back * x.stride(2));
+  };
+  return {longer(keys.key), longer(keys.value)};
+}
+
+// How many positions before keys, of a sliding window, their scales lie at an address that the operator loads from: it is
+// told how many positions count from the end, or the mask hides the others. 0 where they lie so, or not at all.
+int64_t misaligned(const Keys& scales) {
+  constexpr int64_t kAlignment = 32;  // in bytes, as of `contiguous_from`
+  const int64_t step = kAlignment / static_cast<int64_t>(scales.key.itemsize());
+  const bool is_dense = scales.key.stride(2) == 1 && scales.value.stride(2) == 1;
+  const int64_t back = scales.key.storage_offset() % step;
+  return is_dense && scales.value.storage_offset() % step == back ? back : 0;
+}
+
 Reading reading_of(const Call& call, const Keys& scales, bool within_cache) {
   // Of several queries the operator wants masks for the whole cache: more to write than there is to copy.
   if (call.mask.defined() && !call.is_one()) within_cache = false;
   const bool from_end = within_cache && call.is_one() && !call.mask.defined();
-  Reading found{cache_of(call.keys, Order::heads_first, from_end),
-                cache_of(scales, Order::heads_first, from_end)};
+  const int64_t back = within_cache && call.is_one() && call.keys.first == 0 ? misaligned(scales) : 0;
+  const auto has_more = [&](const at::Tensor& x) { return x.storage_offset() >= back * x.stride(2); };
+  const bool is_earlier = back > 0 && has_more(call.keys.key) && has_more(call.keys.value);
+  const auto in_place = [&](const Keys& keys) {
+    if (!is_earlier) return cache_of(keys, Order::heads_first, from_end);
+    std::optional<Cache> made = cache_of(from_before(keys, back), Order::heads_first, false);
+    if (made) made->at_end = !call.mask.defined();
+    return made;
+  };
+  Reading found{in_place(call.keys), in_place(scales), is_earlier && call.mask.defined() ? back : 0};
   const bool is_alike = found.integers && found.scales && found.integers->after == found.scales->after &&
                         found.integers->at_end == found.scales->at_end &&
                         found.integers->key.size(2) == found.scales->key.size(2);
@@ -117,10 +146,10 @@ at::Tensor attend_integers(const Call& asked, const Keys& asked_scales, bool wit
   on.out = at::empty(on.query.sizes(), on.query.options());
   at::Tensor after;
   if (reading.has_lengths()) {
-    on.length = call.keys.length();
+    on.length = call.keys.length() + reading.before;
     if (reading.integers->at_end) after = counted_from_end(reading.integers->after, on.query.device());
   }
-  const Hiding how = hiding(call, on.key.size(2));
+  const Hiding how = hiding(call, on.key.size(2), reading.before);
   // Of one query over integers the operator repairs no row.
   const bool is_masked = call.hides() == Hides::mask, can_repair = !is_one;
   at::Tensor sees_any;  // [B or 1, 1, 1, 1]

@@ -161,6 +161,17 @@ def test_a_window_is_crossed(padding: int) -> None:
     assert replays() - before >= new - UNTIL - 10, reasons()
 
 
+@pytest.mark.full
+def test_a_window_of_integers_is_crossed() -> None:
+    """Integers and scales are read where they lie, wherever the window begins."""
+    inputs, new, model = prompt(1, 9), 100, windowed(60)
+    expected = at_level(2, lambda: tokens(model, inputs, new), quant="kv8", disable="step.*")
+    liteboost_adaptor.apply(level=2, quant="kv8")
+    before = replays()
+    assert torch.equal(tokens(model, inputs, new), expected)
+    assert replays() - before >= new - UNTIL - 10, reasons()
+
+
 @pytest.mark.parametrize("layers", [2, pytest.param(28, marks=pytest.mark.full)])
 def test_the_host_launches_five_times_for_a_step_and_renews_each_attention(layers: int) -> None:
     check_launches(llama(layers), layers)

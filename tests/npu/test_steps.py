@@ -60,9 +60,9 @@ def tokens(
     return model.generate(**inputs, **arguments).cpu()
 
 
-def at_level(level: int, decode: Callable[[], Any]) -> Any:
+def at_level(level: int, decode: Callable[[], Any], **settings: Any) -> Any:
     liteboost_adaptor.undo()
-    liteboost_adaptor.apply(level=level)
+    liteboost_adaptor.apply(level=level, **settings)
     result = decode()
     liteboost_adaptor.undo()
     return result

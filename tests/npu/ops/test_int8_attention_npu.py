@@ -100,6 +100,34 @@ def test_a_window_of_one_query() -> None:
     assert recorded.launches[-1].argument("key").read <= 2 * 2 * 7 * 64
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("start", [1, 5, 8, 19])
+def test_a_window_that_begins_anywhere_is_read_where_it_lies(start: int, is_masked: bool) -> None:
+    """Scales are of 4 bytes, and the operator loads from every eighth."""
+    query, length = states(2, 4, 1, 64), 30
+    key, value = states(2, 2, length, 64), states(2, 2, length, 64)
+    tensors, rows = [query.npu()], []
+    for each in (key, value):
+        integers, scales, kept = apart(each)
+        for part in (integers, scales):  # as much memory behind as one head has of it
+            memory = part.new_full((2 * 2 * 64 + 64, part.shape[3]), 99)
+            inside = memory[: 2 * 2 * 64].view(2, 2, 64, -1)[:, :, start : start + length]
+            tensors.append(inside.copy_(part))
+        rows.append(kept)
+    mask = torch.rand(2, 1, 1, length) > 0.4 if is_masked else None
+    form = (0.125, True, 0, 0.0, None)
+    expected = int8_attention(query.double(), *rows, mask, *form)
+    there = None if mask is None else mask.npu()
+    ops._npu_int8_attention(*tensors, there, *form)  # compared where it is first used
+    with npu_ops._memory_left_as_it_is(), npu_ops.trace.recording() as recorded:
+        found = ops._npu_int8_attention(*tensors, there, *form)
+    assert (found.cpu().double() - expected).abs().max() <= TOLERANCE[query.dtype]
+    (attention,) = [each for each in recorded.launches if each.op == ATTENTION]
+    before = start % 8 if is_masked else 0  # read, and hidden
+    assert attention.argument("key").read == 2 * 2 * (length + before) * 64
+    assert max(each.written for each in recorded.launches) < 2 * 2 * length * 64  # no copy of keys
+
+
 @pytest.mark.parametrize(
     ("reason", "options"),
     [
