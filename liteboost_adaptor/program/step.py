@@ -75,6 +75,8 @@ class Steps:
         self._lost = 0
         #: Why a step was not recorded when it was last tried.
         self._why: dict[Any, str] = {}
+        #: By kind the last cache that had no buffers, while it lives.
+        self._unbuffered: dict[Any, weakref.ref[Any]] = {}
         #: Whether a graph may hold the addresses of weights.
         self._is_captured = False
         self._lock = threading.Lock()
@@ -114,6 +116,7 @@ class Steps:
         if len(self._seen) > KINDS:
             self._seen.clear()
             self._why.clear()
+            self._unbuffered.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         due = self._due(seen)
         if not due or self._is_vain(key, programs):
@@ -148,8 +151,11 @@ class Steps:
         """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
         if _has_buffers(cache):
             return ""
-        without = (reasons.NEW_CACHE, reasons.COPIED)
-        return reasons.COPIED if self._why.get(key) in without else reasons.NEW_CACHE
+        last = self._unbuffered.get(key)
+        if last is not None and last() is cache:
+            return reasons.COPIED
+        self._unbuffered[key] = weakref.ref(cache)
+        return reasons.NEW_CACHE
 
     def _count_served(self, key: Any) -> None:
         self._counter.count_served()

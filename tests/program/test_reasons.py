@@ -146,6 +146,19 @@ def test_a_program_is_preceded_by_the_steps_it_takes_to_record_it() -> None:
     assert served() - before == 6
 
 
+def test_each_cache_is_new_once() -> None:
+    """Texts of two tokens, as clients of a server ask for: nobody has taken anything from their caches."""
+    liteboost_adaptor.undo()
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, level=2)
+    counter = report.counter("step.program")
+    _steps(model, 10)
+    fallbacks = counter.fallbacks.copy()
+    for _ in range(4):
+        _steps(model, 1)
+    assert counter.fallbacks - fallbacks == {reasons.NEW_CACHE: 4}
+
+
 def test_a_step_that_cannot_wait_for_another_recording_says_so() -> None:
     pair = Pair()
     pair.start()
