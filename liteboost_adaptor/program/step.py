@@ -12,7 +12,7 @@ import torch
 
 from ..errors import DeviceFaultError, StrictError
 from ..kv_cache import buffers
-from ..kv_cache.layers import using
+from ..kv_cache.layers import served, using
 from ..report import CallCounter
 from . import arguments, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
@@ -106,6 +106,8 @@ class Steps:
         self._is_captured |= captured
         given = arguments.dense(kwargs)
         result, reason = self._from_program(key, programs, call, kwargs, given)
+        if reason == reasons.OTHER_CACHE and not captured and _makes_room(kwargs[cache_name(kwargs)]):
+            result, reason = self._from_program(key, programs, call, kwargs, given)
         if not reason:
             return result
         without_buffers = self._without_buffers(key, kwargs[cache_name(kwargs)])
@@ -151,8 +153,8 @@ class Steps:
         """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
         if _has_buffers(cache):
             return ""
-        last = self._unbuffered.get(key)
-        if last is not None and last() is cache:
+        last, without = self._unbuffered.get(key), (reasons.NEW_CACHE, reasons.COPIED)
+        if last is not None and last() is cache and self._why.get(key) in without:
             return reasons.COPIED
         self._unbuffered[key] = weakref.ref(cache)
         return reasons.NEW_CACHE
@@ -433,6 +435,12 @@ def _why_not_now(model: torch.nn.Module) -> str:
 
 def _has_buffers(cache: Any) -> bool:
     return all(isinstance(buffer, buffers.KVBuffer) for _, _, buffer in _buffers_in(cache))
+
+
+def _makes_room(cache: Any) -> bool:
+    """Whether ``cache`` was as its prompt has left it, and can be appended to in place from now on."""
+    with using():
+        return any([buffers.make_room(layer) for layer in cache.layers if served(layer) is not None])
 
 
 def _moves(cache: Any, grows: bool) -> bool:

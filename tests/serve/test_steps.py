@@ -59,12 +59,12 @@ def _made(manager: Any, model: Any, tokenizer: Any, prompt: str, settings: Any, 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_all_tokens_of_a_request_but_two_are_replayed(name: str, stream: bool, served: Any) -> None:
-    """The first comes from the prompt; with the second, keys and values move to where they can grow."""
+def test_all_tokens_of_a_request_but_the_first_are_replayed(name: str, stream: bool, served: Any) -> None:
+    """That one comes from the prompt."""
     counter = report.counter("step.program")
     calls, fallbacks = counter.calls, counter.fallbacks.copy()
     assert _made(*served, "What light is this?", SETTINGS[name], stream)
-    assert counter.calls - calls == TOKENS - 2, counter.fallbacks - fallbacks
+    assert counter.calls - calls == TOKENS - 1, counter.fallbacks - fallbacks
 
 
 def test_a_request_that_is_cancelled_leaves_the_next_one_its_program(served: Any) -> None:
@@ -82,4 +82,4 @@ def test_a_request_that_is_cancelled_leaves_the_next_one_its_program(served: Any
     asyncio.run(cancelled())
     calls = report.counter("step.program").calls
     assert _made(manager, model, tokenizer, "What light is this?", {}, stream=False)
-    assert report.counter("step.program").calls - calls == TOKENS - 2
+    assert report.counter("step.program").calls - calls == TOKENS - 1
