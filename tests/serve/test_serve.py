@@ -24,6 +24,7 @@ CONTINUOUS = ("--continuous-batching", "--cb-num-blocks", "512", "--cb-block-siz
 EXPECTED = (
     "of a kind that has not come often enough",
     "the first token behind a prompt",
+    "what is kept moves to a larger buffer",
     "watched, to record the next one",
     "recorded",
 )
