@@ -16,12 +16,12 @@ from serve.server import MODEL
 
 #: Tokens of each text.
 TOKENS = 40
-#: What clients ask for: a text, one drawn, one that ends at a word that does not come, one that is streamed.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"do_sample": True, "temperature": 0.7, "top_p": 0.9},
-    "stops": {"stop_strings": ["no such word"]},
-    "penalty": {"repetition_penalty": 1.1},
+#: What clients ask for, and whether it is streamed: a text, one drawn, one that ends at a word if that comes.
+REQUESTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "greedy": ({}, False),
+    "streamed": ({}, True),
+    "sampled": ({"do_sample": True, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1}, True),
+    "stops": ({"stop_strings": ["no such word"]}, False),
 }
 
 
@@ -57,13 +57,14 @@ def _made(manager: Any, model: Any, tokenizer: Any, prompt: str, settings: Any, 
     return asyncio.run(request())
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_all_tokens_of_a_request_but_the_first_are_replayed(name: str, stream: bool, served: Any) -> None:
+@pytest.mark.parametrize(("settings", "stream"), REQUESTS.values(), ids=REQUESTS)
+def test_all_tokens_of_a_request_but_the_first_are_replayed(
+    settings: dict[str, Any], stream: bool, served: Any
+) -> None:
     """That one comes from the prompt."""
     counter = report.counter("step.program")
     calls, fallbacks = counter.calls, counter.fallbacks.copy()
-    assert _made(*served, "What light is this?", SETTINGS[name], stream)
+    assert _made(*served, "What light is this?", settings, stream)
     assert counter.calls - calls == TOKENS - 1, counter.fallbacks - fallbacks
 
 
