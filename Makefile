@@ -54,6 +54,7 @@ help:
 	@echo "make coverage   measure every family of models and write docs/coverage.md"
 	@echo "make foreign    run other projects' tests and write docs/foreign_tests.md"
 	@echo "make soundness  recorded steps against their originals in thousands of composed programs"
+	@echo "make soak       thousands of requests to transformers serve, some of them wrong by plan"
 	@echo "make asan       fuzzed ops under the address and undefined behaviour sanitizers (GCC; 15 minutes)"
 	@echo "make tsan       programs, paged attention, collectives and ops in 4 threads under the thread sanitizer (GCC)"
 	@echo "make lint       ruff, mypy and clang-format; make format applies what ruff and clang-format say"
@@ -139,6 +140,12 @@ foreign: $(READY)
 .PHONY: soundness
 soundness: $(READY)
 	@PYTHONPATH=tests $(VENV_PYTHON) -m program.soundness $(SOUNDNESS_ARGS)
+
+# Thousands of requests to `transformers serve`: SOAK_ARGS="--requests 2000 --without-us".
+.PHONY: soak
+soak: $(READY)
+	@$(PIP_INSTALL) 'transformers[serving]'
+	@PYTHONPATH=tests $(VENV_PYTHON) -m serve $(SOAK_ARGS)
 
 # ASAN_ARGS: --cases 100000 runs more of them.
 asan: $(READY)

@@ -258,8 +258,9 @@ VARIABLES: tuple[Variable, ...] = (
         "status_file",
         str,
         "a path; %p in it is the number of the process",
-        "A process in which models can be served writes its status there when it ends, and at SIGUSR1 where "
-        "that has no other handler: JSON where the name ends in .json, else text. See run.md.",
+        "A process in which models can be served writes its status there when it ends, also by SIGTERM, and "
+        "at SIGUSR1, where these have no other handler: JSON where the name ends in .json, else text. "
+        "See run.md.",
     ),
 )
 

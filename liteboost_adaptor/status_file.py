@@ -17,6 +17,8 @@ from types import FrameType
 #: Imported before any model can be served; a launcher that only starts others never imports it.
 _SERVING = "liteboost_adaptor.huggingface.runtime"
 NUMBER = "%p"
+#: How long the end by SIGTERM is put off at most, in seconds.
+PATIENCE = 10.0
 
 
 class StatusFile:
@@ -32,13 +34,15 @@ class StatusFile:
         self.unheard = ""  # why SIGUSR1 is not followed
 
     def start(self) -> None:
-        """Write when this process ends, and at SIGUSR1 if that would end it now."""
+        """Write when this process ends, also by SIGTERM, and at SIGUSR1, where nobody else handles these."""
         atexit.register(self.at_exit)
         try:
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
                 signal.signal(signal.SIGUSR1, self._at_signal)
             else:
                 self.unheard = "it has another handler, or is ignored"
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._at_end_by_signal)
         except ValueError:
             self.unheard = (
                 "liteboost_adaptor was imported in a thread, and only the main one may set a handler"
@@ -52,6 +56,25 @@ class StatusFile:
     def _at_signal(self, number: int, frame: FrameType | None) -> None:
         # Not `threading.Thread`, whose start takes a lock that the interrupted code may hold.
         _thread.start_new_thread(self.write, ())
+
+    def _at_end_by_signal(self, number: int, frame: FrameType | None) -> None:
+        """Write, and then end as the signal ends a process. A server raises it once it has closed."""
+        signal.signal(number, signal.SIG_DFL)  # the second one does not wait
+        try:
+            if os.getpid() == self.process:  # the locks of a fork may be held by threads it does not have
+                written = _thread.allocate_lock()
+                written.acquire()
+                _thread.start_new_thread(self._write_and_release, (written,))
+                # Not for ever: the interrupted code may hold what the status needs.
+                written.acquire(timeout=PATIENCE)
+        finally:
+            os.kill(os.getpid(), number)
+
+    def _write_and_release(self, written: _thread.LockType) -> None:
+        try:
+            self.write()
+        finally:
+            written.release()
 
     def write(self) -> None:
         """Write the file as a whole or not at all; a fault is a warning, and a note of the status."""

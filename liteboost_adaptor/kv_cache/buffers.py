@@ -96,6 +96,22 @@ class KVBuffer:
             return view.clone(memory_format=torch.contiguous_format)
 
 
+class Prompt:
+    """Stands among the buffers of a layer for what it keeps behind a prompt: not appended to yet.
+
+    No named tuple: what makes one is code that a step which is recorded may not run.
+
+    Attributes:
+        storage: Address of the storage.
+        dim: Along which the next append will be, counted from the front.
+    """
+
+    __slots__ = ("dim", "storage")
+
+    def __init__(self, storage: int, dim: int) -> None:
+        self.storage, self.dim = storage, dim
+
+
 #: Those alive, for the status.
 _alive: weakref.WeakSet[KVBuffer] = weakref.WeakSet()
 
@@ -174,12 +190,17 @@ def grown(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int
     if result is None:
         # Once is a copy of what comes first; what is kept of it and appended to again gets a buffer.
         result = torch.cat([held, new], dim=dim)
-        buffers[name] = result.untyped_storage()._cdata
+        buffers[name] = Prompt(result.untyped_storage()._cdata, dim)
     return result
 
 
 def in_place(
-    layer: Any, buffers: dict[str, KVBuffer | int], held: torch.Tensor, name: str, new: torch.Tensor, dim: int
+    layer: Any,
+    buffers: dict[str, KVBuffer | Prompt],
+    held: torch.Tensor,
+    name: str,
+    new: torch.Tensor,
+    dim: int,
 ) -> torch.Tensor | None:
     """``new`` behind ``held``, or ``None`` where ``held`` is not what the last append to it has left."""
     if held.dim() != new.dim() or not held.numel() or not new.numel():
@@ -191,11 +212,31 @@ def in_place(
             return None
         if start + length + new.size(dim) <= noted.memory.size(dim) and noted.fits(length):
             return noted.append(start, length, new)
-    elif noted != held.untyped_storage()._cdata:
+    elif noted is None or noted.storage != held.untyped_storage()._cdata:
         return None
     buffer = buffers[name] = KVBuffer(layer, new, dim, length + new.size(dim))
     buffer.append(0, 0, held)
     return buffer.append(0, length, new)
+
+
+def make_room(layer: Any) -> bool:
+    """Move what ``layer`` keeps behind a prompt to where one position more fits, as the next append would.
+
+    Returns:
+        Whether there was such a thing.
+    """
+    own = vars(layer)
+    mine = own.get(BUFFERS, {})
+    moved = False
+    for name, noted in mine.items():
+        held = own.get(name)
+        if not isinstance(noted, Prompt) or type(held) is not torch.Tensor or not held.numel():
+            continue
+        if noted.storage == held.untyped_storage()._cdata and not unserved(held):
+            buffer = mine[name] = KVBuffer(layer, held, noted.dim, held.size(noted.dim) + 1)
+            own[name] = buffer.append(0, 0, held)
+            moved = True
+    return moved
 
 
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:

@@ -222,7 +222,7 @@ def _let_go(own: dict[str, Any], name: str) -> None:
         elif isinstance(buffer, buffers.KVBuffer):
             is_kept = buffer.shows(kept)
         else:
-            is_kept = kept.untyped_storage()._cdata == buffer
+            is_kept = kept.untyped_storage()._cdata == buffer.storage
         if not is_kept:
             del mine[each]
     if not mine:

@@ -205,7 +205,7 @@ class Recorder(TorchDispatchMode):
             real = buffers.in_place(layer, mine, real_of(held), name, real_of(new), dim)
             if real is None:
                 real = torch.cat([real_of(held), real_of(new)], dim=dim)
-                mine[name] = real.untyped_storage()._cdata  # as `buffers.append` notes it
+                mine[name] = buffers.Prompt(real.untyped_storage()._cdata, dim)  # as `grown` notes it
             if mine.get(name) is not buffer or not isinstance(buffer, buffers.KVBuffer):
                 self.recording.fault = MOVED
                 return real

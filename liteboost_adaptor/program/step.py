@@ -12,7 +12,7 @@ import torch
 
 from ..errors import DeviceFaultError, StrictError
 from ..kv_cache import buffers
-from ..kv_cache.layers import using
+from ..kv_cache.layers import served, using
 from ..report import CallCounter
 from . import arguments, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
@@ -75,6 +75,8 @@ class Steps:
         self._lost = 0
         #: Why a step was not recorded when it was last tried.
         self._why: dict[Any, str] = {}
+        #: By kind the last cache that had no buffers, while it lives.
+        self._unbuffered: dict[Any, weakref.ref[Any]] = {}
         #: Whether a graph may hold the addresses of weights.
         self._is_captured = False
         self._lock = threading.Lock()
@@ -104,6 +106,8 @@ class Steps:
         self._is_captured |= captured
         given = arguments.dense(kwargs)
         result, reason = self._from_program(key, programs, call, kwargs, given)
+        if reason == reasons.OTHER_CACHE and not captured and _makes_room(kwargs[cache_name(kwargs)]):
+            result, reason = self._from_program(key, programs, call, kwargs, given)
         if not reason:
             return result
         without_buffers = self._without_buffers(key, kwargs[cache_name(kwargs)])
@@ -114,6 +118,7 @@ class Steps:
         if len(self._seen) > KINDS:
             self._seen.clear()
             self._why.clear()
+            self._unbuffered.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         due = self._due(seen)
         if not due or self._is_vain(key, programs):
@@ -148,8 +153,11 @@ class Steps:
         """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
         if _has_buffers(cache):
             return ""
-        without = (reasons.NEW_CACHE, reasons.COPIED)
-        return reasons.COPIED if self._why.get(key) in without else reasons.NEW_CACHE
+        last, without = self._unbuffered.get(key), (reasons.NEW_CACHE, reasons.COPIED)
+        if last is not None and last() is cache and self._why.get(key) in without:
+            return reasons.COPIED
+        self._unbuffered[key] = weakref.ref(cache)
+        return reasons.NEW_CACHE
 
     def _count_served(self, key: Any) -> None:
         self._counter.count_served()
@@ -427,6 +435,12 @@ def _why_not_now(model: torch.nn.Module) -> str:
 
 def _has_buffers(cache: Any) -> bool:
     return all(isinstance(buffer, buffers.KVBuffer) for _, _, buffer in _buffers_in(cache))
+
+
+def _makes_room(cache: Any) -> bool:
+    """Whether ``cache`` was as its prompt has left it, and can be appended to in place from now on."""
+    with using():
+        return any([buffers.make_room(layer) for layer in cache.layers if served(layer) is not None])
 
 
 def _moves(cache: Any, grows: bool) -> bool:

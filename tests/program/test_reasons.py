@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,43 @@ def test_a_program_is_preceded_by_the_steps_it_takes_to_record_it() -> None:
     _steps(model, 10)
     assert counter.fallbacks - fallbacks == {reasons.NEW: 2, reasons.WATCHED: 1, reasons.RECORDED: 1}
     assert served() - before == 6
+
+
+def test_each_cache_is_new_once() -> None:
+    """Texts of two tokens, as clients of a server ask for: nobody has taken anything from their caches."""
+    liteboost_adaptor.undo()
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, level=2)
+    counter = report.counter("step.program")
+    fallbacks = counter.fallbacks.copy()
+    for _ in range(12):
+        _steps(model, 1)
+    new = counter.fallbacks - fallbacks
+    assert new[reasons.NEW_CACHE] > 1 and set(new) == {reasons.NEW, reasons.NEW_CACHE}
+
+
+def test_the_first_token_behind_a_prompt_is_served_by_the_program_of_another() -> None:
+    liteboost_adaptor.undo()
+    model = tiny_models.build("llama")
+    plain = copy.deepcopy(model)
+    liteboost_adaptor.apply(model, level=2)
+    _steps(model, 10)
+    ids, before = torch.randint(1, 90, (1, 8)), served()
+    for length in (3, 7, 8):
+        prompt, token = ids[:, :length], ids[:, :1]
+        caches = [each(prompt, use_cache=True).past_key_values for each in (model, plain)]
+        taken = caches[0].layers[0].keys  # what somebody has is not written to
+        expected = taken.clone()
+        for _ in range(3):
+            ours, theirs = (
+                each(input_ids=token, past_key_values=cache, use_cache=True)
+                for each, cache in zip((model, plain), caches, strict=True)
+            )
+            torch.testing.assert_close(ours.logits, theirs.logits)
+        assert torch.equal(taken, expected)
+        for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
+            torch.testing.assert_close(ours.keys, theirs.keys)
+    assert served() - before == 9
 
 
 def test_a_step_that_cannot_wait_for_another_recording_says_so() -> None:

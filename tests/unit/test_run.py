@@ -258,6 +258,52 @@ def test_a_process_writes_its_status_at_a_signal(tmp_path: Path) -> None:
     assert file.read_text() == "at a signal\n"
 
 
+#: As a server does that closes before it ends: its own handler, then the one before it.
+CLOSES = """
+before = signal.signal(signal.SIGTERM, lambda *_: print("closing", flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, before)
+signal.raise_signal(signal.SIGTERM)
+"""
+#: The main thread holds what the status needs.
+HOLDS = """
+liteboost_adaptor.status_file.PATIENCE = 0.2
+import threading
+lock = threading.Lock()
+Status.__str__ = lambda self: lock.acquire() and ""
+with lock: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "written", "prints"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", "at its end\n", ""),
+        (CLOSES, "at its end\n", "closing\n"),
+        (HOLDS, None, ""),
+    ],
+    ids=["at once", "closes first", "cannot be written"],
+)
+def test_a_process_that_sigterm_ends_writes_its_status_and_ends_by_it(
+    program: str, written: str | None, prints: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "status.txt"
+    done = processes.python(STATUS + program, "at its end", LITEBOOST_STATUS_FILE=str(file))
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, prints), done.stderr
+    assert (file.read_text() if file.exists() else None) == written
+
+
+def test_a_fork_that_sigterm_ends_writes_nothing(tmp_path: Path) -> None:
+    code = STATUS + (
+        "child = os.fork()\n"
+        "if not child: time.sleep(60)\n"
+        "os.kill(child, signal.SIGTERM); print(os.waitpid(child, 0)[1], flush=True)\n"
+        "os._exit(0)\n"
+    )
+    done = processes.python(code, "x", LITEBOOST_STATUS_FILE=str(tmp_path / "%p.txt"))
+    assert (done.stdout, list(tmp_path.iterdir())) == (f"{int(signal.SIGTERM)}\n", []), done.stderr
+
+
 def test_anothers_handler_of_the_signal_is_left(tmp_path: Path) -> None:
     code = (
         "import json, signal\nmine = lambda *_: None\nsignal.signal(signal.SIGUSR1, mine)\n"

@@ -1,0 +1,1 @@
+"""``transformers serve`` under a closed loop of clients, without us and by `run`."""

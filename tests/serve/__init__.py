@@ -1,0 +1,1 @@
+"""Servers of other projects, under load and under clients that misbehave."""
