@@ -1,5 +1,6 @@
 #include "npu/aclnn.h"
 
+#include <ATen/Context.h>
 #include <acl/acl.h>
 #include <dlfcn.h>
 
@@ -27,6 +28,20 @@ void release(aclScalar* scalar) { destroy("aclDestroyScalar", scalar); }
 
 constinit LaunchHooks launch_hooks{[](const char*) {}, [] { return false; },
                                    [](uint64_t) -> void* { return nullptr; }};
+
+uint32_t apply_determinism() {
+  const bool is_asked = at::globalContext().deterministicAlgorithms();
+  if (c10_npu::GetDeterministicLevel != nullptr && at_npu::native::ApplyDeterministicLevel != nullptr) {
+    const uint32_t level = c10_npu::GetDeterministicLevel();
+    at_npu::native::ApplyDeterministicLevel(static_cast<int64_t>(level), is_asked, true);
+    return level;
+  }
+  TORCH_CHECK(
+      SetExecConfig != nullptr, "liteboost: this torch_npu has neither c10_npu::GetDeterministicLevel nor ",
+      "SetExecConfig, by which operators are told to be deterministic; use one of 2.9.0.post4 to 2.14");
+  SetExecConfig();
+  return is_asked ? 1 : 0;
+}
 
 AnyOperator::AnyOperator(const char* name, std::string signature)
     : name_(name), signature_(std::move(signature)) {

@@ -18,7 +18,6 @@
 // Source: "aclnn API" of CANN's documentation.
 #pragma once
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -106,6 +105,9 @@ struct LaunchHooks {
 };
 extern LaunchHooks launch_hooks;
 
+// Makes CANN as deterministic as torch is asked to be, and gives the level, which is part of a cached executor's key.
+uint32_t apply_determinism();
+
 // What is the same for every signature.
 class AnyOperator {
  public:
@@ -145,9 +147,7 @@ class Operator : public AnyOperator {
     launch_hooks.check(name());
     InitExecCommonCtx();
     const aclrtStream stream = GetAclStream();
-    const uint32_t determinism = c10_npu::GetDeterministicLevel();
-    at_npu::native::ApplyDeterministicLevel(static_cast<int64_t>(determinism),
-                                            at::globalContext().deterministicAlgorithms(), true);
+    const uint32_t determinism = apply_determinism();
     if (!launch_hooks.is_renewable() && launched_from_cache(stream, determinism, arguments...)) return;
 
     uint64_t workspace_size = 0;

@@ -1,9 +1,10 @@
 // The functions of libtorch_npu.so that aclnn.h is made of.
 //
 // They are what its own macro EXEC_NPU_CMD_EXT, for libraries like this one, calls (op_api_common_base.h of
-// torch_npu 2.13). Declared here because that header includes Python's, which are often not installed, and
+// torch_npu 2.9.0.post4 to 2.14). Declared here because that header includes Python's, which are often not installed, and
 // because its macro does not look at what the first phase answers. A torch_npu without one of them does not
-// load `_C_npu.so`; the loader names the missing one.
+// load `_C_npu.so`; the loader names the missing one. What only some of these releases have is weak: null where it
+// lacks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,9 +30,10 @@ aclTensorList* ConvertType(const at::TensorList& tensors);
 aclScalar* ConvertType(const at::Scalar& scalar);
 
 // The executor cache: the key of a call is put together in a buffer of the thread.
+// CacheParams is three fields in 12 bytes where c10_npu::GetDeterministicLevel is lacking, else two in 8. Either is
+// returned in the two registers that this is, and AddCacheConfigParams reads no more of it than its own has.
 struct CacheParams {
-  uint32_t cube_cores;
-  uint32_t vector_cores;
+  uint64_t opaque[2];
 };
 CacheParams GetCacheParams();
 bool CheckAndInitFunc(const char* name);
@@ -56,9 +58,12 @@ int ExecuteApiFunc(const void* launch, aclrtStream stream, void* workspace, uint
                    aclOpExecutor* executor);
 void RunAclCall(const std::string& name, const std::function<int()>& call);
 
+// How deterministic CANN is to be. 2.13, 2.14 and newer post releases of 2.9.0 to 2.12.0:
 namespace c10_npu {
-uint32_t GetDeterministicLevel();
+[[gnu::weak]] uint32_t GetDeterministicLevel();
 }
 namespace at_npu::native {
-void ApplyDeterministicLevel(int64_t level, bool deterministic, bool is_operator);
+[[gnu::weak]] void ApplyDeterministicLevel(int64_t level, bool deterministic, bool is_operator);
 }
+// Others:
+[[gnu::weak]] void SetExecConfig();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cann_sim.oracle.overruled import overruling
+from cann_sim.oracle.phase1 import verdict
 from cann_sim.oracle.sets import sets_of
 from cann_sim.oracle.syntax import number
 from cann_sim.oracle.tilings import arguments_of, operator_of
@@ -214,6 +215,19 @@ def test_an_input_that_the_function_does_not_have():
     of = tiling("RotaryPositionEmbedding", inputs=[half(1), half(1), half(1), half(8, 8)], outputs=[half(1)])
     with pytest.raises(Unreadable, match="input 3"):
         arguments_of(of)
+
+
+def test_packed_sequences_are_not_a_call_of_training_attention():
+    inputs = [*[half(81, 2, 64)] * 3, *[None] * 5, Tensor([3], "DT_INT64", "FORMAT_ND")]
+    of = tiling("FlashAttentionScore", inputs=inputs, outputs=[half(1)] * 4)
+    with pytest.raises(Unreadable, match="input 8"):
+        arguments_of(of)
+    assert len(arguments_of(tiling("FlashAttentionScore", inputs=inputs[:8], outputs=[half(1)] * 4))) == 20
+
+
+def test_what_is_not_simulated_says_nothing_of_limits():
+    assert verdict("sparseMode 9 (tree) is not simulated")[0] == "untranslatable"
+    assert verdict("D is 24, it must be a multiple of 16")[0] == "refused"
 
 
 def test_only_the_check_that_is_named_overrules():

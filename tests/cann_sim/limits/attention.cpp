@@ -83,7 +83,11 @@ void check_heads(const Inference& a) {
             a.heads);
   }
   auto d = a.head_size();
-  require(d % 16 == 0 && d <= 512, "D is ", d, ", it must be a multiple of 16 and at most 512");
+  // CheckFeatureHeadDim in fused_infer_attention_score_tiling_check_feature.cpp (9.0.0, 9.1.0): what was the incremental
+  // tiling's (isLegacyIfa) is not asked for a multiple.
+  bool any =
+      a.one_row() && !a.table && tiling_of(a) == Tiling::fused && one_of(a.layout, {"BSH", "BSND", "BNSD"});
+  require((any || d % 16 == 0) && d <= 512, "D is ", d, ", it must be a multiple of 16 and at most 512");
   require(a.batch() <= 65536, "B is ", a.batch(), ", at most 65536 are supported");
 }
 
@@ -145,6 +149,18 @@ void check_outputs(const Inference& a) {
   require_shape(a.lse, "softmaxLse", {a.batch(), a.heads, a.q_len(), 1});
 }
 
+/// GetEmptyTensorFlag and FiaTilingCheck::Process in fused_infer_attention_score_tiling_{info_parser,check}.cpp, 9.0.0
+/// and 9.1.0: without keys the query's heads are looked at, and the result is 0.
+bool has_no_keys(const Inference& a) {
+  if (!release_is("9.0.0") || tiling_of(a) != Tiling::fused) return false;
+  for (auto* list : {&a.key, &a.value}) {
+    for (size_t k = 0; k < list->size(); k++) {
+      if (list->at(k).numel()) return false;
+    }
+  }
+  return true;
+}
+
 void check(const Inference& a) {
   require(one_of(a.layout, {"BSH", "BSND", "BNSD", "TND", "NTD", "BSH_BNSD", "BSND_BNSD", "BNSD_BSND",
                             "NTD_TND", "TND_NTD", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD"}),
@@ -157,6 +173,7 @@ void check(const Inference& a) {
   require(a.heads >= 1 && a.heads <= 256, "numHeads is ", a.heads, ", it must be 1 to 256");
   if (a.packed()) check_packed(a);
   check_heads(a);
+  if (has_no_keys(a)) return check_outputs(a);
   // IFATiling::InputAttrsPreProcess in incre_flash_attention_tiling.cpp; fused takes 0 to 3 of one row, too.
   require(tiling_of(a) != Tiling::incremental || a.inner_precise <= 1, "innerPrecise is ", a.inner_precise,
           "; one query row with D ", a.head_size(), " or with integers takes 0 and 1");

@@ -65,6 +65,13 @@ void check_mask(const Inference& a) {
   if (!a.mask) return;
   require_axes(a.mask, "attenMask", is_950() ? 3 : 2, 4);  // CheckIFAMask2DShape
   auto shape = a.mask->sizes();
+  // CheckFeatureMask in fused_infer_attention_score_tiling_check_feature.cpp, 8.5.0 to 9.1.0.
+  if (tiling_of(a) == Tiling::fused && shape.size() == 2) {
+    require(!a.q_rope && a.value_head_size() == a.head_size(), "attenMask has shape ", shape,
+            ": with rotated parts, or values of another size than keys, it needs 3 or 4 axes");
+    require(a.layout == a.in_layout() || a.layout == "BNSD_BSND", "attenMask has shape ", shape,
+            ": with layout ", a.layout, " it needs 3 or 4 axes");
+  }
   auto rows = shape[shape.size() - 2];
   // Two axes of one query row are those of the sequences and the keys.
   bool rows_are_sequences = a.one_row() && shape.size() == 2;

@@ -89,6 +89,8 @@ LIMITS(aclnnScatterNdUpdate, R, data, T, indices, T, updates) {
   require_dtype(data, "varRef", {at::kHalf, at::kBFloat16, at::kFloat, at::kLong, at::kBool, at::kChar});
   require_same_dtype(updates, "updates", data, "varRef");
   require_dtype(indices, "indices", {at::kInt, at::kLong});
+  // aclnn_scatter_nd_update.cpp, 8.5.0 to 9.1.0: where one is empty nothing is launched, and no shape is looked at.
+  if (!data->numel() || !indices->numel() || !updates->numel()) return;
   require_axes(data, "varRef", 1, 8);
   require(indices->dim() >= 2, "indices has ", indices->dim(), " axes, at least 2 are needed");
   auto depth = indices->size(-1);
@@ -103,6 +105,10 @@ LIMITS(aclnnScatterNdUpdate, R, data, T, indices, T, updates) {
 LIMITS(aclnnIndexPutImpl, R, data, TL, indices, T, values, bool, accumulate, bool, unsafe) {
   require_all_given({{data, "selfRef"}, {values, "values"}});
   if (!indices) throw NullError("indices is null");
+  // DTYPE_SUPPORT_LIST in ops-nn, index/index_put_v2/op_api/aclnn_index_put_impl.cpp, 8.5.0 to 9.1.0.
+  require_dtype(data, "selfRef",
+                {at::kFloat, at::kInt, at::kLong, at::kHalf, at::kShort, at::kChar, at::kByte, at::kDouble,
+                 at::kBool, at::kBFloat16});
   require_same_dtype(values, "values", data, "selfRef");
   require_axes(data, "selfRef", 1, 8);
   for (auto* t : indices.p->v) {

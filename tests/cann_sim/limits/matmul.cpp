@@ -48,7 +48,8 @@ void check_matrices(T a, const char* a_name, T b, const char* b_name, const Tens
           ", it must be empty");
 }
 
-/// A weight of which the storage is (n1, k1, 16, 16), or (k1, n1, 16, 16) when it is seen transposed.
+/// A weight of which the storage is (n1, k1, 16, c0), or (k1, n1, 16, c0) when it is seen transposed; c0 is 32 bytes.
+/// GetWeightNzShape, CheckWeightNzStorageShape in aclnn_matmul.cpp, 8.5.0 to 9.1.0: of four axes the product counts.
 void check_nz_weight(T b, const char* name) {
   require(is_nz(b), name, " must be in FRACTAL_NZ, it has format ", static_cast<int>(b.format()));
   require(b->size(0) != 1 && b->size(1) != 1, name, " has shape ", b->sizes(),
@@ -57,8 +58,11 @@ void check_nz_weight(T b, const char* name) {
   require(transposed || b->is_contiguous(), name, " is neither contiguous nor a transposed matrix: strides ",
           b->strides(), " of shape ", b->sizes());
   auto stored = transposed ? std::vector<int64_t>{b->size(1), b->size(0)} : b->sizes().vec();
-  require(b.storage_shape() == nz_shape(stored, kCube), name, " of shape ", b->sizes(), " has storage shape ",
-          at::IntArrayRef(b.storage_shape()), ", it must be ", at::IntArrayRef(nz_shape(stored, kCube)));
+  auto needed = nz_shape(stored, block_width(b->scalar_type()));
+  require(b.storage_shape().size() == 4 &&
+              c10::multiply_integers(b.storage_shape()) == c10::multiply_integers(needed),
+          name, " of shape ", b->sizes(), " has storage shape ", at::IntArrayRef(b.storage_shape()),
+          ", it must be as large as ", at::IntArrayRef(needed));
 }
 
 void check_nd(const TensorHandle& x, const char* name) {
@@ -99,6 +103,10 @@ LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
 
 LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {
   check_matrices(a, "self", b, "mat2", out, math);
+  // CheckWeightNzDtypeValid and CheckWeightNzDtype in aclnn_matmul.cpp.
+  const bool is_wide = a->scalar_type() == at::kFloat || b->scalar_type() == at::kFloat;
+  require(!is_wide || (release_is("9.0.0") && !is_310p()),
+          "Float with a weight in FRACTAL_NZ needs a 910B or 910C and CANN 9.0");
   check_nz_weight(b, "mat2");
   check_nd(a, "self");
   check_nd(out, "out");

@@ -128,7 +128,8 @@ LIMITS(aclnnMoeInitRoutingV3, T, x, T, expert_idx, T, scale, T, offset, int64_t,
   const int64_t first = (*range)[0], last = (*range)[1];
   require(first >= 0 && last >= first && last <= experts, "activeExpertRange [", first, ", ", last, ") of ",
           experts, " experts");
-  require(!offset, "offset must be null");
+  // Of quantMode -1 and 1 no offset is read: moe_init_routing_v3_tiling.cpp, 8.5.0 to 9.1.0.
+  require_dtype(offset, "offset", {kFloat32});
   require_dtype(scale, "scale", {kFloat32});
   if (quant_mode == 1) {
     require(x->scalar_type() != kInt8, "int8 x cannot be quantized");

@@ -118,6 +118,9 @@ static void weight_quant(const TensorHandle& x, const TensorHandle& weight, cons
           ": at least 1, of a transposed x at most 65535");
   require(group == 0 || (group >= 32 && group <= k - 1 && group % 32 == 0), "antiquantGroupSize ", group,
           ": 0 or a multiple of 32 in [32, k - 1], k is ", k);
+  // MAX_MK_VALUE in aclnn_weight_quant_batch_matmul_v2.cpp, 8.5.0 to 9.1.0.
+  require(!is_310p() || group == 0 || w.m * k <= 512'000'000,
+          "310P with groups takes m * k of at most 512000000, m is ", w.m, ", k ", k);
   // CheckXWeightY: y is (..., m, n).
   require(y->dim() >= 2 && y->size(-2) == w.m && y->size(-1) == n, "y has shape ", y->sizes(),
           ", needed: (..., ", w.m, ", ", n, ")");
@@ -256,11 +259,14 @@ static void quant_product(const QuantProduct& q, const char* scale1, const char*
     require(q.x2->dim() == 2, "int4 x2 has ", q.x2->dim(), " axes, needed: 2");
   }
   combination(q);
-  const bool wide = q.x1->scalar_type() == kInt8 && !hardware_scale(*q.x2_scale) && !is_310p();
-  require(wide || (q.x1->size(-1) <= 65535 && q.x2->size(-1) <= 65535),
-          "the last axes of x1 and x2 are at most 65535, "
-          "they are ",
-          q.x1->size(-1), " and ", q.x2->size(-1));
+  // MaxDimCheck in aclnn_quant_matmul_v4.cpp, of matrices as they lie; IsValidForLargeInput since 9.1.0.
+  const bool wide = release_is("9.1.0") && !is_310p() && q.x1->scalar_type() == kInt8 &&
+                    !hardware_scale(*q.x2_scale) && q.x2_scale->dim() == 1 && !absent(q.x1_scale) &&
+                    q.x1_scale->dim() == 1;
+  const int64_t last1 = q.x1->size(is_transposed(q.x1) ? -2 : -1),
+                last2 = q.x2->size(is_transposed(q.x2) ? -2 : -1);
+  require(wide || (last1 <= 65535 && last2 <= 65535),
+          "the last axes of x1 and x2 are at most 65535, they are ", last1, " and ", last2);
   require(q.x2_scale->numel() == 1 || q.x2_scale->numel() == n, scale2, " has ", q.x2_scale->numel(),
           " values, needed: 1 or n = ", n);
   if (!absent(q.x1_scale)) require_shape(q.x1_scale, scale1, {m});

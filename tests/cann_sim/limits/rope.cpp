@@ -31,9 +31,11 @@ void check_rotary(T x, T cos, T sin, int64_t mode, O out) {
   require_shape(out, "out", x->sizes());
   require_shape(sin, "sin", cos->sizes());
   require_contiguous(out, "out");
-  require(
-      mode == 0 || (mode == 1 && !is_310p()), "mode is ", mode,
-      is_310p() ? ": 310P has 0 (half) only" : ": 0 (half) or 1 (interleave); 2 and 3 are for Ascend 950");
+  // 2 and 3 are documented for Ascend 950 alone. On others op_api looks at no mode, and IsCapable in
+  // ops-transformer, posembedding/rotary_position_embedding/op_host/rope_rotate_half_tiling.h (8.5.0 to 9.1.0) takes
+  // all but 1: they are computed as halves.
+  require(mode >= 0 && mode <= 3, "mode is ", mode, ": 0 to 3");
+  require(mode == 0 || !is_310p(), "mode is ", mode, ": 310P has 0 (half) only");
   require_axes(x, "x", release_is("8.5.0") ? 3 : 4, 4);
   require(cos->dim() == x->dim(), "cos has ", cos->dim(), " axes, x has ", x->dim());
   auto d = x->size(-1);
@@ -45,13 +47,13 @@ void check_rotary(T x, T cos, T sin, int64_t mode, O out) {
   }
   auto a = x->size(0), b = x->size(1);
   if (x->dim() == 3) {  // TND
-    require(is(cos, {a, 1, d}) || (mode == 0 && is(cos, x->sizes())), "x in TND of shape ", x->sizes(),
+    require(is(cos, {a, 1, d}) || (mode != 1 && is(cos, x->sizes())), "x in TND of shape ", x->sizes(),
             " does not go with cos of shape ", cos->sizes());
     require(b < 1000, "N is ", b, ", it must be less than 1000");
     return;
   }
   auto c = x->size(2);
-  bool half = mode == 0;
+  bool half = mode != 1;
   bool bsnd = is(cos, {1, b, 1, d}) || (half && is(cos, {a, b, 1, d}));
   bool sbnd = is(cos, {a, 1, 1, d}) || (half && is(cos, {a, b, 1, d}));
   bool bnsd = is(cos, {1, 1, c, d}) || (half && is(cos, {a, 1, c, d}));

@@ -59,6 +59,7 @@ OP(aclnnInplaceScatterUpdate, R, data, T, indices, T, updates, int64_t, axis) {
 }
 
 OP(aclnnScatterNdUpdate, R, data, T, indices, T, updates) {
+  if (!data->numel() || !indices->numel() || !updates->numel()) return;
   auto depth = indices->size(-1);
   auto flat = indices->to(at::kLong).reshape({-1, depth});
   c10::List<std::optional<Tensor>> at_;

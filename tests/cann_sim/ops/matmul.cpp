@@ -44,12 +44,22 @@ Tensor added(const Tensor& self, const Tensor& a, const Tensor& b, S beta, S alp
   return fp32(self) * *beta + r * *alpha;
 }
 
+/// A weight in FRACTAL_NZ, whose memory is taken as GetWeightNzShape of aclnn_matmul.cpp has it, whatever the axes of
+/// its storage.
+Tensor nz_weight(const TensorHandle& b) {
+  const bool transposed = b->stride(0) == 1 && b->stride(1) == b->size(0);
+  const auto stored = transposed ? std::vector<int64_t>{b->size(1), b->size(0)} : b->sizes().vec();
+  const auto memory =
+      at::from_blob(b->data_ptr(), nz_shape(stored, block_width(b->scalar_type())), b->options());
+  return transposed ? from_nz(memory, stored).t() : from_nz(memory, stored);
+}
+
 }  // namespace
 
 OP(aclnnMm, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
 OP(aclnnMatmul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
 OP(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
-OP(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, values_of(b), math)); }
+OP(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, nz_weight(b), math)); }
 
 OP(aclnnAddmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
   put(out, added(*self, *a, *b, beta, alpha, math, out->scalar_type()));
@@ -58,7 +68,7 @@ OP(aclnnInplaceAddmm, R, self, T, a, T, b, S, beta, S, alpha, int8_t, math) {
   put(self, added(*self, *a, *b, beta, alpha, math, self->scalar_type()));
 }
 OP(aclnnAddmmWeightNz, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
-  put(out, added(*self, *a, values_of(b), beta, alpha, math, out->scalar_type()));
+  put(out, added(*self, *a, nz_weight(b), beta, alpha, math, out->scalar_type()));
 }
 OP(aclnnBaddbmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {
   put(out, at::baddbmm(*self, *a, *b, *beta, *alpha));

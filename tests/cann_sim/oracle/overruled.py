@@ -24,8 +24,32 @@ _GROUPED = "ops-transformer, gmm/grouped_matmul, op_api/aclnn_grouped_matmul.cpp
 _WEIGHT = "ops-nn, matmul/weight_quant_batch_matmul_v2, op_api/aclnn_weight_quant_batch_matmul_v2.cpp, "
 _QUANT = "ops-nn, matmul/quant_batch_matmul_v3/op_api/aclnn_quant_matmul_v4.cpp, "
 
-#: Each read in 9.1.0; taken for the other releases too.
+_ATTENTION = (
+    "ops-transformer, attention/fused_infer_attention_score/op_host/fused_infer_attention_score_def.cpp"
+)
+_ROUTING = "ops-transformer, moe/moe_init_routing_v3/op_host/moe_init_routing_v3_tiling.cpp"
+_UNROUTING = (
+    "ops-transformer, moe/moe_finalize_routing_v2/op_host/moe_finalize_routing_v2_tiling_membase.cpp, "
+)
+
+#: Each read in 9.1.0, those of grouped products in 8.5.0 and 9.0.0 too; taken for the other releases too.
 OVERRULINGS = (
+    # Tests of its tiling give scales to every product, and write of a list of groups only how many there are.
+    Overruling("aclnnGroupedMatmulV4", "belong to quantized x", _GROUPED + "IsGmmQuantEmpty"),
+    Overruling("aclnnGroupedMatmulV4", "groupList has 1 axes", _GROUPED + "CheckGroupListCommonTensor"),
+    Overruling("aclnnGroupedMatmulV4", "scale is Float with BFloat16", _GROUPED + "CheckQuantParamsDtype"),
+    Overruling("aclnnGroupedMatmulV4", "bias is Float; supported", _GROUPED + "CheckNonQuantMatmulDataType"),
+    Overruling("aclnnGroupedMatmulV4", "2 takes no bias", _GROUPED + "CheckParamDifferentGroupType"),
+    # Of two dtypes for query and key only integers beside 16 bits are columns of the definition.
+    Overruling("aclnnFusedInferAttentionScoreV4", "key is Half, query is BFloat16", _ATTENTION),
+    # The test's y has half of the rows of x, too; CheckY of the tiling looks at one axis.
+    Overruling(
+        "aclnnClippedSwiglu",
+        "out has shape",
+        "ops-nn, activation/clipped_swiglu/op_host/clipped_swiglu_infershape.cpp",
+    ),
+    Overruling("aclnnMoeInitRoutingV3", "scale has shape", _ROUTING),
+    Overruling("aclnnMoeFinalizeRoutingV2", "on 310P the last axis", _UNROUTING + "Check310pParams"),
     Overruling("aclnnGroupedMatmulV4", "as many outputs as weights", _GROUPED + "CheckCaseSplitM"),
     Overruling("aclnnGroupedMatmulV4", "groupType -1 takes no groupList", _GROUPED + "PreCheckGroupType"),
     Overruling("aclnnAddRmsNorm", "rstdOut is BFloat16", _NORM),

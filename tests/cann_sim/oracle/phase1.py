@@ -47,6 +47,11 @@ class Untranslatable(Exception):
     """A set that is no call of the simulator, for a reason of ours."""
 
 
+def verdict(message: str) -> tuple[str, str]:
+    """What a refusal with this message says: of what is not simulated there are no limits."""
+    return ("untranslatable" if "not simulated" in message else "refused"), message
+
+
 class Caller:
     def __init__(self) -> None:
         self.acl = ctypes.CDLL("libascendcl.so", mode=ctypes.RTLD_GLOBAL)
@@ -75,7 +80,7 @@ class Caller:
             size, executor = ctypes.c_uint64(), ctypes.c_void_p()
             code = function(*given, ctypes.byref(size), ctypes.byref(executor))
             message = (self.acl.aclGetRecentErrMsg() or b"").decode(errors="replace") if code else ""
-            return ("refused", message) if code else ("accepted", "")
+            return verdict(message) if code else ("accepted", "")
         except Untranslatable as reason:
             return "untranslatable", str(reason)
         finally:

@@ -26,8 +26,9 @@ _ATTENTION = (
     " @block_size=0 @antiquant_mode=0 @softmax_lse_flag=False @key_antiquant_mode=0"
     " @value_antiquant_mode=0 @query_quant_mode=0 o0 o1"
 )
+# Lengths of packed sequences (inputs 8 and 9) are aclnnFlashAttentionVarLenScore's.
 _TRAINING = (
-    "i0 i1 i2 i3 i4 i5 i6 null @scale_value=1.0 @keep_prob=1.0 @pre_tockens=2147483647"
+    "i0 i1 i2 i3 i4 i5 i6 null -i8 -i9 @scale_value=1.0 @keep_prob=1.0 @pre_tockens=2147483647"
     " @next_tockens=2147483647"
     " @head_num=1 @input_layout='BSH' @inner_precise=0 @sparse_mode=0 o0 o1 o2 o3"
 )
@@ -143,9 +144,6 @@ def _seen(of: ParameterSet, tensor: Tensor, transposed: str) -> Tensor:
 
 def _given(of: Tensor) -> Tensor:
     """A tensor of a tiling by its shape alone."""
-    if of.storage and len(of.shape) == len(of.storage) == 1 and of.shape != of.storage:
-        # Tables of GroupedMatmul write the rows and the columns of y, which its tiling does not read, so.
-        return Tensor([*of.shape, *of.storage], of.dtype, of.format)
     if of.storage and len(of.shape) == len(of.storage) == 1 and of.shape != of.storage:
         # Tables of GroupedMatmul write the rows and the columns of y, which its tiling does not read, so.
         return Tensor([*of.shape, *of.storage], of.dtype, of.format)

@@ -96,6 +96,24 @@ def test_heads() -> None:
     )
 
 
+def test_head_sizes_of_one_row() -> None:
+    """Of several rows, and where the incremental tiling takes one, heads are multiples of 16."""
+    accepted(("9.0.0", "9.1.0"), rows=1, d=8)
+    check("D is 8, it must be a multiple of 16", rows=1, d=8, release="8.5.0")
+    check("D is 8, it must be a multiple of 16", rows=1, d=8, layout="BNSD_BSND")
+
+
+def test_without_keys() -> None:
+    """Nothing of them is looked at, nor of masks."""
+    options = {"columns": 0, "kv_heads": 1, "mask": torch.zeros(2, 4, 9, dtype=torch.bool)}
+    accepted(("9.0.0", "9.1.0"), **options)
+    op, arguments = call(**options)
+    out = started().run(op, *arguments)[-2]
+    assert out.shape == (2, 8, 4, 64) and not out.any()
+    check("attentionOut has shape [2, 8, 3, 64]", out=zeros(2, 8, 3, 64), **options)
+    check("key has 2 heads, numKeyValueHeads is 1", release="8.5.0", **options)
+
+
 def test_values_of_another_size_than_keys() -> None:
     def sizes(d: int, value: int) -> dict[str, object]:
         return {"d": d, "v": [zeros(2, 2, 6, value)], "out": zeros(2, 8, 4, value)}
@@ -148,6 +166,21 @@ def test_masks() -> None:
     check("attenMask has shape [3, 4, 6]", mask=own.expand(3, 4, 6).contiguous())
     op, arguments = call(mask=FIXED_MASK.logical_not(), sparse=3)
     assert "is not that of a 2048 x 2048 strict upper triangle" in started().call(op, *arguments)["message"]
+
+
+def test_masks_of_two_axes() -> None:
+    """Refused beside rotated parts, values of another size than keys, and layouts that change."""
+    own = torch.zeros(4, 6, dtype=torch.bool)
+    sizes = {"d": 192, "v": [zeros(2, 2, 6, 128)], "out": zeros(2, 8, 4, 128)}
+    rope = {"d": 128, "rope": (zeros(2, 8, 4, 64), zeros(2, 2, 6, 64)), "version": 3}
+    for release in PUBLIC_RELEASES:
+        for options in (sizes, rope):
+            check("values of another size than keys, it needs 3 or 4", mask=own, release=release, **options)
+            accepted((release,), mask=own[None, None], **options)
+    keys, out = [zeros(2, 6, 2, 64)], zeros(2, 8, 4, 64)
+    back = {"layout": "BSND_BNSD", "q": zeros(2, 4, 8, 64), "k": keys, "v": keys, "out": out}
+    check("with layout BSND_BNSD it needs 3 or 4 axes", mask=own, **back)
+    accepted(mask=own[None, None], **back)
 
 
 def test_columns_of_masks_and_biases_are_those_of_the_cache() -> None:

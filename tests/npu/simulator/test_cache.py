@@ -68,6 +68,14 @@ def test_scatter_nd_update_and_index_put() -> None:
     assert torch.equal(run("aclnnIndexPutImpl", want, indices, updates, True, False)[0], 2 * want)
 
 
+def test_nothing_is_scattered_where_a_tensor_is_empty() -> None:
+    data, nowhere = torch.ones(4), torch.empty(0, dtype=torch.int64)
+    for release in ("8.5.0", "9.0.0", "9.1.0"):  # and shapes that do not fit
+        got = run("aclnnScatterNdUpdate", data, nowhere, torch.zeros(2), release=release)[0]
+        assert torch.equal(got, data)
+    refused("aclnnScatterNdUpdate", data, nowhere, torch.zeros(2).half(), message="updates is Half")
+
+
 # ---- what is refused ---------------------------------------------------------------------------
 def test_scatter_refuses() -> None:
     op = "aclnnScatterPaKvCache"
@@ -105,3 +113,5 @@ def test_other_refusals() -> None:
     refused("aclnnScatterNdUpdate", data, at.view(2, 2), updates, message="updates has shape [4, 2, 2, 3]")
     half = updates.half()
     refused("aclnnIndexPutImpl", data, [at], half, False, False, message="values is Half, selfRef is Float")
+    pair = torch.zeros(4, 2, dtype=torch.complex64)
+    refused("aclnnIndexPutImpl", pair, [at], pair, False, False, message="selfRef is ComplexFloat")

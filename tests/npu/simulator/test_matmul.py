@@ -103,7 +103,8 @@ def test_format_cast_permutes_the_storage(dtype: torch.dtype, width: int, shape:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_weight_in_nz(dtype: torch.dtype, transposed: bool) -> None:
     x, weight = randn(3, 37, dtype=dtype), randn(37, 50, dtype=dtype)
-    stored = seen_transposed(nz(weight.t().contiguous())) if transposed else nz(weight)
+    width = 32 // dtype.itemsize
+    stored = seen_transposed(nz(weight.t().contiguous(), width)) if transposed else nz(weight, width)
     out = torch.empty(3, 50, dtype=dtype)
     want = x.double() @ weight.double()
     exact = {"roundings": 8} if dtype == torch.float32 else {"roundings": 1.02}
@@ -112,6 +113,17 @@ def test_weight_in_nz(dtype: torch.dtype, transposed: bool) -> None:
         return
     bias = randn(50, dtype=dtype)
     close(run("aclnnAddmmWeightNz", bias, x, stored, 1.0, 1.0, out, KEEP)[5], want + bias.double(), **exact)
+
+
+def test_of_the_storage_of_a_weight_only_the_size_counts() -> None:
+    x, weight, out = randn(3, 32, dtype=torch.float32), randn(32, 16, dtype=torch.float32), torch.empty(3, 16)
+    stored = Stored(nz(weight, 8).tensor, NZ, [2, 1, 16, 16])
+    for release in ("9.0.0", "9.1.0"):
+        got = run("aclnnMatmulWeightNz", x, stored, out, KEEP, release=release)[2]
+        close(got, x.double() @ weight.double(), roundings=8)
+    for soc, release in (("910B", "8.5.0"), ("310P", "9.1.0")):
+        message = "Float with a weight in FRACTAL_NZ needs a 910B or 910C and CANN 9.0"
+        refused("aclnnMatmulWeightNz", x, stored, out, DOWN, message=message, soc=soc, release=release)
 
 
 def test_nz_storage_read_as_nd_is_garbage() -> None:
@@ -178,7 +190,7 @@ def test_nz_refuses() -> None:
     refused("aclnnMatmulWeightNz", x, nz(one), out[:, :1], KEEP, message="k and n must not be 1")
     wrong = nz(weight)
     small = Stored(wrong.tensor, NZ, [1, 1, 16, 16])
-    refused("aclnnMatmulWeightNz", x, small, out, KEEP, message="it must be [1, 2, 16, 16]")
+    refused("aclnnMatmulWeightNz", x, small, out, KEEP, message="it must be as large as [1, 2, 16, 16]")
     part = Stored(wrong.tensor[:, :8], NZ, wrong.storage_shape)
     refused("aclnnMatmulWeightNz", x, part, out[:, :8], KEEP, message="neither contiguous nor a transposed")
     refused("aclnnMatmulWeightNz", nz(x), wrong, out, KEEP, message="self is in FRACTAL_NZ")

@@ -304,6 +304,8 @@ def test_limits_of_routing_to_a_range() -> None:
     refused("rowIdxType 2", *v3(row_type=2))
     refused("Out is Int", *v3(counts=counts))
     refused("scale has shape", *v3(scale=torch.ones(3, 8)))
+    refused("offset is Half", *v3(offset=torch.ones(4, 8).half()))
+    call(*v3(offset=torch.ones(4, 8)))  # not read without quantMode 0
     refused("scaleOut is null|expandedScaleOut is null", *v3(row_scale=None), code=161001)
     with on_soc("310P"):
         refused("310P", *v3())

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import Nz, call, close, hardware_scale, integers, normal, on_soc, pack, refused, rounded
+from .operators import (
+    Nz,
+    call,
+    close,
+    hardware_scale,
+    in_release,
+    integers,
+    normal,
+    on_soc,
+    pack,
+    refused,
+    rounded,
+)
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -290,6 +302,8 @@ def test_limits_of_weight_quant():
     with on_soc("310P"):
         refused("x .310P. is BFloat16", *weight_quant(x=torch.zeros(4, 128, dtype=bf16)))
         refused("weight .310P. is Int", *weight_quant(weight=packed))
+        tall = torch.zeros(1, dtype=half).expand(4_000_001, 128)
+        refused("m . k of at most 512000000, m is 4000001", *weight_quant(x=tall, group=64))
         refused("310P", V3, *rest[:-1], 0, rest[-1])
     with on_soc("950"):
         turned = torch.zeros(64, 16, dtype=torch.int32).t()  # stored as (n, k)
@@ -347,7 +361,12 @@ def test_limits_of_quant_matmul():
         "the batches do not broadcast", *quant(**batches, out=torch.empty(3, 4, 32, dtype=torch.bfloat16))
     )
     wide = torch.zeros(1, 65536, dtype=torch.int8)
-    refused("at most 65535", *quant(x1=wide, x2=wide.t().contiguous(), scale=bits[:1], out=half[:1, :1]))
+    column = wide.t().contiguous()
+    refused("at most 65535", *quant(x1=wide, x2=column, scale=bits[:1], out=half[:1, :1]))
+    of_rows = quant(x1=wide, x2=column, scale=torch.ones(1), tokens=torch.ones(1), out=half[:1, :1])
+    call(*of_rows)
+    with in_release("9.0.0"):
+        refused("at most 65535", *of_rows)
     four = {"x1": torch.zeros(4, 8, dtype=torch.int32), "x2": torch.zeros(64, 4, dtype=torch.int32)}
     refused("needs the scale of x1", *quant(**four))
     refused(

@@ -43,6 +43,9 @@ def test_rotary_position_embedding(dtype: torch.dtype, name: str) -> None:
     if table[0] == 1 or name == "TND":
         out = run("aclnnRotaryPositionEmbedding", x, cos, sin, 1, torch.empty_like(x))[-1]
         close(out, rope64(x, cos, sin, interleave=True))
+    for mode in (2, 3):  # of Ascend 950; others compute halves
+        out = run("aclnnRotaryPositionEmbedding", x, cos, sin, mode, torch.empty_like(x))[-1]
+        close(out, rope64(x, cos, sin))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -80,7 +83,7 @@ def test_rotary_refuses() -> None:
     refused_rotary((2, 9, 1000, 32), (1, 9, 1, 32), "N must be less than 1000")
     refused_rotary((2, 9, 4, 32), (2, 9, 1, 32), "interleave takes 11SD, 1S1D and S11D", mode=1)
     refused_rotary((4, 2, 500, 32), (1, 2, 1, 32), "interleave needs B * N < 1000", mode=1)
-    refused_rotary((2, 9, 4, 32), (1, 9, 1, 32), "mode is 2", mode=2)
+    refused_rotary((2, 9, 4, 32), (1, 9, 1, 32), "mode is 4: 0 to 3", mode=4)
     refused_rotary((2, 9, 4, 32), (1, 9, 1, 16), "the last axis of cos is 16")
     x, table = torch.ones(2, 9, 4, 32), torch.ones(1, 9, 1, 32)
     op = "aclnnRotaryPositionEmbedding"

@@ -19,7 +19,8 @@ FORMAT_ND = 2
 HCCL_ROOT_INFO_BYTES = 4108
 DTYPES = {
     torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.int32: 3, torch.uint8: 4, torch.int16: 6,
-    torch.int64: 9, torch.uint64: 10, torch.float64: 11, torch.bool: 12, torch.bfloat16: 27,
+    torch.int64: 9, torch.uint64: 10, torch.float64: 11, torch.bool: 12, torch.complex64: 16,
+    torch.bfloat16: 27,
 }  # fmt: skip
 NUMBERS = {
     "double": ctypes.c_double, "float": ctypes.c_float, "int64": ctypes.c_int64, "int32": ctypes.c_int32,
