@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "npu/serve.h"
-#include "torch_npu/csrc/core/npu/NPUStream.h"
 
 namespace liteboost::npu {
 
@@ -29,7 +28,7 @@ class Kept {
     const c10::InferenceMode outside(false);
     at::Tensor made = make();
     // Other streams will read it, none of which waits for this one.
-    c10_npu::getCurrentNPUStream().synchronize();
+    synchronize_current_stream();
     return tensors_.emplace(key, std::move(made)).first->second;
   }
 

@@ -12,6 +12,7 @@
 #include "build_info.h"
 #include "npu/aclnn.h"
 #include "torch_npu/csrc/core/npu/NPUGraphsUtils.h"
+#include "torch_npu/csrc/core/npu/NPUStream.h"
 
 namespace liteboost::npu {
 namespace {
@@ -76,6 +77,10 @@ std::string soc_name() {
 
 bool is_capturing() {
   return c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None;
+}
+
+void synchronize_current_stream() {
+  c10_npu::getCurrentNPUStream().synchronize();
 }
 
 Refusal unverified(const char* op, const std::string& kind) {

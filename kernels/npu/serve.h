@@ -28,6 +28,10 @@ Refusal unverified(const char* op, const std::string& kind);
 // Whether the current stream is being captured as a graph.
 bool is_capturing();
 
+// Wait until all that was launched on the current stream is done. torch_npu's header of streams includes every
+// operator of torch: only serve.cpp needs it.
+void synchronize_current_stream();
+
 // Counts.
 void count_served(const char* op);
 void count_fallback(const char* op, Refusal reason);
