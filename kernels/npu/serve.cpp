@@ -79,9 +79,7 @@ bool is_capturing() {
   return c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None;
 }
 
-void synchronize_current_stream() {
-  c10_npu::getCurrentNPUStream().synchronize();
-}
+void synchronize_current_stream() { c10_npu::getCurrentNPUStream().synchronize(); }
 
 Refusal unverified(const char* op, const std::string& kind) {
   if (verifying > 0) return kServed;
