@@ -11,6 +11,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import warnings
 from types import FrameType
 
@@ -43,6 +44,8 @@ class StatusFile:
                 self.unheard = "it has another handler, or is ignored"
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._at_end_by_signal)
+                # A fork forgets which signals Python has noted; one that came until then would be lost.
+                os.register_at_fork(before=_hold_signals, after_in_child=_let_in, after_in_parent=_let_in)
         except ValueError:
             self.unheard = (
                 "liteboost_adaptor was imported in a thread, and only the main one may set a handler"
@@ -96,6 +99,17 @@ class StatusFile:
             sentence = f"The status was not written to {path}: {type(fault).__name__}: {fault}"
             _note(sentence)
             warnings.warn(f"{sentence}. Change or unset LITEBOOST_STATUS_FILE.", stacklevel=2)
+
+
+_before_fork = threading.local()
+
+
+def _hold_signals() -> None:
+    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+
+
+def _let_in() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
 
 
 def _note(sentence: str) -> None:
