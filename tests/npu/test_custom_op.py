@@ -45,6 +45,7 @@ def test_op_runs_as_one_operator_of_cann(example: Path, tmp_path: Path) -> None:
     assert (tmp_path / "trace").read_text().count("aclnnLerp") >= 4
 
 
+@pytest.mark.full  # the example is compiled again, against all of torch_npu's headers
 def test_op_runs_as_an_operator_of_the_users_own(example: Path, tmp_path: Path) -> None:
     changed = shutil.copytree(example, tmp_path / "changed")
     source = (changed / "mix_npu.cpp").read_text()
