@@ -38,7 +38,7 @@ def test_all_sources_compile(aarch64_build: Path) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    # The first is of what all loops are made of; to compile the loops themselves takes four minutes of a core.
+    # The first is of what all loops are made of; to compile the loops takes four minutes of a core.
     ["vec_test", pytest.param("loops_test", marks=pytest.mark.full)],
 )
 def test_loops_run(aarch64_build: Path, program: str) -> None:

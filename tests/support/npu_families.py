@@ -18,8 +18,8 @@ from .families_matrix import Run, hangs_on_no_close_choice, logits_with, padding
 HEAD_DIM, LENGTH = 64, 12
 #: Heads and kv heads, in the order they are tried.
 HEADS = ((4, 2), (4, 4), (2, 2), (4, 1))
-#: Share of the positions of `SEEDS` that must be compared. Routers of random weights leave few choices clear, and which
-#: depends on how the CPU rounds; so as many are taken from further models, where these have too few.
+#: Share of the positions of `SEEDS` that must be compared. Routers of random weights leave few choices clear,
+#: and which depends on how the CPU rounds; where there are too few, further models are compared as well.
 LEAST_KEPT = 0.1
 KINDS = ("norm", "rope", "attention", "gated")
 SEEDS, FURTHER_SEEDS = (0, 1, 2), (3, 4, 5)
@@ -36,7 +36,7 @@ class Outcome:
         launches: Of our ops by name, counted where they launch.
         ours: Distance of our logits from fp32 over all seeds, relative, at the level that is farther.
         own: That of the unpatched model in bf16 on the CPU.
-        kept: Positions compared, as a share of those of `SEEDS`; the others hang on a choice too close to call.
+        kept: Positions compared, as a share of those of `SEEDS`; the others hang on too close a choice.
     """
 
     family: str
