@@ -122,6 +122,7 @@ class Binder:
         binding = Binding(weakref.ref(model))
         with self._lock:
             forget()
+            self._named.clear()  # also of a binding that was interrupted
             self._of_torch = _functions_of_torch()
             # Children first: a parent's routes depend on what its children became.
             for module in reversed(list(model.modules())):
