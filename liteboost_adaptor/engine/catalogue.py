@@ -310,7 +310,7 @@ def _rule(entry: Any, source: str) -> Rule:
         raise CatalogueError(f"{where} has neither bodies nor probe, so nothing can fit it. Add one of them.")
     for requirement in entry.get("requires", ()):
         try:
-            Requirement(requirement)
+            _requirement(requirement)
         except InvalidRequirement as fault:
             raise CatalogueError(
                 f"{where}: requires {requirement!r} is no requirement ({fault}). Use PEP 508."
@@ -322,6 +322,11 @@ def _rule(entry: Any, source: str) -> Rule:
 
 
 @functools.cache
+def _requirement(text: str) -> Requirement:
+    return Requirement(text)
+
+
+@functools.cache
 def _installed_version(name: str) -> str:
     return importlib.metadata.version(name)  # reads a file
 
@@ -329,7 +334,7 @@ def _installed_version(name: str) -> str:
 def version_conflict(rule: Rule) -> str:
     """Why an installed package does not meet ``rule.requires``, or an empty string."""
     for text in rule.requires:
-        requirement = Requirement(text)
+        requirement = _requirement(text)
         try:
             found = _installed_version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
