@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <limits>
 #include <new>
@@ -70,7 +71,7 @@ static int64_t max_rows(const at::Tensor& weight) {
   constexpr int64_t kCachedBytes = 1 << 20;
   static const bool has_avx512 = detect_isa() >= Isa::avx512;
   if (weight.scalar_type() == at::kFloat && !has_avx512)
-    return static_cast<int64_t>(weight.nbytes()) <= kCachedBytes ? 8 : 32;
+    return static_cast<int64_t>(weight.nbytes()) <= kCachedBytes ? 12 : 32;
 #endif
   return linear_max_rows(weight.scalar_type());
 }
@@ -122,6 +123,22 @@ static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
 // rows of 1 to 513 and sizes of 64 to 3072), and without room for it crashes or never again makes that product.
 constexpr int64_t kLibraryBytes = 32 << 20;
 
+// Asks for the memory that torch's product may need, unless nothing limits it and this thread has made a product of these
+// sizes lately, whose code torch then has: to ask takes some ten microseconds, as long as a small product.
+static void require_memory_of(const at::Tensor& x, const at::Tensor& weight, bool has_bias) {
+  using Product = std::array<int64_t, 4>;
+  static thread_local std::array<Product, 256> made{};
+  const Product product{x.numel(), weight.size(0), weight.size(1),
+                        2 * static_cast<int64_t>(x.scalar_type()) + has_bias + 1};
+  uint64_t hash = 0;
+  for (const int64_t each : product) hash = (hash + static_cast<uint64_t>(each)) * 0x9e3779b97f4a7c15u;
+  Product& place = made[(hash >> 32) % made.size()];
+  if (place == product && is_memory_unlimited()) return;
+  place = {};
+  require_memory("linear", kLibraryBytes);
+  place = product;
+}
+
 static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
                              const std::optional<at::Tensor>& bias);
 
@@ -132,7 +149,7 @@ at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   c10::DimVector sizes(x.sizes());
   sizes.back() = weight.size(0);
-  require_memory("linear", kLibraryBytes);
+  require_memory_of(x, weight, bias.has_value());
   require_threads();
   // As a matrix: with more dims that are no matrix in memory, at::linear rounds the product of 16-bit values
   // before it adds the bias.
