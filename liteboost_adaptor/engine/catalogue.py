@@ -101,7 +101,7 @@ class Rule:
 
     def names(self, target: str) -> bool:
         """Whether ``target`` (``module:qualname``) is one of those the rule expects."""
-        return any(fnmatch.fnmatchcase(target, glob) for glob in self.targets)
+        return _is_one_of(target, self.targets)
 
     def load_replacement(self) -> Callable[..., Any]:
         replacement: Callable[..., Any] = resolve(self.replacement, self)
@@ -115,6 +115,12 @@ class Rule:
         """What yields its cases, where it names one."""
         probe: Callable[..., Any] = resolve(self.probe, self)
         return probe
+
+
+# Asked for every module of a model, of which most have the class of another.
+@functools.lru_cache(maxsize=8192)
+def _is_one_of(target: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(target, glob) for glob in globs)
 
 
 def resolve(name: str, rule: Rule) -> Any:
