@@ -33,7 +33,8 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
 
     Runs several hundred times a token: written for few attribute look-ups.
     """
-    if not is_plain_type(type(x)):  # first: of a proxy nothing else may be asked
+    if type(x) not in _PLAIN_TYPES and not is_plain_type(type(x)):
+        # First: of a proxy nothing else may be asked.
         return f"tensor subclass {type(x).__name__}"
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a function transform (vmap, jvp)"
@@ -50,7 +51,7 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     for other in others:
         if other is None:
             continue
-        if not is_plain_type(type(other)):
+        if type(other) not in _PLAIN_TYPES and not is_plain_type(type(other)):
             return f"tensor subclass {type(other).__name__}"
         if not (other.is_cpu and x.is_cpu) and other.device != x.device:
             return "a weight on another device (offloaded)"

@@ -3,9 +3,11 @@
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <vector>
 
@@ -36,6 +38,19 @@ int try_threads(int count) {
 }
 
 }  // namespace
+
+bool is_memory_unlimited() {
+  static const bool overcommits = [] {
+    std::ifstream setting("/proc/sys/vm/overcommit_memory");
+    int mode = 2;  // 2: no more than there is
+    return setting >> mode && mode != 2;
+  }();
+  const auto is_unlimited = [](auto resource) {
+    rlimit limit;
+    return getrlimit(resource, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
+  };
+  return overcommits && is_unlimited(RLIMIT_AS) && is_unlimited(RLIMIT_DATA);
+}
 
 void require_memory(const char* op, int64_t bytes) {
   void* const memory =

@@ -16,6 +16,9 @@ namespace liteboost {
 // Raises RuntimeError unless `bytes` of memory can be mapped; none stay mapped.
 void require_memory(const char* op, int64_t bytes);
 
+// Whether the kernel maps whatever is asked for: no limit is set to the address space or the data of this process.
+bool is_memory_unlimited();
+
 // Raises RuntimeError unless the threads of a parallel region can be started from the calling thread. OpenMP's runtime
 // starts them at the first region of each thread, and exits where one does not start.
 void require_threads();

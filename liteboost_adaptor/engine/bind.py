@@ -112,6 +112,8 @@ class Binder:
         self.fits = Fits(rules)
         self._plans: dict[Any, Plan] = {}
         self._of_torch = 0
+        #: By class, of the binding that is under way: see `_reached_and_named`.
+        self._named: dict[type, tuple[dict[str, Any], tuple[Any, ...]]] = {}
         self._lock = threading.RLock()
 
     def bind(self, model: torch.nn.Module, parts: Collection[torch.nn.Module] | None = None) -> Binding:
@@ -129,6 +131,7 @@ class Binder:
                 if swap.mark_of(module) is None and (parts is None or module in parts):
                     swap.shed_leftover(module)
                     self._bind_module(module, binding)
+            self._named.clear()
         return binding
 
     def _bind_module(self, module: torch.nn.Module, binding: Binding) -> None:
@@ -150,10 +153,9 @@ class Binder:
         cls = type(module)
         if cls.__module__.split(".")[0] == "torch" and not self.fits.names_class(_target(cls)):
             return Plan(None, ())
-        reached = _reached(cls, self.fits.registries)
-        # What the methods are, what they name and what that names can be exchanged between two bindings.
-        named = [value for method in reached.values() for value in _named_functions(method)]
-        names = (*named, *(value for function in named for value in _named_functions(function)))
+        if cls not in self._named:
+            self._named[cls] = self._reached_and_named(cls)
+        reached, names = self._named[cls]
         key = (
             cls,
             self._of_torch,
@@ -170,6 +172,12 @@ class Binder:
             if len(self._plans) > _MOST_PLANS:  # classes made in a notebook or a test come and go
                 del self._plans[next(iter(self._plans))]
         return self._plans[key]
+
+    def _reached_and_named(self, cls: type[torch.nn.Module]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """What the methods are, what they name and what that names: it may be another at the next binding."""
+        reached = _reached(cls, self.fits.registries)
+        named = [value for method in reached.values() for value in _named_functions(method)]
+        return reached, (*named, *(value for function in named for value in _named_functions(function)))
 
     def _children(self, module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
         # What a child holds and calls is part of what it computes; the class of a bound one says it.

@@ -2,22 +2,21 @@
 
 A replacement stands for the whole body of its original, with everything that body calls by a name:
 functions of torch, methods and operators of tensors, the calls of child modules, functions of the library
-that wrote it. The text is read, as for a fingerprint, and read too much rather than too little: an
-attribute of a local value counts as one of a tensor if tensors have one of that name.
+that wrote it. Its bytecode is read (`lookups`), and read too much rather than too little: an attribute of a
+local value counts as one of a tensor if tensors have one of that name.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ..watch import Place, place_in_class, place_in_module
 from . import source, swap
+from .lookups import lookups
 
 #: Modules of torch whose Python functions are read, too; of others the name is what they do.
 _READ_IN_TORCH = ("torch.nn.functional", "torch.functional", "torch._tensor", "torch.nn.modules")
@@ -29,24 +28,6 @@ _NOT_READ = (
 #: How many functions deep an original is read, and a replacement.
 _DEEPEST, _DEEPEST_OF_OURS = 6, 3
 _LARGEST_TABLE = 100
-_OPERATORS = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mult": "mul",
-    "Div": "truediv",
-    "FloorDiv": "floordiv",
-    "Mod": "mod",
-    "Pow": "pow",
-    "MatMult": "matmul",
-    "LShift": "lshift",
-    "RShift": "rshift",
-    "BitOr": "or",
-    "BitXor": "xor",
-    "BitAnd": "and",
-}
-_COMPARISONS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
-_UNARY = {"USub": "neg", "UAdd": "pos", "Invert": "invert"}
-_LOOKING_UP = (ast.Attribute, ast.Name, ast.BinOp, ast.AugAssign, ast.UnaryOp, ast.Compare, ast.Subscript)
 #: What torch asks of every tensor that is handed to one of its functions.
 _OF_TENSORS = ("__torch_function__", "__torch_dispatch__")
 #: What stands between ``module(x)`` and its forward.
@@ -93,7 +74,8 @@ def of_operators(*names: str) -> list[Place]:
 class _Reader:
     def __init__(self) -> None:
         self._places: dict[Place, None] = {}
-        self._read: set[Any] = set()
+        #: How deep each was read.
+        self._read: dict[Any, int] = {}
 
     def found(self) -> list[Place]:
         """Everything that was read, and what torch asks of every tensor."""
@@ -101,20 +83,16 @@ class _Reader:
 
     def read(self, function: Any, owner: type | None, instance: Any, depth: int) -> None:
         """What ``function``, and every wrapper around it, reads."""
-        if depth > _DEEPEST or (function, owner) in self._read:
+        if depth > min(_DEEPEST, self._read.get((function, owner), _DEEPEST + 1) - 1):
             return
-        self._read.add((function, owner))
+        self._read[function, owner] = depth
         try:
             inner, wrappers = source.innermost(function), source.wrapper_chain(function)
         except source.SourceUnavailable:
             return
         for wrapper in filter(_is_read, wrappers):
             self.read(_bare(wrapper), None, None, depth + 1)
-        body = _Body(self, inner, owner, instance, depth)
-        try:
-            body.read(source.parse(inner).node)
-        except source.SourceUnavailable:
-            body.read_names()
+        _Body(self, inner, owner, instance, depth).read()
 
     def call_of(self, module: torch.nn.Module, depth: int) -> None:
         """What stands between a call of ``module`` and the end of its forward."""
@@ -151,61 +129,32 @@ class _Reader:
 
 
 class _Body:
-    """One function's text, and what its names stand for."""
+    """One function's code, and what its names stand for."""
 
     def __init__(
         self, reader: _Reader, function: types.FunctionType, owner: type | None, instance: Any, depth: int
     ) -> None:
         self.reader, self.function, self.owner, self.instance = reader, function, owner, instance
         self.depth = depth
-        code = function.__code__
-        self.locals = {*code.co_varnames, *code.co_cellvars}
-        self.self_name = code.co_varnames[0] if owner is not None and code.co_argcount else ""
 
-    def read(self, node: ast.FunctionDef) -> None:
-        for child in _looked_up(node):
-            for place in self._operators(child):
-                self.reader.note(place)
-            if isinstance(child, ast.Attribute):
-                self._attribute(child)
-            elif isinstance(child, ast.Name) and child.id not in self.locals:
-                self._global(child.id)
+    def read(self) -> None:
+        found = lookups(self.function.__code__)
+        for name in filter(functools.partial(hasattr, torch.Tensor), found.operators):
+            self.reader.note(place_in_class(torch.Tensor, name))
+        for path in found.paths:
+            self._path(path)
+        owner = self.owner
+        for name in found.of_first:
+            self._of_tensors(name) if owner is None else self._of_self(owner, name)
+        for name in found.of_super:
+            self._of_tensors(name) if owner is None else self._of_super(owner, name)
+        for name in found.of_values:
+            self._of_tensors(name)
 
-    def read_names(self) -> None:
-        """Of a function without a text: every global name it uses, and every name wherever there is one."""
-        names = {name for code in _nested(self.function.__code__) for name in code.co_names}
-        pending = [self._global(name) for name in sorted(names & self.function.__globals__.keys())]
-        for space in pending:  # grows by the modules that are found in modules
-            for name in sorted(names) if isinstance(space, types.ModuleType) else ():
-                if name in vars(space):
-                    value = self.reader.note(place_in_module(vars(space), name))
-                    self.reader.follow(value, self.depth)
-                    if isinstance(value, types.ModuleType) and not any(value is other for other in pending):
-                        pending.append(value)
-        for name in sorted(names):
-            if hasattr(torch.Tensor, name):
-                self.reader.note(place_in_class(torch.Tensor, name))
-
-    def _operators(self, node: ast.AST) -> Iterator[Place]:
-        """Methods of tensors that Python calls for an operator."""
-        names: list[str] = []
-        if isinstance(node, ast.BinOp) and type(node.op).__name__ in _OPERATORS:
-            name = _OPERATORS[type(node.op).__name__]
-            names = [f"__{name}__", f"__r{name}__"]
-        elif isinstance(node, ast.AugAssign) and type(node.op).__name__ in _OPERATORS:
-            name = _OPERATORS[type(node.op).__name__]
-            names = [f"__i{name}__", f"__{name}__", f"__r{name}__"]
-        elif isinstance(node, ast.UnaryOp) and type(node.op).__name__ in _UNARY:
-            names = [f"__{_UNARY[type(node.op).__name__]}__"]
-        elif isinstance(node, ast.Compare):
-            names = [
-                f"__{_COMPARISONS[type(o).__name__]}__" for o in node.ops if type(o).__name__ in _COMPARISONS
-            ]
-        elif isinstance(node, ast.Subscript):
-            names = ["__getitem__"] if isinstance(node.ctx, ast.Load) else ["__setitem__"]
-        for name in names:
-            if hasattr(torch.Tensor, name):
-                yield place_in_class(torch.Tensor, name)
+    def _of_tensors(self, name: str) -> None:
+        """An attribute of a value that may be a tensor."""
+        if hasattr(torch.Tensor, name):
+            self.reader.follow(self.reader.note(place_in_class(torch.Tensor, name)), self.depth)
 
     def _global(self, name: str) -> Any:
         """What a name that is no local stands for; its place is noted."""
@@ -222,37 +171,26 @@ class _Body:
             self.reader.table(value, f"{function.__globals__.get('__name__')}.{name}", self.depth)
         return value
 
-    def _attribute(self, node: ast.Attribute) -> None:
-        base = node.value
-        owner = self.owner
-        if owner is not None and isinstance(base, ast.Name) and base.id == self.self_name:
-            self._of_self(owner, node.attr)
-        elif owner is not None and source.is_super(base):
-            self._of_super(owner, node.attr)
-        elif self._chain(node) is _MISSING:
-            held = self._chain(base)
-            method = getattr(type(held), node.attr, None) if _is_ours(held) else None
-            if type(method) is types.FunctionType:
-                self.reader.read(method, type(held), None, self.depth + 1)
-            elif hasattr(torch.Tensor, node.attr):
-                found = self.reader.note(place_in_class(torch.Tensor, node.attr))
-                self.reader.follow(found, self.depth)
+    def _path(self, path: tuple[str, ...]) -> None:
+        """A name that is no local, and what is asked of it: of modules and classes these are places."""
+        value, *rest = self._global(path[0]), *path[1:]
+        for name in rest:
+            if isinstance(value, types.ModuleType):
+                value = self.reader.note(place_in_module(vars(value), name))
+            elif isinstance(value, type):
+                value = self.reader.note(place_in_class(value, name))
+            else:
+                self._of_object(value, name)
+                value = _MISSING
+                continue
+            self.reader.follow(value, self.depth)
 
-    def _chain(self, node: ast.expr) -> Any:
-        """What a dotted name that begins with a global module or class stands for; its places are noted."""
-        if isinstance(node, ast.Name):
-            return _MISSING if node.id in self.locals else self._global(node.id)
-        if not isinstance(node, ast.Attribute):
-            return _MISSING
-        base = self._chain(node.value)
-        if isinstance(base, types.ModuleType):
-            value = self.reader.note(place_in_module(vars(base), node.attr))
-        elif isinstance(base, type):
-            value = self.reader.note(place_in_class(base, node.attr))
+    def _of_object(self, held: Any, name: str) -> None:
+        method = getattr(type(held), name, None) if _is_ours(held) else None
+        if type(method) is types.FunctionType:
+            self.reader.read(method, type(held), None, self.depth + 1)
         else:
-            return _MISSING
-        self.reader.follow(value, self.depth)
-        return value
+            self._of_tensors(name)
 
     def _of_self(self, owner: type, name: str) -> None:
         place = place_in_class(owner, name)
@@ -281,31 +219,6 @@ class _Body:
             value = self.reader.note(place_in_class(base, name))
             if type(value) is types.FunctionType:
                 self.reader.read(value, owner, self.instance, self.depth + 1)
-
-
-# Of definitions, which `source` remembers: most are read by several readers.
-@functools.lru_cache(maxsize=4096)
-def _looked_up(node: ast.FunctionDef) -> tuple[ast.AST, ...]:
-    """What of a definition may look something up."""
-    found: list[ast.AST] = []
-    pending: list[ast.AST] = [*node.body]
-    for each in pending:  # grows by what is in it, as `ast.walk`, which takes twice as long
-        if type(each) in _LOOKING_UP:
-            found.append(each)
-        for name in each._fields:
-            value = getattr(each, name, None)
-            if type(value) is list:
-                pending += [child for child in value if isinstance(child, ast.AST)]
-            elif isinstance(value, ast.AST):
-                pending.append(value)
-    return tuple(found)
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
 
 
 def _bare(wrapper: types.FunctionType) -> types.FunctionType:

@@ -101,7 +101,7 @@ class Rule:
 
     def names(self, target: str) -> bool:
         """Whether ``target`` (``module:qualname``) is one of those the rule expects."""
-        return any(fnmatch.fnmatchcase(target, glob) for glob in self.targets)
+        return _is_one_of(target, self.targets)
 
     def load_replacement(self) -> Callable[..., Any]:
         replacement: Callable[..., Any] = resolve(self.replacement, self)
@@ -115,6 +115,12 @@ class Rule:
         """What yields its cases, where it names one."""
         probe: Callable[..., Any] = resolve(self.probe, self)
         return probe
+
+
+# Asked for every module of a model, of which most have the class of another.
+@functools.lru_cache(maxsize=8192)
+def _is_one_of(target: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(target, glob) for glob in globs)
 
 
 def resolve(name: str, rule: Rule) -> Any:
@@ -310,7 +316,7 @@ def _rule(entry: Any, source: str) -> Rule:
         raise CatalogueError(f"{where} has neither bodies nor probe, so nothing can fit it. Add one of them.")
     for requirement in entry.get("requires", ()):
         try:
-            Requirement(requirement)
+            _requirement(requirement)
         except InvalidRequirement as fault:
             raise CatalogueError(
                 f"{where}: requires {requirement!r} is no requirement ({fault}). Use PEP 508."
@@ -322,6 +328,11 @@ def _rule(entry: Any, source: str) -> Rule:
 
 
 @functools.cache
+def _requirement(text: str) -> Requirement:
+    return Requirement(text)
+
+
+@functools.cache
 def _installed_version(name: str) -> str:
     return importlib.metadata.version(name)  # reads a file
 
@@ -329,7 +340,7 @@ def _installed_version(name: str) -> str:
 def version_conflict(rule: Rule) -> str:
     """Why an installed package does not meet ``rule.requires``, or an empty string."""
     for text in rule.requires:
-        requirement = Requirement(text)
+        requirement = _requirement(text)
         try:
             found = _installed_version(requirement.name)
         except importlib.metadata.PackageNotFoundError:

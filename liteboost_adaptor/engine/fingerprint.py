@@ -14,6 +14,7 @@ import builtins
 import functools
 import hashlib
 import inspect
+import sys
 import textwrap
 import types
 from collections.abc import Callable
@@ -333,6 +334,8 @@ class _Writer:
 
 def _comprehension_names(node: ast.AST, code: types.CodeType) -> list[str]:
     """Names that comprehensions bind, which up to Python 3.11 are variables of a function of their own."""
+    if _ARE_FUNCTIONS and not any(nested.co_name in _COMPREHENSIONS for nested in source.nested_codes(code)):
+        return []
     bound = {
         name.id
         for child in ast.walk(node)
@@ -346,5 +349,8 @@ def _comprehension_names(node: ast.AST, code: types.CodeType) -> list[str]:
     return sorted(bound)
 
 
+#: What Python calls the functions that it makes of them.
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_ARE_FUNCTIONS = sys.version_info < (3, 12)
 _SKIPPED = ("annotation", "returns", "type_comment", "decorator_list", "ctx", "kind", "simple", "type_params")
 _CONTROL = ("IfExp", "Lambda", "ListComp", "GeneratorExp", "DictComp", "SetComp", "Compare", "Starred")

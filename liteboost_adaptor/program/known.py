@@ -86,6 +86,7 @@ _METHODS_OF: tuple[type, ...] = (
 _OF_DATACLASSES = "__create_fn__.<locals>.__"
 
 
+@functools.lru_cache(maxsize=8192)
 def package(module: str) -> str:
     return module.split(".")[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import re
+import sys
 import types
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _LOAD_ATTR = dis.opmap["LOAD_ATTR"]
 #: Since 3.12 one instruction loads attributes and methods, and its lowest bit says which.
-_SHARES_METHODS = "LOAD_METHOD" not in dis.opmap
+_SHARES_METHODS = sys.version_info >= (3, 12)
 _ATTRIBUTE_SHIFT = 1 if _SHARES_METHODS else 0
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _GLOBAL = {dis.opmap[name] for name in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")}

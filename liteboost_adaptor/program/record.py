@@ -235,6 +235,18 @@ class Recorder(TorchDispatchMode):
 
     def _tracked(self, real: torch.Tensor, dim: int, length: Any, capacity: Any) -> Tracked:
         """``real``, ``length`` long along ``dim``, in memory that is ``capacity`` long."""
+        # Symbols are multiplied once for all layers.
+        symbols = [each.node._expr if isinstance(each, torch.SymInt) else each for each in (length, capacity)]
+        form = (real.shape, real.stride(), dim, *symbols, real.dtype, real.device)
+        with _disable_current_modes():
+            if form not in self._forms:
+                self._forms[form] = self._shaped(real, dim, length, capacity)
+            made = Tracked(real, self._forms[form])
+        self._alive.append(made)
+        return made
+
+    def _shaped(self, real: torch.Tensor, dim: int, length: Any, capacity: Any) -> torch.Tensor:
+        """What has the symbolic sizes of `_tracked`, and no values."""
         sizes: list[Any] = [*real.shape]
         sizes[dim] = length
         strides: list[Any] = [1] * real.dim()
@@ -242,20 +254,8 @@ class Recorder(TorchDispatchMode):
         for at in sorted(range(real.dim()), key=lambda at: (real.stride(at), -at)):
             strides[at] = step
             step = step * (capacity if at == dim else real.shape[at])
-        form = (
-            *(value.node.expr if isinstance(value, torch.SymInt) else value for value in sizes + strides),
-            real.dtype,
-            real.device,
-        )
-        with _disable_current_modes():
-            if form not in self._forms:
-                with self._fakes:
-                    self._forms[form] = torch.empty_strided(
-                        sizes, strides, dtype=real.dtype, device=real.device
-                    )
-            made = Tracked(real, self._forms[form])
-        self._alive.append(made)
-        return made
+        with self._fakes:
+            return torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
 
     def _slot(self, real: torch.Tensor) -> int:
         found = self._slots.get(id(real))

@@ -16,6 +16,8 @@ _EARLIEST = 3
 #: `_DOUBLED` times at most.
 _FREE, _DOUBLED = 1, 5
 _GENERATION = "transformers.generation.utils"
+#: Where candidates are checked several at a time: steps of one token are few, however long the text is.
+_ASSISTED = "_assisted_decoding"
 
 
 def recorded_at(seen: int, to_come: int, wait: int, in_vain: int) -> int:
@@ -32,7 +34,7 @@ def recorded_at(seen: int, to_come: int, wait: int, in_vain: int) -> int:
 
 
 def steps_to_come() -> int:
-    """How many more tokens a running ``generate`` may make at most; 0 where there is none.
+    """How many more tokens a running ``generate`` may make one by one at most; 0 where there is none.
 
     Nobody hands this to a model's forward: it is read where ``generate`` has it.
     """
@@ -43,6 +45,8 @@ def steps_to_come() -> int:
             continue
         names = frame.f_locals
         most, ids = getattr(names.get("generation_config"), "max_length", None), names.get("input_ids")
+        if frame.f_code.co_name == _ASSISTED:
+            return 0
         if type(most) is int and isinstance(ids, torch.Tensor):
             return max(0, most - ids.shape[-1])
     return 0

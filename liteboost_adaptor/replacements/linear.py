@@ -31,6 +31,9 @@ def linear(original: torch.nn.Module, counter: CallCounter) -> Callable[..., tor
 
 def layer_unserved(layer: torch.nn.Module, x: torch.Tensor) -> str:
     """Why our ops do not serve ``layer(x)``: it is no plain ``nn.Linear``, or not ours to call."""
+    is_plain = type(x) is torch.Tensor
+    if is_plain and (reason := autocast(x)):
+        return reason  # first: where it is on, no layer is served, and each has a cast beside its product
     if type(layer) is not torch.nn.Linear:
         return f"the layer is a {type(layer).__module__}.{type(layer).__qualname__}"
     if torch.nn.Linear.forward is not _FORWARD:
@@ -43,5 +46,5 @@ def layer_unserved(layer: torch.nn.Module, x: torch.Tensor) -> str:
     weight, bias = parameters.get("weight"), parameters["bias"]
     if weight is None:
         return "the weight is no parameter"
-    reason = unserved(x, weight, bias) or observed(layer) or autocast(x)
+    reason = unserved(x, weight, bias) or observed(layer) or ("" if is_plain else autocast(x))
     return reason or ("weight of another dtype" if weight.dtype != x.dtype else "")

@@ -75,6 +75,14 @@ def test_values_around_the_limits_of_chunks_and_of_what_is_served(
     check(linear(*args), *args)
 
 
+@pytest.mark.parametrize("rows", [8, 9, 15, 16, 17, 31, 32, 33])
+def test_values_of_a_weight_beyond_a_cores_cache(isa: str, rows: int) -> None:
+    """More of its rows are served in fp32 than of a small one, which torch multiplies faster."""
+    args = make(rows, 530, 515, torch.float32)
+    assert args[1].nbytes > 1 << 20
+    check(linear(*args), *args)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", SIZES)
 def test_values_at_every_number_of_outputs(isa: str, dtype: torch.dtype, n: int) -> None:
@@ -225,12 +233,15 @@ def threads_of(run: Callable[[], object], times: int = 8) -> int:
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs /proc to see who is scheduled")
 def test_the_number_of_threads_is_honoured(native_only: None) -> None:
     large, small = make(1, 2048, 2048, torch.float32), make(1, 64, 64, torch.float32)
+    cached, more_rows = make(4, 512, 256, torch.float32), make(8, 512, 256, torch.float32)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         assert threads_of(lambda: linear(*large)) == 2
-        # Not worth waking a second one.
+        # Not worth waking a second one, for few rows.
         assert threads_of(lambda: linear(*small)) == 1
+        assert threads_of(lambda: linear(*cached)) == 1
+        assert threads_of(lambda: linear(*more_rows)) == 2
         torch.set_num_threads(1)
         assert threads_of(lambda: linear(*large)) == 1
     finally:

@@ -112,6 +112,35 @@ def test_operators_count_with_their_reflections() -> None:
     assert names == {"__mul__", "__rmul__"}
 
 
+def _names(function: Callable[..., Any]) -> set[str]:
+    return {str(place) for place in callees.of_function(function)}
+
+
+def test_what_is_read_is_the_code_that_runs_and_not_its_text() -> None:
+    def exchanged(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0) * torch.tanh(x)
+
+    assert "torch.relu" in _names(exchanged)
+    exchanged.__code__ = other.__code__
+    assert _names(exchanged) == _names(other) >= {"torch.tanh", "torch.Tensor.cumsum"}
+    assert "torch.relu" not in _names(exchanged)
+    made: dict[str, Any] = {"torch": torch}
+    exec("def without_text(x): return x.cumsum(0) * torch.tanh(x)", made)
+    assert {"torch.tanh", "torch.Tensor.cumsum", "torch.Tensor.__mul__"} <= _names(made["without_text"])
+
+
+def test_a_function_that_is_met_deep_down_first_is_read_where_it_is_called() -> None:
+    lines = [f"def deep{n}(x): return deep{n + 1}(x)" for n in range(4)]
+    lines += ["def deep4(x): return last(x)", "def last(x): return inner(x)"]
+    lines += ["def inner(x): return torch.relu(x)", "def whole(x):\n    x = deep0(x)\n    return last(x)"]
+    made: dict[str, Any] = {"torch": torch}
+    exec("\n".join(lines), made)
+    assert "torch.relu" in _names(made["whole"])
+
+
 def test_in_python_and_in_cpp_a_watch_says_the_same() -> None:
     places = [
         watch.place_in_module(vars(F), "silu"),

@@ -57,12 +57,20 @@ class _Asks(LogitsProcessor):
 def test_how_many_tokens_generate_may_still_make_is_known(
     settings: dict[str, Any], expected: list[int]
 ) -> None:
+    assert _told(settings) == expected
+    assert schedule.steps_to_come() == 0
+
+
+def _told(settings: dict[str, Any]) -> list[int]:
     model, asks = tiny_models.build("llama"), _Asks()
     inputs = families.inputs_of(model, 5, (0,))
     options = {"max_new_tokens": 6, "eos_token_id": None, "logits_processor": LogitsProcessorList([asks])}
     model.generate(**inputs, **{"do_sample": False} | options | settings)
-    assert asks.told == expected
-    assert schedule.steps_to_come() == 0
+    return asks.told
+
+
+def test_tokens_that_are_checked_several_at_a_time_do_not_count() -> None:
+    assert set(_told({"prompt_lookup_num_tokens": 2})) == {0}
 
 
 def test_a_long_text_is_recorded_at_once_and_a_short_one_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class Product(Case):
 
     def build(self) -> Callable[[int], torch.Tensor]:
         """What computes it."""
-        x, weight = torch.randn(3, 256), torch.randn(512, 256)
+        x, weight = torch.randn(3, 512), torch.randn(1024, 512)
         return lambda _: torch.ops.liteboost.linear(x, weight, None)
 
 

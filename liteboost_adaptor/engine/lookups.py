@@ -1,0 +1,233 @@
+"""What a function looks up by name when it runs, as its bytecode says.
+
+Bytecode is what runs: no text has to be found, parsed and proved to be the same.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What one function, with the functions it defines, looks up; each once, in order of discovery.
+
+    Attributes:
+        operators: Methods by which Python does operators, such as ``__add__`` and ``__radd__``.
+        paths: Names that are no locals, each with the attributes that are asked of it: ``("torch", "nn")``.
+        of_first: Attributes of the first parameter: of ``self``, in a method.
+        of_super: Attributes of ``super()``.
+        of_values: Attributes of anything else.
+    """
+
+    operators: tuple[str, ...]
+    paths: tuple[tuple[str, ...], ...]
+    of_first: tuple[str, ...]
+    of_super: tuple[str, ...]
+    of_values: tuple[str, ...]
+
+
+def lookups(code: types.CodeType) -> Lookups:
+    """What ``code`` looks up."""
+    return _lookups(_ById(code))
+
+
+class _ById:
+    """A code object as a key: its own comparison is by value, and takes long."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+    def __hash__(self) -> int:
+        return id(self.code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.code is other.code
+
+
+@functools.lru_cache(maxsize=8192)
+def _lookups(key: _ById) -> Lookups:
+    code = key.code
+    reader = _Reader()
+    reader.read(code, code.co_varnames[0] if code.co_argcount else "", frozenset(code.co_freevars))
+    return Lookups(
+        tuple(reader.operators),
+        tuple(reader.paths),
+        *(tuple(reader.attributes[kind]) for kind in (_FIRST, _SUPER, _VALUE)),
+    )
+
+
+#: On top of the stack: the first parameter, what ``super()`` gives, anything else. A tuple is a path.
+_FIRST, _SUPER, _VALUE = "first", "super", "value"
+_Top = str | tuple[str, ...]
+
+
+@dataclass
+class _Reader:
+    """Follows what is on top of the stack from one instruction to the next."""
+
+    operators: dict[str, None] = field(default_factory=dict)
+    paths: dict[tuple[str, ...], None] = field(default_factory=dict)
+    attributes: dict[str, dict[str, None]] = field(
+        default_factory=lambda: {_FIRST: {}, _SUPER: {}, _VALUE: {}}
+    )
+
+    def read(self, code: types.CodeType, first: str, free: frozenset[str]) -> None:
+        """Read ``code`` and what it defines.
+
+        Args:
+            first: The first parameter of the outermost function, where ``code`` has it.
+            free: Names that ``code`` has from functions around the outermost one.
+        """
+        top: _Top = _VALUE
+        joins: set[int] = set()
+        names, variables, jump = code.co_names, _variables(code), 0
+        for at, operation, argument in _instructions(code):
+            if jump:
+                joins.add(at + 2 * jump)
+            jump = argument if operation in _JUMPS else 0
+            if at in joins and top is not _VALUE:  # what is on top may come from elsewhere, too
+                top = self._end(top)
+            if operation in _ATTRIBUTES:
+                top = self._attribute(top, names[argument >> _ATTRIBUTES[operation]])
+                continue
+            if operation in _TRANSPARENT or (operation == _CALL and top == ("super",) and not argument):
+                top = _SUPER if operation == _CALL else top
+                continue
+            if top is not _VALUE:
+                top = self._end(top)
+            if operation in _LOCALS:
+                if variables[argument & _LOCALS[operation]] == first:
+                    top = _FIRST
+            elif operation in _NAMES:
+                top = (names[argument >> _NAMES[operation]],)
+            elif operation in _CELLS:
+                name = variables[argument]
+                top = (name,) if name in free else _FIRST if name == first else _VALUE
+            elif operation in _COMPUTING:
+                self._operator(operation, argument)
+            elif operation == _LOAD_SUPER_ATTR:
+                self.attributes[_VALUE if argument & 2 else _SUPER][names[argument >> 2]] = None
+        self._end(top)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                around = constant.co_freevars
+                self.read(constant, first if first in around else "", free.intersection(around))
+
+    def _end(self, top: _Top) -> _Top:
+        """Nothing more is asked of ``top``."""
+        if isinstance(top, tuple):
+            self.paths[top] = None
+        return _VALUE
+
+    def _attribute(self, top: _Top, name: str) -> _Top:
+        if isinstance(top, tuple):
+            return (*top, name)
+        self.attributes[top][name] = None
+        return _VALUE
+
+    def _operator(self, operation: int, argument: int) -> None:
+        if operation == _BINARY_OP:
+            made = _BINARY[argument]
+        elif operation == _COMPARE_OP:
+            made = (_COMPARISONS[argument >> _COMPARE_SHIFT],)
+        elif operation == _CALL_INTRINSIC:
+            made = ("__pos__",) if argument == _UNARY_POSITIVE else ()
+        else:
+            made = _OPERATORS.get(operation, ())
+        self.operators.update(dict.fromkeys(made))
+
+
+def _instructions(code: types.CodeType) -> Iterator[tuple[int, int, int]]:
+    """(where, operation, argument), without the entries that caches have between them."""
+    extended, raw = 0, code.co_code
+    for at in range(0, len(raw), 2):
+        operation = raw[at]
+        if operation == _CACHE:
+            continue
+        argument = raw[at + 1] | extended
+        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation != dis.EXTENDED_ARG:
+            yield at, operation, argument
+
+
+def _variables(code: types.CodeType) -> tuple[str, ...]:
+    """Names of locals and cells as instructions count them: a parameter that is a cell, too, comes once."""
+    cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
+    return (*code.co_varnames, *cells, *code.co_freevars)
+
+
+def _operations(**named: int) -> dict[int, int]:
+    """Those of ``named`` that this Python has, by number."""
+    return {dis.opmap[name]: value for name, value in named.items() if name in dis.opmap}
+
+
+_CACHE = dis.opmap.get("CACHE", -1)
+_BINARY_OP, _COMPARE_OP, _CALL = (dis.opmap[name] for name in ("BINARY_OP", "COMPARE_OP", "CALL"))
+_LOAD_SUPER_ATTR = dis.opmap.get("LOAD_SUPER_ATTR", -1)
+_CALL_INTRINSIC, _UNARY_POSITIVE = dis.opmap.get("CALL_INTRINSIC_1", -1), 5
+_JUMPS = frozenset(dis.hasjrel)
+#: By how much an instruction's argument is shifted to be the number of a name. Since 3.12 the lowest bit of
+#: an attribute's says whether it is called.
+_ATTRIBUTES = _operations(LOAD_ATTR=int(sys.version_info >= (3, 12)), STORE_ATTR=0, DELETE_ATTR=0)
+if sys.version_info < (3, 12):
+    _ATTRIBUTES[dis.opmap["LOAD_METHOD"]] = 0
+_NAMES = _operations(LOAD_GLOBAL=1, LOAD_NAME=0, STORE_GLOBAL=0, DELETE_GLOBAL=0, LOAD_FROM_DICT_OR_GLOBALS=0)
+_CELLS = frozenset(
+    _operations(LOAD_DEREF=0, LOAD_CLASSDEREF=0, LOAD_FROM_DICT_OR_DEREF=0, STORE_DEREF=0, DELETE_DEREF=0)
+)
+#: Which bits of the argument say what is on top afterwards. Since 3.13 one instruction may load two.
+_LOCALS = _operations(
+    LOAD_FAST=-1,
+    LOAD_FAST_CHECK=-1,
+    LOAD_FAST_BORROW=-1,
+    LOAD_FAST_LOAD_FAST=15,
+    STORE_FAST_LOAD_FAST=15,
+    LOAD_FAST_BORROW_LOAD_FAST_BORROW=15,
+)
+#: They leave what is on top there, or its copy.
+_TRANSPARENT = frozenset(_operations(NOP=0, PRECALL=0, COPY=0, NOT_TAKEN=0, PUSH_NULL=0))
+#: As ``dis.cmp_op`` has them.
+_COMPARISONS = ("__lt__", "__le__", "__eq__", "__ne__", "__gt__", "__ge__")
+_COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(sys.version_info[:2], 5)
+_ARITHMETIC = {
+    **{"ADD": "add", "SUBTRACT": "sub", "MULTIPLY": "mul", "TRUE_DIVIDE": "truediv", "REMAINDER": "mod"},
+    **{"FLOOR_DIVIDE": "floordiv", "POWER": "pow", "MATRIX_MULTIPLY": "matmul"},
+    **{"LSHIFT": "lshift", "RSHIFT": "rshift", "OR": "or", "XOR": "xor", "AND": "and"},
+}
+
+
+def _binary(operation: str) -> tuple[str, ...]:
+    """The methods that Python asks for ``NB_ADD`` and the like."""
+    words = operation.removeprefix("NB_").removeprefix("INPLACE_")
+    if words not in _ARITHMETIC:
+        return ("__getitem__",)  # since 3.14 an operation among the others
+    name = _ARITHMETIC[words]
+    in_place = (f"__i{name}__",) if "INPLACE_" in operation else ()
+    return (*in_place, f"__{name}__", f"__r{name}__")
+
+
+_BINARY = [_binary(name) for name, _ in dis._nb_ops]  # type: ignore[attr-defined] # not in typeshed
+_OPERATORS: dict[int, tuple[str, ...]] = {
+    dis.opmap[name]: methods
+    for name, methods in {
+        "UNARY_NEGATIVE": ("__neg__",),
+        "UNARY_POSITIVE": ("__pos__",),
+        "UNARY_INVERT": ("__invert__",),
+        "BINARY_SUBSCR": ("__getitem__",),
+        "BINARY_SLICE": ("__getitem__",),
+        "STORE_SUBSCR": ("__setitem__",),
+        "STORE_SLICE": ("__setitem__",),
+        "DELETE_SUBSCR": ("__delitem__",),
+    }.items()
+    if name in dis.opmap
+}
+#: All that tensors have methods for.
+_COMPUTING = frozenset({*_OPERATORS, _BINARY_OP, _COMPARE_OP, _CALL_INTRINSIC})
