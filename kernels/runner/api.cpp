@@ -39,8 +39,28 @@ namespace {
 
 thread_local std::string last_error;
 
-int failed(liteboost_status kind, const char* words) {
-  last_error = words;
+// How many bytes of a character begin at `at`; 0 where they are no UTF-8.
+size_t length_of_character(const std::string& text, size_t at) {
+  const auto byte = [&](size_t where) {
+    return where < text.size() ? static_cast<unsigned char>(text[where]) : 0u;
+  };
+  const unsigned first = byte(at);
+  const size_t length = first < 0x80 ? 1 : first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (length > 1 && (first < 0xC2 || first > 0xF4)) return 0;
+  for (size_t more = 1; more < length; ++more) {
+    if ((byte(at + more) & 0xC0) != 0x80) return 0;
+  }
+  return length;
+}
+
+// Words may quote a file, which holds anything.
+int failed(liteboost_status kind, const std::string& words) {
+  last_error.clear();
+  for (size_t at = 0; at < words.size();) {
+    const size_t length = length_of_character(words, at);
+    last_error += length == 0 ? "?" : words.substr(at, length);
+    at += std::max<size_t>(length, 1);
+  }
   return kind;
 }
 
