@@ -27,6 +27,7 @@ COMPILED = $(wildcard build/editable-*/kernels)
 NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 # The programs in tests/csrc come with it: they hold the very objects of the library (tests/cross).
 WITH_CXX_TESTS := --config-settings=cmake.define.LITEBOOST_CXX_TESTS=ON
+WITH_RUNNER := --config-settings=cmake.define.LITEBOOST_RUNNER=ON
 WITH_WERROR := --config-settings=cmake.define.LITEBOOST_WERROR=ON
 # The first tier: a process a core; those done with their share take from the others'.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
@@ -77,7 +78,7 @@ $(READY):
 	@echo "Setting up .venv (once; a few minutes, most of it for torch and the kernels)"
 	$(CREATE_VENV)
 	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) $(WITH_CXX_TESTS) \
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) $(WITH_CXX_TESTS) $(WITH_RUNNER) \
 		--editable '.[test,bench,dev]'
 	@touch $@
 

@@ -51,6 +51,10 @@ class CheckpointError(LiteBoostError, ValueError):
     """A file of a checkpoint cannot be used: it is cut short, changed, or made for something else."""
 
 
+class ExportError(LiteBoostError, ValueError):
+    """A model cannot be exported: says what of it, and why."""
+
+
 class ParallelError(LiteBoostError, RuntimeError):
     """Ranks cannot work together: other models, inputs or settings, or a rank that has ended."""
 

@@ -55,7 +55,10 @@ def build_cpu(progress: Progress = lambda done, total, what: None, jobs: int | N
 
 
 def build(
-    progress: Progress = lambda done, total, what: None, jobs: int | None = None, npu: bool = True
+    progress: Progress = lambda done, total, what: None,
+    jobs: int | None = None,
+    npu: bool = True,
+    runner: bool = False,
 ) -> Built:
     """Configure, compile, try and put in place the kernels for the installed torch and torch_npu.
 
@@ -66,6 +69,7 @@ def build(
         progress: Told of every step.
         jobs: Compilers at a time; None leaves it to the build tool (one a core with ninja).
         npu: Build ``_C_npu.so`` as well where torch_npu is installed. If that fails, the other is built.
+        runner: Build ``liteboost-run`` and its library, too, which run exported folders.
 
     Raises:
         NativeLibraryError: Sources, torch, CMake, a build tool or a compiler are missing, or the build
@@ -84,7 +88,7 @@ def build(
     npu_fault = None
     with tempfile.TemporaryDirectory(prefix=".building-", dir=parent) as scratch:
         stage, work = Path(scratch) / "stage", Path(scratch) / "work"
-        run = functools.partial(_compile, sources, work, stage, tools, progress, jobs)
+        run = functools.partial(_compile, sources, work, stage, tools, progress, jobs, runner)
         progress(0, 0, f"configuring for torch {torch}")
         try:
             run(npu=npu)
@@ -106,7 +110,14 @@ def build(
 
 
 def _compile(
-    sources: Path, work: Path, stage: Path, tools: Tools, progress: Progress, jobs: int | None, npu: bool
+    sources: Path,
+    work: Path,
+    stage: Path,
+    tools: Tools,
+    progress: Progress,
+    jobs: int | None,
+    runner: bool,
+    npu: bool,
 ) -> None:
     _run(
         [
@@ -116,6 +127,7 @@ def _compile(
             "-DCMAKE_BUILD_TYPE=Release",
             "-DLITEBOOST_INSTALL_DIR=.",
             f"-DLITEBOOST_NPU={'ON' if npu else 'OFF'}",
+            f"-DLITEBOOST_RUNNER={'ON' if runner else 'OFF'}",
         ],
         progress,
     )

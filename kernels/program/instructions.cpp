@@ -63,6 +63,8 @@ void Alias::run(Slots& slots) const {
   const at::Tensor& from = slots[source].toTensor();
   LB_CHECK_VALUE(from.is_contiguous(), "program", "slot ", source,
                  " is not contiguous; record the step again");
+  LB_CHECK_VALUE(extent <= from.numel(), "program", "slot ", source, " has ", from.numel(),
+                 " elements, and another view of it shows ", extent, "; record the step again");
   slots[result] = view_of(from, sizes, strides, from.storage_offset() + offset);
 }
 
@@ -178,7 +180,10 @@ void Item::run(Slots& slots) const {
   if (value.isTensorList()) {
     slots[result] = value.toTensorList().get(index);
   } else {
-    slots[result] = value.toListRef()[index];
+    const auto& items = value.toListRef();
+    LB_CHECK_VALUE(index < static_cast<int64_t>(items.size()), "program", "slot ", list, " has no item ",
+                   index);
+    slots[result] = items[index];
   }
 }
 

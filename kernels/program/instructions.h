@@ -28,6 +28,7 @@ struct Operator final : Instruction {
 
 struct Alias final : Instruction {
   int64_t source = 0, offset = 0, result = 0;
+  int64_t extent = 0;  // elements that the source must have
   std::vector<int64_t> sizes, strides;
   void run(Slots& slots) const override;
 };

@@ -1,5 +1,5 @@
 """``python -m liteboost_adaptor``, or ``liteboost``: doctor, status, run, selftest, bench, build, cmake-dir,
-fingerprint, plan, shard, quantize, audit, new-op.
+fingerprint, plan, shard, quantize, export, audit, new-op.
 
 The modules of the commands import neither torch nor transformers before they need them, so that ``doctor``
 starts where torch does not.
@@ -20,6 +20,7 @@ from .bench import bench
 from .build import build
 from .cmake_dir import cmake_dir
 from .doctor import doctor
+from .export import export
 from .fingerprint import fingerprint
 from .new_op import new_op
 from .plan import plan
@@ -55,6 +56,7 @@ def app() -> typer.Typer:
     commands.command("plan")(plan)
     commands.command("shard")(shard)
     commands.command("quantize")(quantize)
+    commands.command("export")(export)
     commands.command("audit")(audit)
     commands.command("new-op")(new_op)
     return commands

@@ -31,6 +31,9 @@ def build(
             "torch_npu is installed.",
         ),
     ] = None,
+    runner: Annotated[
+        bool, typer.Option("--runner", help="Build liteboost-run, too, which runs exported folders.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Compilers at a time; one a core if unset.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -45,7 +48,7 @@ def build(
             "`build --npu` asks for the NPU kernels, which are compiled against torch_npu, and torch_npu is "
             f"not installed. Install the one made for torch {native.torch_version()}, or leave --npu out."
         )
-    built = _build_with_progress(jobs, npu is not False)
+    built = _build_with_progress(jobs, npu is not False, runner)
     info = dict(native.inspect(built.library, native.torch_version()).build_info)
     if as_json:
         typer.echo(json.dumps({**_paths(built), "build_info": info, "npu_fault": built.npu_fault}, indent=2))
@@ -55,6 +58,9 @@ def build(
         console.print(Text(f"Built for torch {info.get('torch')}: {built.library}"), soft_wrap=True)
         if built.npu is not None:
             console.print(Text(f"Built for torch_npu {version}: {built.npu}"), soft_wrap=True)
+        if runner:
+            path = built.library.with_name("liteboost-run")
+            console.print(Text(f"Built for exported folders: {path}"), soft_wrap=True)
         console.print(Text(f"Instruction sets: {isas}. Processes started from now on use it."))
     if built.npu_fault is not None:
         words = (
@@ -69,7 +75,7 @@ def _paths(built: Built) -> dict[str, str | None]:
     return {"path": str(built.library), "npu": str(built.npu) if built.npu else None}
 
 
-def _build_with_progress(jobs: int | None, npu: bool) -> Built:
+def _build_with_progress(jobs: int | None, npu: bool, runner: bool) -> Built:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -85,7 +91,7 @@ def _build_with_progress(jobs: int | None, npu: bool) -> Built:
             steps = {"completed": done, "total": total} if total else {}
             bar.update(task, description=_short(what), **steps)
 
-        return native_build.build(advance, jobs, npu)
+        return native_build.build(advance, jobs, npu, runner)
 
 
 def _short(what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import inspect
@@ -55,6 +56,20 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
         return steps.serve(self, functools.partial(original, self), named)
 
     return forward
+
+
+@contextlib.contextmanager
+def served_by(model: torch.nn.Module, steps: Any) -> Iterator[None]:
+    """In the block, ``steps`` serves ``model``'s calls with a cache, in place of `program.step.Steps`."""
+    own = vars(model)
+    former = own.pop(_STEPS, None)
+    own[_STEPS] = steps
+    try:
+        yield
+    finally:
+        del own[_STEPS]
+        if former is not None:
+            own[_STEPS] = former
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:

@@ -16,7 +16,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,8 +31,10 @@ MARKER = "__liteboost__"
 _MODELS = "transformers.models."
 
 
-class Served(NamedTuple):
+class Served:
     """How one layer is served.
+
+    No named tuple: what makes one is code that a step which is recorded may not run.
 
     Attributes:
         layer: A weak reference to it.
@@ -40,9 +42,12 @@ class Served(NamedTuple):
         has_integers: Whether it keeps keys and values as integers.
     """
 
-    layer: weakref.ref[Any]
-    append: Callable[..., torch.Tensor]
-    has_integers: bool
+    __slots__ = ("append", "has_integers", "layer")
+
+    def __init__(
+        self, layer: weakref.ref[Any], append: Callable[..., torch.Tensor], has_integers: bool
+    ) -> None:
+        self.layer, self.append, self.has_integers = layer, append, has_integers
 
 
 #: By identity: a layer's class may say that layers are equal, or have no hash.

@@ -34,11 +34,16 @@ class Attempt:
         ran: What Python ran in a former step. More that runs in this one is added.
         numbers: Attributes of cache layers that count.
         is_copied: Whether arguments are contiguous copies of those of the caller.
+        growing: Arguments whose size along dimension 1 is another in every run.
+        begins: Whether the step fills a cache, instead of appending to one: see `Recorder`.
 
     Attributes:
         fault: Why the step is not even tried, or an empty string.
         is_tainted: Whether a symbol may have got into the result, or into what the step has changed: then
             the step has to be taken back, and made again without.
+        recorder: What has noted it.
+        held_by: What keeps the tensors of the cache.
+        outline: Of the result of `run`.
     """
 
     def __init__(
@@ -48,15 +53,17 @@ class Attempt:
         ran: Execution,
         numbers: Collection[str],
         is_copied: bool = False,
+        growing: Collection[str] = GROWING,
+        begins: bool = False,
     ) -> None:
-        self._given, self._ran, self._is_copied = given, ran, is_copied
+        self._given, self._ran, self._is_copied, self._growing = given, ran, is_copied, growing
         self._cache = cache = given[cache_name(given)]
-        self._held_by = holders(cache.layers)
-        owns = [holder.of(cache.layers) for holder in self._held_by]
+        self.held_by = holders(cache.layers)
+        owns = [holder.of(cache.layers) for holder in self.held_by]
         self._state = State(model, cache, ran)
         self._stand_ins = StandIns()
         self.fault = self._state.fault or fault_of(cache, owns) or self._unknown(ran)
-        self._recorder = Recorder(owns, numbers, Known(self._state.tensors))
+        self.recorder = Recorder(owns, numbers, Known(self._state.tensors), begins)
         self._of_cache = dict(vars(cache))
         self._kept, self._generators = Kept(owns), _Generators(given["input_ids"].device)
         self._has_run_more = False
@@ -69,7 +76,7 @@ class Attempt:
         Raises:
             Unforeseen: It calls what the former step did not, and nobody has read.
         """
-        recorder, functions = self._recorder, Functions(self._recorder)
+        recorder, functions = self.recorder, Functions(self.recorder)
         noted: dict[int, torch.Tensor] = {}
 
         def argument(name: str, value: Any) -> Any:
@@ -78,7 +85,7 @@ class Attempt:
             if type(value) is not torch.Tensor:
                 return value
             if id(value) not in noted:
-                noted[id(value)] = recorder.input(name, value, 1 if name in GROWING else None)
+                noted[id(value)] = recorder.input(name, value, 1 if name in self._growing else None)
             return noted[id(value)]
 
         given = {name: argument(name, value) for name, value in self._given.items()}
@@ -96,13 +103,13 @@ class Attempt:
             self._fault_of_run, self.is_tainted = fault, True
             return result
         try:
-            self._outline = Outline(result, self._cache)
+            self.outline = Outline(result, self._cache)
         except CannotLower as refusal:
             self._fault_of_run, self.is_tainted = str(refusal), True
             return result
-        self._results = self._outline.tensors
+        self._results = self.outline.tensors
         fault = self._fault_in_results()
-        result = self._outline.built(self._cache, [recorder.real(tensor) for tensor in self._results])
+        result = self.outline.built(self._cache, [recorder.real(tensor) for tensor in self._results])
         seen = recorder.recording.fault or functions.fault or ran.fault or self._fault_in(ran)
         drawn = "draws random numbers" if self._generators.have_moved() else ""
         self._fault_of_run = self._change() or fault or seen or drawn
@@ -131,7 +138,7 @@ class Attempt:
 
     def _fault_in_results(self) -> str:
         """What a caller would find otherwise where a run had made the results."""
-        recorder = self._recorder
+        recorder = self.recorder
         if recorder.written.is_reformed():
             return "leaves another form of a tensor that was there before"
         if self._is_copied and written_to(recorder)[2]:
@@ -171,7 +178,7 @@ class Attempt:
         vars(self._cache).clear()
         vars(self._cache).update(self._of_cache)
         with torch.no_grad():
-            self._recorder.written.give_back()
+            self.recorder.written.give_back()
         self._kept.give_back()
         self._state.give_back()
         self._generators.give_back()
@@ -186,7 +193,18 @@ class Attempt:
 
     def counted(self) -> set[str]:
         """Numbers of the cache that the step has changed."""
-        return {key[1] for key, value in self._recorder.changed.items() if type(value) is int}
+        return {key[1] for key, value in self.recorder.changed.items() if type(value) is int}
+
+    def writer(self, may_move: bool) -> Writer:
+        """What writes the step as the text of a program.
+
+        Args:
+            may_move: Whether weights may be given other memory.
+
+        Raises:
+            CannotLower: A program has no instruction for something.
+        """
+        return Writer(self.recorder, self._results, may_move)
 
     def program(self, may_move: bool) -> Program:
         """The step as a program.
@@ -197,10 +215,10 @@ class Attempt:
         Raises:
             CannotLower: A program has no instruction for something.
         """
-        recorder = self._recorder
+        recorder = self.recorder
         self._state.freeze(recorder.told)
-        writer = Writer(recorder, self._results, may_move)
-        return Program(writer, recorder, self._cache, self._held_by, self._outline, self._state, self._counts)
+        writer = self.writer(may_move)
+        return Program(writer, recorder, self._cache, self.held_by, self.outline, self._state, self._counts)
 
 
 def _is_below(module: str) -> bool:

@@ -89,6 +89,7 @@ class Writer:
             if (
                 isinstance(value, Slot)
                 and key not in self.appended
+                and not recorder.begins
                 and not _keeps_shape(recorder.before[key[0]].get(key[1]), shapes[value.number])
             ):
                 raise CannotLower(f"what the cache keeps as {key[1]} grows in a way of its own")

@@ -72,11 +72,15 @@ class Recorder(TorchDispatchMode):
             then one that no operator has made is no result of anything. `SCALARS`: only those without
             dimensions.
         is_tainted: Whether what ran may not be what runs without symbols.
+        begins: Whether what is recorded fills a cache: what it appends to has no memory yet, and what it
+            makes of that is what the cache keeps.
     """
 
     SCALARS = "scalars"
 
-    def __init__(self, owns: list[dict[Any, Any]], numbers: Collection[str], known: Known) -> None:
+    def __init__(
+        self, owns: list[dict[Any, Any]], numbers: Collection[str], known: Known, begins: bool = False
+    ) -> None:
         """
         Args:
             owns: What keeps the tensors of the cache.
@@ -88,6 +92,7 @@ class Recorder(TorchDispatchMode):
         self.written = Written()
         self.numbers_allowed: bool | str = False
         self.is_tainted = False
+        self.begins = begins
         self._known = known
         self.places: list[tuple[int, Place]] = []
         self._owns = owns
@@ -195,6 +200,8 @@ class Recorder(TorchDispatchMode):
 
     def append(self, held: Any, layer: Any, name: str, new: torch.Tensor, dim: int) -> Any:
         """What `kv_cache.buffers` does for an append, and a note of it."""
+        if self.begins:
+            return torch.cat([held, new], dim=dim)
         with unobserved():
             return self._noted_append(held, layer, name, new, dim)
 

@@ -186,3 +186,38 @@ def test_the_wrong_number_of_inputs_is_refused() -> None:
             ops._program_run(number, [], [])
     with pytest.raises(ValueError, match="no program"):
         ops._program_run(number, [torch.ones(1)], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "alias 7 0 1 1 1 -> 2",
+        "alias 0 0 1 1 1 -> 7",
+        "alias 0 -1 1 1 1 -> 2",
+        "alias 0 0 2 4611686018427387904 3 4611686018427387904 1 -> 2",
+        "op aten::neg default 1 0 t 9 -> 2",
+        "op aten::neg default 1 0 t 0 -> 9",
+        "op aten::neg default 99999999 0 t 0 -> 2",
+        "op aten::cat default 1 0 [ 99999999 t 0 -> 2",
+        "op aten::cat default 1 0 [ 1 [ 1 [ 1 [ 1 [ 1 t 0 -> 2",
+        "op aten::div Tensor_mode 3 0 t 0 1 t 0 2 s 99999999999:x -> 2",
+        "append 0 y 9 y 1 0 0 -> 2",
+        "drop 3",
+        "item 0 -1 -> 2",
+    ],
+)
+def test_what_lies_outside_of_a_program_is_no_program(text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match="record the step again"):
+        ops._program_load(f"slots 1 1 3\n{text}\nreturn 2", [])
+    with pytest.raises(ValueError, match="record the step again"):
+        ops._program_load("slots 1 1 3\nreturn 3", [])
+    with pytest.raises(ValueError, match="record the step again"):
+        ops._program_load("slots 9000000000000000000 9000000000000000000 3\nreturn 2", [])
+
+
+def test_a_view_shows_no_more_than_the_tensor() -> None:
+    text = "slots 1 0 2\nalias 0 2 2 2 2 2 1 -> 1\nreturn 1"
+    (found,) = run(text, [torch.arange(6.0)], [])
+    assert found.tolist() == [[2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="5 elements, and another view of it shows 6"):
+        run(text, [torch.arange(5.0)], [])

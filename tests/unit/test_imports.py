@@ -37,7 +37,7 @@ LAYERS = (
     ("rule_ids",),
     ("api",),
     ("status_file",),
-    ("bench", "audit", "selftest"),
+    ("bench", "audit", "export", "selftest"),
     ("cli",),
     ("__main__",),
     ("startup",),

@@ -193,6 +193,23 @@ def test_npu_library_that_is_no_good_is_not_put_in_place(
     assert not (built.library.parent / native_npu.LIBRARY).exists()
 
 
+def test_the_runner_is_built_where_it_is_asked_for(
+    folders: list[Path], sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_prebuilt(sources)
+    (sources / "liteboost-run").write_text("runs folders")
+    with (sources / "CMakeLists.txt").open("a") as file:
+        file.write(
+            "if(LITEBOOST_RUNNER)\n"
+            '  install(FILES liteboost-run DESTINATION "${LITEBOOST_INSTALL_DIR}")\nendif()\n'
+        )
+    assert main(["build"]) == 0
+    assert "liteboost-run" not in capsys.readouterr().out
+    assert main(["build", "--runner"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "liteboost-run" in line]
+    assert Path(line.split(": ")[1]).read_text() == "runs folders"
+
+
 def test_command_prints_json(folders: list[Path], sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
     use_prebuilt(sources)
     assert main(["build", "--json", "--jobs", "1"]) == 0

@@ -1,0 +1,111 @@
+"""What cannot be exported is refused, with the function or setting and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import tiny_models
+
+import liteboost_adaptor
+from liteboost_adaptor.errors import ExportError
+from liteboost_adaptor.export import lengths
+from liteboost_adaptor.export.folder import export_model
+from liteboost_adaptor.export.generation import settings
+
+
+@pytest.fixture
+def model() -> Iterator[Any]:
+    made = tiny_models.build("llama")
+    liteboost_adaptor.apply(made, level=2)
+    yield made
+    liteboost_adaptor.undo()
+
+
+def refusal(model: torch.nn.Module, folder: Path, longest: int = 8) -> str:
+    with pytest.raises(ExportError) as refused:
+        export_model(model, None, folder / "folder", longest)
+    assert not (folder / "folder").exists()
+    return str(refused.value)
+
+
+def test_settings_of_generation_that_the_runner_does_not_know(model: Any, tmp_path: Path) -> None:
+    model.generation_config.no_repeat_ngram_size = 2
+    said = refusal(model, tmp_path)
+    assert "no_repeat_ngram_size" in said and "repetition_penalty" in said
+
+
+def test_settings_of_generation_that_it_does(model: Any) -> None:
+    config = model.generation_config
+    config.update(do_sample=True, top_k=7, temperature=0.5, eos_token_id=[3, 4])
+    assert settings(config) == {
+        "stop": [3, 4],
+        "sample": True,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+    }
+
+
+def test_a_model_that_is_not_served_at_level_2(tmp_path: Path) -> None:
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, level=1)
+    assert "LITEBOOST_LEVEL" in refusal(model, tmp_path)
+    liteboost_adaptor.undo()
+
+
+def test_more_tokens_than_the_model_has_positions(model: Any, tmp_path: Path) -> None:
+    assert "--max-tokens must be from 2 to 256" in refusal(model, tmp_path, 257)
+
+
+def in_the_way(values: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tensor]:
+    """A forward of a layer that does something else first."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        values(x)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (lambda x: x.sum().item() > 0, "reads values (aten._local_scalar_dense"),
+        (lambda x: bool((x.sum() > 0).all()), "decides by a value of a tensor"),
+        (lambda x: torch.rand(1), "draws random numbers"),
+    ],
+    ids=["reads a value", "decides by one", "draws"],
+)
+def test_a_forward_that_no_program_can_do(values: Any, words: str, tmp_path: Path) -> None:
+    model = tiny_models.build("llama")
+    layer = model.model.layers[0].mlp.down_proj
+    layer.__class__ = type("Odd", (type(layer),), {"forward": in_the_way(values)})
+    liteboost_adaptor.apply(model, level=2)
+    said = refusal(model, tmp_path)
+    assert (
+        "LlamaForCausalLM cannot be exported: its forward for a prompt of 1 tokens" in said and words in said
+    )
+    liteboost_adaptor.undo()
+
+
+def test_a_cache_that_is_otherwise_behind_a_prompt() -> None:
+    class Made:
+        def __init__(self, sizes: int) -> None:
+            self._sizes = sizes
+
+        def values(self, *_: Any) -> list[int]:
+            return []
+
+        def after(self, state: Any, _: list[int]) -> Any:
+            return {"0.keys": (1, state.get("0.keys", (1, 0))[1] + self._sizes)}
+
+    def record(seen: int, count: int) -> Any:
+        return Made(2 if seen else 1), {"0.keys": (1, 1)} if seen else {}
+
+    with pytest.raises(ExportError, match=r"keeps 0.keys otherwise behind a prompt of 2 tokens"):
+        lengths.tables(record, 4)
