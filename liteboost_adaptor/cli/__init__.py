@@ -73,7 +73,7 @@ def _of_all(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Fused kernels for Hugging Face models: what is installed, what is replaced, what it gains."""
+    """Fused kernels for Hugging Face models: what is installed, served, gained."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

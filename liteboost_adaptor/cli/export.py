@@ -30,7 +30,7 @@ def export(
         bool, typer.Option("--trust-remote-code", help="run Python code that lies in MODEL")
     ] = False,
 ) -> None:
-    """Write a model as a folder for liteboost-run, which needs no Python.
+    """Write a model as a folder that runs without Python.
 
     What cannot be exported is refused with a reason: the function or the setting.
     """
