@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..checkpoint.files import NAMES
+from ..errors import ExportError
 from .lengths import Table, Tables
 from .recorded import Number, Recorded
 
@@ -16,6 +17,8 @@ from .recorded import Number, Recorded
 FORMAT = 1
 FILE, WEIGHTS, CHECKSUMS = "manifest.json", "weights.safetensors", "SHA256SUMS"
 _PROGRAMS = "programs"
+#: Whose operators a runner calls (``kernels/runner/session.cpp``).
+_RUN = ("aten", "liteboost")
 
 
 def manifest(
@@ -105,7 +108,14 @@ def _number(table: Table, index: int, at: int, number: Number, places: Mapping[s
 
 def _operators(texts: Iterable[str]) -> set[str]:
     words = (line.split(" ", 3) for text in texts for line in text.splitlines())
-    return {f"{word[1]}.{word[2]}" for word in words if word[0] == "op"}
+    called = {f"{word[1]}.{word[2]}" for word in words if word[0] == "op"}
+    others = sorted(name for name in called if name.split("::")[0] not in _RUN)
+    if others:
+        raise ExportError(
+            f"it calls {', '.join(others)}, and a runner has the operators of {' and '.join(_RUN)}; "
+            "export it without what brings them, and a model that ranks share from one process"
+        )
+    return called
 
 
 def as_text(value: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from support import tiny_models
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import ExportError
-from liteboost_adaptor.export import lengths
+from liteboost_adaptor.export import lengths, recorded, recording
 from liteboost_adaptor.export.folder import export_model
 from liteboost_adaptor.export.generation import settings
 
@@ -49,6 +50,19 @@ def test_settings_of_generation_that_it_does(model: Any) -> None:
         "top_p": 1.0,
         "repetition_penalty": 1.0,
     }
+
+
+def test_operators_that_a_runner_has_not(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = recorded.recorded
+
+    def with_a_sum(*arguments: Any) -> Any:
+        made = original(*arguments)
+        line = "op liteboost_parallel::all_reduce_ default 1 0 t 0 -> 0"
+        return dataclasses.replace(made, text=f"{made.text}\n{line}")
+
+    monkeypatch.setattr(recording, "recorded", with_a_sum)
+    said = refusal(model, tmp_path)
+    assert "liteboost_parallel::all_reduce_.default" in said and "one process" in said
 
 
 def test_a_model_that_is_not_served_at_level_2(tmp_path: Path) -> None:
