@@ -64,7 +64,8 @@ def test_a_cache_released_while_a_thread_appends(
         return result
 
     monkeypatch.setattr(cache_layers, "MOST_WAIT", 60.0 if waits else 0.0)
-    monkeypatch.setitem(cache_layers._served, id(layer), entry._replace(append=slowly))
+    changed = cache_layers.Served(entry.layer, slowly, entry.has_integers)
+    monkeypatch.setitem(cache_layers._served, id(layer), changed)
     other = threading.Thread(target=release)
     other.start()
     keys, values = layer.update(*states(3))
