@@ -133,20 +133,15 @@ def _design(head_sizes: tuple[int, ...], heads: tuple[str, ...]) -> list[dict[st
     return list(covering(factors | {"level": LEVELS, "seed": SEEDS}))
 
 
-def sample(family: str, turn: int) -> list[Cell]:
-    """Two cells, one in fp32 and one in 16 bits, of the design of a family that expresses everything.
+def sample(family: str, turn: int) -> Cell:
+    """A cell, by turns in fp32 and in 16 bits, of the design of a family that expresses everything.
 
-    With attention that this family cannot express, they have the family's own.
+    With attention that this family cannot express, it has the family's own.
     """
-    rows = _design(HEAD_SIZES, tuple(RATIOS))
-    found = []
-    for is_fp32 in (True, False):
-        suitable = [row for row in rows if (row["dtype"] == "fp32") == is_fp32]
-        row = suitable[turn % len(suitable)]
-        candidates = RATIOS[row["heads"]]
-        heads = next((heads for heads in candidates if not _why_not(family, row["head_dim"], heads)), "")
-        found.append(Cell(family, **row | {"heads": heads, "head_dim": row["head_dim"] if heads else 0}))
-    return found
+    rows = [row for row in _design(HEAD_SIZES, tuple(RATIOS)) if (row["dtype"] == "fp32") == (turn % 2 == 0)]
+    row = rows[turn // 2 % len(rows)]
+    heads = next((one for one in RATIOS[row["heads"]] if not _why_not(family, row["head_dim"], one)), "")
+    return Cell(family, **row | {"heads": heads, "head_dim": row["head_dim"] if heads else 0})
 
 
 def expressible(family: str) -> tuple[tuple[int, ...], tuple[str, ...], dict[str, str]]:
