@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .source import ById
+
 
 @dataclass(frozen=True)
 class Lookups:
@@ -34,26 +36,11 @@ class Lookups:
 
 def lookups(code: types.CodeType) -> Lookups:
     """What ``code`` looks up."""
-    return _lookups(_ById(code))
-
-
-class _ById:
-    """A code object as a key: its own comparison is by value, and takes long."""
-
-    __slots__ = ("code",)
-
-    def __init__(self, code: types.CodeType) -> None:
-        self.code = code
-
-    def __hash__(self) -> int:
-        return id(self.code)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.code is other.code
+    return _lookups(ById(code))
 
 
 @functools.lru_cache(maxsize=8192)
-def _lookups(key: _ById) -> Lookups:
+def _lookups(key: ById) -> Lookups:
     code = key.code
     reader = _Reader()
     reader.read(code, code.co_varnames[0] if code.co_argcount else "", frozenset(code.co_freevars))

@@ -90,14 +90,14 @@ def parse(function: types.FunctionType) -> Source:
     Raises:
         SourceUnavailable: No source, not a simple ``def``, or text and bytecode differ.
     """
-    found = _definition(_ById(function.__code__))
+    found = _definition(ById(function.__code__))
     if isinstance(found, str):
         raise SourceUnavailable(found)
     return Source(function, found)
 
 
-class _ById:
-    """A code object as a key: its own comparison ignores the file, and is by value."""
+class ById:
+    """A code object as a key: its own comparison ignores the file, is by value, and takes long."""
 
     __slots__ = ("code",)
 
@@ -108,7 +108,7 @@ class _ById:
         return id(self.code)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.code is other.code
+        return isinstance(other, ById) and self.code is other.code
 
 
 _DOES_NOT_PARSE = "has source text that does not parse by itself"
@@ -117,7 +117,7 @@ _DOES_NOT_PARSE = "has source text that does not parse by itself"
 # Of code, not of functions: closures that are made anew each time a model is bound share theirs, and are not
 # kept alive by it; a function that was given other code is not taken for what it was.
 @functools.lru_cache(maxsize=4096)
-def _definition(key: _ById) -> ast.FunctionDef | str:
+def _definition(key: ById) -> ast.FunctionDef | str:
     """The definition that the code was compiled from, or why it cannot be had."""
     code = key.code
     lines, first = _lines_by_indentation(code), code.co_firstlineno
