@@ -2,22 +2,85 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import eligibility
+from .caches import appended_layers
 
-#: Arguments whose last size is how much has been seen.
-GROWING = ("attention_mask",)
+#: The argument that is what an encoder has made.
+_ENCODED = "encoder_outputs"
+#: Arguments whose second size is how much has been seen, by the model or by the encoder beside it, and their
+#: dimensions.
+GROWING = {"attention_mask": 2, "decoder_attention_mask": 2, f"{_ENCODED}.last_hidden_state": 3}
 #: Arguments that are a cache.
 CACHES = ("past_key_values", "cache_params")
 #: Arguments that are the tokens of a call, or their embeddings. Beside those of a decoder, which come first,
 #: the others are an encoder's.
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+#: Those of them that are tokens.
+_IDS = ("decoder_input_ids", "input_ids")
 #: What we ourselves write on tensors begins so; who reads it is asked before every run.
 _OURS = "_liteboost_"
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Stands for an argument whose tensors are arguments of their own: see `flat`.
+
+    Attributes:
+        cls: Of transformers' outputs.
+        names: Those of its tensors; all other fields are ``None``.
+        empty: Names of these.
+    """
+
+    cls: type[OrderedDict[str, Any]]
+    names: tuple[str, ...]
+    empty: tuple[str, ...]
+
+    def built(self, tensors: dict[str, Any]) -> Any:
+        """One with ``tensors``, by name."""
+        made: Any = self.cls.__new__(self.cls)
+        for name in self.names:
+            OrderedDict.__setitem__(made, name, tensors[name])
+        vars(made).update(dict.fromkeys(self.empty), **tensors)
+        return made
+
+
+def flat(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """``kwargs`` where each tensor of ``encoder_outputs`` is one: ``encoder_outputs.last_hidden_state``.
+
+    An output that holds more than tensors stays what it is.
+    """
+    outputs = kwargs.get(_ENCODED)
+    if not isinstance(outputs, OrderedDict) or type(outputs).__module__ != "transformers.modeling_outputs":
+        return kwargs
+    tensors, own = dict(outputs), vars(outputs)
+    empty = tuple(name for name in own if name not in tensors)
+    is_plain = all(own.get(name) is value and type(value) is torch.Tensor for name, value in tensors.items())
+    if not is_plain or any(own[name] is not None for name in empty):
+        return kwargs
+    fields = Fields(type(outputs), tuple(tensors), empty)
+    return {**kwargs, _ENCODED: fields, **{f"{_ENCODED}.{name}": each for name, each in tensors.items()}}
+
+
+def nested(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that `flat` has made ``given`` of."""
+    fields = given.get(_ENCODED)
+    if not isinstance(fields, Fields):
+        return given
+    tensors = {name: given[f"{_ENCODED}.{name}"] for name in fields.names}
+    kept = {name: value for name, value in given.items() if not name.startswith(f"{_ENCODED}.")}
+    return {**kept, _ENCODED: fields.built(tensors)}
+
+
+def tokens(kwargs: dict[str, Any]) -> Any:
+    """The tokens of a call, or their embeddings; of a decoder's beside an encoder those of the decoder."""
+    return kwargs.get(_tokens_name(kwargs))
 
 
 def cache_name(kwargs: dict[str, Any]) -> str:
@@ -29,11 +92,13 @@ def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
     """What of a call's arguments must be the same for a program to serve it, or ``None`` where none can.
 
     Args:
+        kwargs: As `flat` gives them.
         parameters: Names that the forward has parameters for. Others may be any object: see `stand_in`.
     """
-    ids, cache = kwargs.get("input_ids"), kwargs.get(cache_name(kwargs))
+    ids, cache = tokens(kwargs), kwargs.get(cache_name(kwargs))
     if (
-        type(ids) is not torch.Tensor
+        _tokens_name(kwargs) not in _IDS
+        or type(ids) is not torch.Tensor
         or ids.dim() != 2
         or ids.shape[1] != 1
         or cache is None
@@ -50,16 +115,18 @@ def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
                 return None  # what somebody has written on it is for the forward to read
             shape: tuple[int, ...] = value.shape
             if name in GROWING:
-                if len(shape) != 2:
+                if len(shape) != GROWING[name]:
                     return None
-                shape = shape[:1]
+                shape = (shape[0], *shape[2:])
             # One tensor that is handed in twice has one slot.
             found += (name, shape, value.dtype, names.setdefault(id(value), name))
         elif value is cache:
-            layers = getattr(cache, "layers", None)
-            if type(layers) is not list:
+            layers = appended_layers(cache)
+            if layers is None:
                 return None
             found += (name, type(cache), len(layers))
+        elif type(value) is Fields:
+            found += (name, value)
         elif type(value) in (int, float, str):
             found += (name, type(value), value.hex() if type(value) is float else value)
         elif name not in parameters and not isinstance(value, torch.Tensor):
@@ -73,18 +140,14 @@ def is_passed_on(kwargs: dict[str, Any], name: str) -> bool:
     """Whether the argument, of a call that has `kinds`, is an object which no forward may read."""
     value = kwargs[name]
     is_cache = value is kwargs[cache_name(kwargs)]
-    return value is not None and not is_cache and type(value) not in (torch.Tensor, bool, int, float, str)
+    understood = (torch.Tensor, bool, int, float, str, Fields)
+    return value is not None and not is_cache and type(value) not in understood
 
 
 def is_decode_step(kwargs: dict[str, Any]) -> bool:
     """Whether a call is for one more token of each row, with a cache."""
-    tokens = kwargs.get(_tokens_name(kwargs))
-    return (
-        bool(cache_name(kwargs))
-        and isinstance(tokens, torch.Tensor)
-        and tokens.dim() >= 2
-        and tokens.shape[1] == 1
-    )
+    ids = tokens(kwargs)
+    return bool(cache_name(kwargs)) and isinstance(ids, torch.Tensor) and ids.dim() >= 2 and ids.shape[1] == 1
 
 
 def _tokens_name(kwargs: dict[str, Any]) -> str:
@@ -94,20 +157,20 @@ def _tokens_name(kwargs: dict[str, Any]) -> str:
 def fault(kwargs: dict[str, Any]) -> str:
     """Why a decode step has no `kinds`."""
     name, cache = _tokens_name(kwargs), kwargs[cache_name(kwargs)]
-    if name != "input_ids":
+    if name not in _IDS:
         return f"its token is given as {name}"
-    ids = kwargs["input_ids"]
+    ids = kwargs[name]
     if ids.dim() != 2:
-        return f"input_ids of {ids.dim()} dimensions"
-    if type(getattr(cache, "layers", None)) is not list:
+        return f"{name} of {ids.dim()} dimensions"
+    if appended_layers(cache) is None:
         return f"a cache without a list of layers ({type(cache).__name__})"
     for name, value in kwargs.items():
         if type(value) is torch.Tensor:
-            if name in GROWING and value.dim() != 2:
+            if name in GROWING and value.dim() != GROWING[name]:
                 return f"{name} of {value.dim()} dimensions"
             if not all(each.startswith(_OURS) for each in value.__dict__):
                 return f"{name} with attributes"
-        elif value is not cache and value is not None and type(value) not in (bool, int, float, str):
+        elif value is not cache and value is not None and type(value) not in (bool, int, float, str, Fields):
             return f"{name} is given as a {type(value).__name__}"
     return f"on {ids.device.type}"
 

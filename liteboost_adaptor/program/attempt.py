@@ -11,7 +11,8 @@ import torch
 
 from ..kv_cache import buffers
 from . import disguise, execution, known
-from .arguments import GROWING, cache_name, is_passed_on
+from .arguments import GROWING, cache_name, is_passed_on, nested, tokens
+from .caches import parts
 from .execution import Execution
 from .functions import Functions
 from .holders import Kept, holders
@@ -58,14 +59,14 @@ class Attempt:
     ) -> None:
         self._given, self._ran, self._is_copied, self._growing = given, ran, is_copied, growing
         self._cache = cache = given[cache_name(given)]
-        self.held_by = holders(cache.layers)
-        owns = [holder.of(cache.layers) for holder in self.held_by]
+        self.held_by = holders(parts(cache))
+        owns = [holder.of(parts(cache)) for holder in self.held_by]
         self._state = State(model, cache, ran)
         self._stand_ins = StandIns()
         self.fault = self._state.fault or fault_of(cache, owns) or self._unknown(ran)
         self.recorder = Recorder(owns, numbers, Known(self._state.tensors), begins)
         self._of_cache = dict(vars(cache))
-        self._kept, self._generators = Kept(owns), _Generators(given["input_ids"].device)
+        self._kept, self._generators = Kept(owns), _Generators(tokens(given).device)
         self._has_run_more = False
         self._fault_of_run = ""
         self.is_tainted = False
@@ -96,7 +97,7 @@ class Attempt:
             recorder,
             buffers.recorded_by(recorder),
         ):
-            result = call(**given)
+            result = call(**nested(given))
         given.clear()
         self._counts = ran.counts
         if fault := self._stand_ins.fault() or self._unknown(ran):

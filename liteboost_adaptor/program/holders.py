@@ -16,7 +16,7 @@ class Holder:
     """One dict: the attributes of a layer, or one of them.
 
     Attributes:
-        layer: Its index in the cache.
+        layer: Its index among the cache's parts.
         attribute: Empty for the layer's attributes themselves.
     """
 
@@ -67,7 +67,7 @@ class Kept:
 
 
 def holders(layers: list[Any]) -> list[Holder]:
-    """All of a cache."""
+    """All of a cache, whose `caches.parts` are ``layers``."""
     found = []
     for at, layer in enumerate(layers):
         found.append(Holder(at))

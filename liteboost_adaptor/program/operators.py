@@ -46,3 +46,9 @@ def is_sized_unseen(func: Any, outputs: Any) -> bool:
     if any(one.layout != torch.strided for one in made):
         return True  # of as many values as are not zero
     return bool(made) and is_foreign(func) and not has_fake_kernel(func)
+
+
+def is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether torch makes it of other operators on every device."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)

@@ -12,6 +12,7 @@ import torch
 
 from ..kv_cache import buffers
 from ..report import CallCounter
+from .caches import PARTS, parts
 from .graph import Graph
 from .holders import Holder
 from .lower import Writer
@@ -70,7 +71,7 @@ class Program:
         self._returned = writer.returned
         self._set = {key: value for key, value in recorder.changed.items() if not isinstance(value, Slot)}
         self._computed = recorder.expressions([v for v in self._set.values() if isinstance(v, Length)])
-        self._types = list(map(type, cache.layers))
+        self._types = list(map(type, parts(cache)))
         self._holders = held_by
         self._fixed = _fixed_attributes(cache, recorder)
         # Only code that has to be read could tell 1 from True.
@@ -113,16 +114,17 @@ class Program:
         constants, held, inputs = self._writes
         if not (constants or held or inputs):
             return []
-        owns = [holder.of(cache.layers) for holder in self._holders]
+        kept_by = parts(cache)
+        owns = [holder.of(kept_by) for holder in self._holders]
         return [*constants, *(owns[at][name] for at, name in held), *(kwargs[name] for name in inputs)]
 
     def symbols(self, cache: Any, kwargs: dict[str, Any]) -> list[int] | None:
         """The values of the symbols for ``cache``, or ``None`` where this program is not right for it."""
-        layers = cache.layers
-        if list(map(type, layers)) != self._types or len(set(map(id, layers))) != len(layers):
-            return None
         try:
-            owns = [holder.of(layers) for holder in self._holders]
+            kept_by = parts(cache)
+            if list(map(type, kept_by)) != self._types or len(set(map(id, kept_by))) != len(kept_by):
+                return None
+            owns = [holder.of(kept_by) for holder in self._holders]
             for at, count, names, values in self._fixed:
                 own = owns[at] if at >= 0 else vars(cache)
                 if len(own) != count or (names is not None and not self._is_same(names(own), values)):
@@ -152,10 +154,10 @@ class Program:
         """
         if self.is_closed:
             return None
-        layers = cache.layers
+        kept_by = parts(cache)
         inputs = [kwargs[name] for name in self._arguments]
         try:
-            owns = [holder.of(layers) for holder in self._holders]
+            owns = [holder.of(kept_by) for holder in self._holders]
             inputs += [owns[holder][name] for holder, name in self._kept]
             grown = [owns[holder][buffers.BUFFERS][name] for (holder, name), _ in self._appended]
             inputs += [buffer.memory for buffer in grown]
@@ -263,7 +265,7 @@ def fault_of(cache: Any, owns: list[dict[str, Any]]) -> str:
     Asked before a step is recorded: what a function in a cache changes could not be taken back.
     """
     try:
-        for at, own in [*enumerate(owns), (-1, vars(cache))]:
+        for at, own in [*enumerate(owns), *_apart(cache)]:
             for name in _compared(at, own):
                 _plain(name, own[name])
     except CannotLower as refusal:
@@ -278,7 +280,7 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, An
     """
     fixed = []
     symbolic = {(place.holder, place.name) for _, place in recorder.places}
-    for at, before in [*enumerate(recorder.before), (-1, vars(cache))]:
+    for at, before in [*enumerate(recorder.before), *_apart(cache)]:
         names = [name for name in _compared(at, before) if (at, name) not in symbolic]
         values = [_plain(name, before[name]) for name in names]
         getter = operator.itemgetter(*names) if names else None
@@ -286,12 +288,17 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, An
     return fixed
 
 
+def _apart(cache: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The attributes of ``cache`` itself, as those of the holder -1, where it is none of its own parts."""
+    return [] if any(each is cache for each in parts(cache)) else [(-1, vars(cache))]
+
+
 def _compared(at: int, own: dict[str, Any]) -> list[str]:
     """What of a holder, or of the cache where ``at`` is -1, is no tensor and no holder itself."""
     return [
         name
         for name, value in own.items()
-        if name not in (buffers.BUFFERS, "layers")
+        if name not in (buffers.BUFFERS, *PARTS)
         and (at < 0 or not isinstance(value, torch.Tensor))
         and (at < 0 or type(value) is not dict)
     ]

@@ -26,8 +26,9 @@ from torch.utils._sympy.printers import PythonPrinter
 from ..eligibility import is_plain_type
 from ..kv_cache import buffers
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
+from .caches import PARTS
 from .execution import unobserved
-from .operators import drops_nothing, is_sized_by_values, is_sized_unseen
+from .operators import drops_nothing, is_composite, is_sized_by_values, is_sized_unseen
 from .recording import (
     MOVED,
     SHORT,
@@ -170,17 +171,24 @@ class Recorder(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 slot = self.recording.held[at, name] = self._slot(value)
                 self.recording.tensors[slot] = value
-                if isinstance(buffer := grown.get(name), buffers.KVBuffer):
-                    if value.size(buffer.dim) < 2:
-                        self.recording.fault = SHORT
-                        continue
-                    dim = buffer.dim
-                    length = self._symbol(value.size(dim), Place("length", name, at, dim))
-                    capacity = self._symbol(buffer.memory.size(dim), Place("capacity", name, at, dim))
-                    own[name] = self._tracked(value, dim, length, capacity)
-                    self.recording.tensors[slot] = own[name]
+                if (noted := grown.get(name)) is not None:
+                    self._hold_length(at, own, name, noted)
             elif type(value) is int and name in self._numbers and value > 1:
                 own[name] = self._symbol(value, Place("number", name, at))
+
+    def _hold_length(self, at: int, own: dict[str, Any], name: str, noted: Any) -> None:
+        """What is kept as ``name`` has symbols for its length, and for that of the memory it lies in."""
+        value, dim = own[name], noted.dim
+        is_appended = isinstance(noted, buffers.KVBuffer)
+        if value.size(dim) < 2 or not (is_appended or value.is_contiguous()):
+            # What an encoder's output was made into is then as long in every run.
+            self.recording.fault = SHORT if is_appended else self.recording.fault
+            return
+        length = capacity = self._symbol(value.size(dim), Place("length", name, at, dim))
+        if is_appended:
+            capacity = self._symbol(noted.memory.size(dim), Place("capacity", name, at, dim))
+        slot = self.recording.held[at, name]
+        own[name] = self.recording.tensors[slot] = self._tracked(value, dim, length, capacity)
 
     def __exit__(self, *fault: Any) -> None:
         """What is kept is real again; `changed` is known."""
@@ -190,7 +198,7 @@ class Recorder(TorchDispatchMode):
         self.changed: dict[tuple[int, Any], Any] = {}
         for at, (own, before) in enumerate(zip(self._owns, self.before, strict=True)):
             for name, value in list(own.items()):
-                if name == buffers.BUFFERS:
+                if name in (buffers.BUFFERS, *PARTS):
                     continue
                 if before.get(name, _MISSING) is not value:
                     self.changed[at, name] = self._noted(value)
@@ -221,7 +229,7 @@ class Recorder(TorchDispatchMode):
             (at, name)
         )
         if not is_kept or type(new) is Tracked:
-            self.recording.fault = "appends to something else than what a layer keeps"
+            self.recording.fault = self.recording.fault or "appends to something else than what a layer keeps"
             return real
         capacity = self._symbols[mine[name].memory.size(dim)]
         made = self._tracked(real, dim, held.shape[dim] + new.shape[dim], capacity)
@@ -319,7 +327,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with unobserved():
-            if torch.is_inference_mode_enabled() and _is_composite(func):
+            if torch.is_inference_mode_enabled() and is_composite(func):
                 # Under no_grad it is taken apart before: what reads values is seen in its parts.
                 with _mode_on(self):
                     return func.decompose(*args, **(kwargs or {}))
@@ -488,9 +496,3 @@ def _mode_on(mode: TorchDispatchMode) -> Iterator[None]:
         yield
     finally:
         TorchDispatchMode.__exit__(mode, None, None, None)
-
-
-def _is_composite(func: torch._ops.OpOverload) -> bool:
-    """Whether torch makes it of other operators on every device."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)

@@ -17,6 +17,7 @@ from torch.nn.modules import module as nn_module
 
 from .. import native, python_kernels
 from . import known
+from .caches import parts
 from .execution import Execution
 from .objects import MISSING, attributes_of, cell_content, slot_content
 from .reach import reached_by
@@ -45,7 +46,7 @@ class State:
 
     def __init__(self, model: torch.nn.Module, cache: Any, ran: Execution) -> None:
         hooks = [(getattr(nn_module, name), name) for name in _GLOBAL_HOOKS]
-        classes = [type(cache), *map(type, cache.layers)]
+        classes = [type(cache), *map(type, parts(cache))]
         modules = [(module, f"model.{name}") for name, module in model.named_modules()]
         roots = [*modules, *((cls, cls.__qualname__) for cls in dict.fromkeys(classes)), *hooks]
         self._reached = reached = reached_by(ran, roots)

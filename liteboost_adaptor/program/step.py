@@ -16,6 +16,7 @@ from ..kv_cache.layers import served, using
 from ..report import CallCounter
 from . import arguments, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
+from .caches import appended_layers, is_begun
 from .graph import CAPTURED_AT, GraphLaterError, GraphRefusedError, Graphs, rehearsed
 from .program import Program, Run
 from .recording import MOVED, SHORT, CannotLower
@@ -97,18 +98,22 @@ class Steps:
 
         A decode step is counted once: as served, or with the reason why it was not.
         """
-        key = arguments.kinds(kwargs, self._parameters)
+        if not is_begun(kwargs[cache_name(kwargs)]):
+            return call(**kwargs)  # a prompt of one token
+        named = arguments.flat(kwargs)
+        key = arguments.kinds(named, self._parameters)
         if key is None:
             if arguments.is_decode_step(kwargs):
-                self._counter.count_fallback(arguments.fault(kwargs))
+                self._counter.count_fallback(arguments.fault(named))
             return call(**kwargs)
         programs = self._programs.get(key, ())
-        captured = _is_captured(kwargs["input_ids"])
+        captured = _is_captured(arguments.tokens(kwargs))
         self._is_captured |= captured
-        given = arguments.dense(kwargs)
-        result, reason = self._from_program(key, programs, call, kwargs, given)
+        given = arguments.dense(named)
+        is_copied = given is not named
+        result, reason = self._from_program(key, programs, call, kwargs, given, is_copied)
         if reason == reasons.OTHER_CACHE and not captured and _makes_room(kwargs[cache_name(kwargs)]):
-            result, reason = self._from_program(key, programs, call, kwargs, given)
+            result, reason = self._from_program(key, programs, call, kwargs, given, is_copied)
         if not reason:
             return result
         without_buffers = self._without_buffers(key, kwargs[cache_name(kwargs)])
@@ -131,6 +136,8 @@ class Steps:
             return self._original(fault, call, kwargs)
         if _moves(kwargs[cache_name(kwargs)], key in self._grows):
             return self._original(MOVED, call, kwargs)
+        if _is_short(kwargs[cache_name(kwargs)]):
+            return self._original(SHORT, call, kwargs)
         if key not in self._ran:
             return self._watch(call, kwargs, key)
         if due > seen:
@@ -140,7 +147,7 @@ class Steps:
             return self._original(reasons.BUSY, call, kwargs)
         try:
             with using():
-                return self._record(model, call, kwargs, given, key)
+                return self._record(model, call, kwargs, given, key, is_copied)
         finally:
             disguise.one_at_a_time.release()
 
@@ -179,6 +186,7 @@ class Steps:
         call: Callable[..., Any],
         kwargs: dict[str, Any],
         given: dict[str, Any],
+        is_copied: bool,
     ) -> tuple[Any, str]:
         """The result, and an empty string; or why no program makes this step, which is not counted yet."""
         cache, reason = kwargs[cache_name(kwargs)], reasons.NEW
@@ -190,7 +198,7 @@ class Steps:
                 reason = reasons.LOOKED_AT
                 continue  # a profiler would see the runs that stop, too
             symbols = program.symbols(cache, given)
-            if symbols is None or (given is not kwargs and program.writes_to_arguments):
+            if symbols is None or (is_copied and program.writes_to_arguments):
                 reason = reasons.OTHER_CACHE
                 continue
             if not program.state.is_as_it_was():
@@ -237,7 +245,7 @@ class Steps:
 
     def _run(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Run | None:
         """One run of ``program``, as a graph where it has run before and may be one."""
-        ids = given["input_ids"]
+        ids = arguments.tokens(given)
         graphs = self._graphs
         if program.runs < CAPTURED_AT or _is_captured(ids) or not graphs.lock.acquire(blocking=False):
             return program.run(cache, given, symbols)
@@ -299,12 +307,13 @@ class Steps:
         kwargs: dict[str, Any],
         given: dict[str, Any],
         key: Any,
+        is_copied: bool,
     ) -> Any:
         from .attempt import Attempt  # brings sympy and torch's tracing along
 
         ran = self._ran[key]
         try:
-            attempt = Attempt(model, given, ran, self._numbers, given is not kwargs)
+            attempt = Attempt(model, given, ran, self._numbers, is_copied)
         except Exception as raised:  # noqa: BLE001 - an object of the user's cannot be looked into
             return self._refuse(key, f"not recorded: {_words(raised)}", call(**kwargs))
         if attempt.fault:
@@ -415,7 +424,7 @@ def _is_checked(program: Program, given: dict[str, Any]) -> bool:
     return (
         shadow.is_due(program.runs)
         and not program.is_made_once
-        and given["input_ids"].is_cpu
+        and arguments.tokens(given).is_cpu
         and execution.is_possible()
     )
 
@@ -434,6 +443,10 @@ def _why_not_now(model: torch.nn.Module) -> str:
     return ""
 
 
+def _layers(cache: Any) -> list[Any]:
+    return appended_layers(cache) or []
+
+
 def _has_buffers(cache: Any) -> bool:
     return all(isinstance(buffer, buffers.KVBuffer) for _, _, buffer in _buffers_in(cache))
 
@@ -441,7 +454,7 @@ def _has_buffers(cache: Any) -> bool:
 def _makes_room(cache: Any) -> bool:
     """Whether ``cache`` was as its prompt has left it, and can be appended to in place from now on."""
     with using():
-        return any([buffers.make_room(layer) for layer in cache.layers if served(layer) is not None])
+        return any([buffers.make_room(layer) for layer in _layers(cache) if served(layer) is not None])
 
 
 def _moves(cache: Any, grows: bool) -> bool:
@@ -456,11 +469,18 @@ def _moves(cache: Any, grows: bool) -> bool:
     )
 
 
+def _is_short(cache: Any) -> bool:
+    """Whether a layer of ``cache`` keeps one position: lengths that are symbols are larger."""
+    return any(
+        isinstance(held, torch.Tensor) and held.size(buffer.dim) < 2 for _, held, buffer in _buffers_in(cache)
+    )
+
+
 def _buffers_in(cache: Any) -> list[tuple[Any, Any, Any]]:
     """(layer, what it keeps, the buffer for it)."""
     return [
         (layer, own.get(name), buffer)
-        for layer in cache.layers
+        for layer in _layers(cache)
         for own in (vars(layer),)
         for name, buffer in own.get(buffers.BUFFERS, {}).items()
     ]

@@ -167,51 +167,12 @@ def test_a_program_of_other_results_fails_when_it_runs(changed: Copy) -> None:
     opened.close()
 
 
-FUZZ = """
-import random, sys
-from pathlib import Path
-from support import processes, runner
-
-folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-draw = random.Random(seed)
-programs = [f"programs/{path.name}" for path in (folder / "programs").iterdir()]
-files = ["manifest.json", "weights.safetensors", *programs]
-whole = {name: (folder / name).read_bytes() for name in files}
-outcomes = {"opened": 0, "ran": 0, "refused": 0}
-for case in range(400):
-    name = draw.choice(files)
-    data = bytearray(whole[name])
-    head = 2000 if name.endswith("tensors") else len(data)
-    for _ in range(draw.choice([1, 1, 2, 8])):
-        at = draw.randrange(min(head, len(data)))
-        if draw.random() < 0.5:
-            data[at] = draw.randrange(256)
-        else:  # a digit for a digit, so that it is still a number
-            data[at] = draw.choice(b"0123456789-") if data[at] in b"0123456789" else data[at]
-    if draw.random() < 0.1:
-        del data[draw.randrange(len(data)) :]
-    (folder / name).write_bytes(data)
-    runner.sign(folder)
-    try:
-        opened = runner.Model(folder)
-        outcomes["opened"] += 1
-        opened.prefill([5, 6, 7])
-        for _ in range(3):
-            opened.next()
-        outcomes["ran"] += 1
-        opened.close()
-    except runner.RunnerError as fault:
-        outcomes["refused"] += 1
-        assert str(fault), name
-    (folder / name).write_bytes(whole[name])
-print(outcomes["refused"], outcomes["ran"])
-"""
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(5))
 def test_bytes_that_are_exchanged_crash_nothing(seed: int, changed: Copy) -> None:
-    done = processes.python(FUZZ, str(changed()), str(seed))
+    library = runner.folder_of_kernels() / runner.LIBRARY
+    script = "import sys; from fuzz import folders; folders.main(*sys.argv[1:])"
+    done = processes.python(script, "run", str(library), str(changed()), str(seed), "400")
     assert done.returncode == 0, done.stderr
     refused, ran = map(int, done.stdout.split())
     assert refused > 100 and ran > 10

@@ -4,6 +4,7 @@
 2. Proves that each planted fault is reported, and that the same calls without a fault are not.
 3. Runs the table of ops, and what is `fuzz.private`, in a few processes; the first finding ends the job.
 4. Runs scenarios of `make tsan` that no table of ops has.
+5. Exports a folder, and opens it by the sanitized runner with bytes exchanged (`fuzz.folders`).
 
 Memory from malloc is filled with NaN, so that reading what nobody wrote shows in the results. Nothing but
 the kernels is compiled with the sanitizers, but every allocation in the process goes through them.
@@ -20,11 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = 20_000
 PROCESSES = 2
+FOLDERS = 2_000
 SCENARIOS = ("programs", "collectives", "paged attention")
 ASAN = {
     "detect_leaks": 0,  # the interpreter's own, at exit
@@ -51,8 +54,14 @@ def run(command: list[str], **settings) -> str:
     return done.stdout
 
 
-def build(folder: Path, options: list[str], kind: str = "address", planted: str = "planted_faults") -> None:
-    """Configure and build the kernels with sanitizers of a ``kind``, and what is ``planted``."""
+def build(
+    folder: Path,
+    options: list[str],
+    kind: str = "address",
+    planted: str = "planted_faults",
+    also: Sequence[str] = (),
+) -> None:
+    """Configure and build with sanitizers of a ``kind``: the kernels, ``planted``, and ``also`` these."""
     cmake = shutil.which(
         "cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
@@ -72,7 +81,8 @@ def build(folder: Path, options: list[str], kind: str = "address", planted: str 
             *options,
         ]
     )
-    run([cmake, "--build", str(folder), "--parallel", str(PROCESSES), "--target", "_C", planted])
+    targets = ["_C", planted, *also]
+    run([cmake, "--build", str(folder), "--parallel", str(PROCESSES), "--target", *targets])
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -140,6 +150,47 @@ def _start(folder: Path, watched: dict[str, str], cases: int, number: int, scrat
         return subprocess.Popen(command, env=watched, stdout=output, stderr=subprocess.STDOUT)
 
 
+def damage(folder: Path, watched: dict[str, str]) -> tuple[int, int]:
+    """How many of ``FOLDERS`` changed folders the sanitized runner refused, and how many it ran."""
+    plain = {**os.environ, "PYTHONPATH": watched["PYTHONPATH"]}
+    # A changed size may ask for more memory than there is, which torch refuses by an error of its own.
+    options = f"{watched['ASAN_OPTIONS']}:allocator_may_return_null=1"
+    watched = {**watched, "ASAN_OPTIONS": options}
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "fuzz.folders"]
+        folders = [f"{scratch}/{number}" for number in range(PROCESSES)]
+        run([*command, "export", folders[0]], env=plain)
+        for other in folders[1:]:
+            shutil.copytree(folders[0], other)
+        running = [
+            subprocess.Popen(
+                [
+                    *command,
+                    "run",
+                    f"{folder}/libliteboost_run.so",
+                    each,
+                    str(seed),
+                    str(FOLDERS // PROCESSES),
+                ],
+                env=watched,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for seed, each in enumerate(folders)
+        ]
+        outputs = [process.communicate() for process in running]
+    for process, (_, errors) in zip(running, outputs, strict=True):
+        if process.returncode:
+            raise JobError(
+                f"a changed folder ended the runner with {process.returncode}:\n{errors[-20_000:]}"
+            )
+    refused, ran = (sum(int(output.split()[at]) for output, _ in outputs) for at in (0, 1))
+    if refused + ran < FOLDERS or not ran:
+        raise JobError(f"only {refused} folders were refused and {ran} ran, of {FOLDERS}")
+    return refused, ran
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=24_000)
@@ -153,7 +204,8 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        build(arguments.build, arguments.cmake)
+        runner = ["-DLITEBOOST_RUNNER=ON", *arguments.cmake]
+        build(arguments.build, runner, also=["liteboost_run"])
         say(f"kernels built in {arguments.build}")
         watched = environment(arguments.build)
         planted = prove(arguments.build, watched)
@@ -175,6 +227,8 @@ def main() -> int:
                 scenario,
             ]
             say(f"{scenario}: {run(worker, env=watched).splitlines()[-1]}, no finding")
+        refused, ran = damage(arguments.build, watched)
+        say(f"{FOLDERS} changed folders: {refused} refused, {ran} ran, no finding")
     except JobError as fault:
         sys.stderr.write(f"asan: FAILED: {fault}\n")
         return 1

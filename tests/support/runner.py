@@ -13,6 +13,7 @@ import torch
 from liteboost_adaptor import native
 from liteboost_adaptor.export import manifest
 
+LIBRARY = "libliteboost_run.so"
 STATUSES = ("OK", "BAD_FOLDER", "BAD_LIBRARY", "BAD_ARGUMENT", "FULL", "FAILED")
 
 
@@ -84,8 +85,9 @@ class RunnerError(Exception):
 class Model:
     """A folder that is open, by the C functions, in this process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._library = ctypes.CDLL(str(folder_of_kernels() / "libliteboost_run.so"))
+    def __init__(self, folder: Path, library: Path | None = None) -> None:
+        """Open ``folder`` by ``library``: the one beside the kernels that are loaded, unless one is named."""
+        self._library = ctypes.CDLL(str(library or folder_of_kernels() / LIBRARY))
         self._library.liteboost_error.restype = ctypes.c_char_p
         self._model = ctypes.c_void_p()
         self._call("open", str(folder).encode(), None, ctypes.byref(self._model))

@@ -1,0 +1,36 @@
+"""What a cache is made of: layers, or beside an encoder two caches with layers of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INNER = ("self_attention_cache", "cross_attention_cache")
+#: Attributes of a cache that are its parts, and not what it keeps.
+PARTS = ("layers", *_INNER)
+
+
+def appended_layers(cache: Any) -> list[Any] | None:
+    """The layers of ``cache`` that every token is appended to, or ``None`` where it has no list of them."""
+    layers = getattr(getattr(cache, _INNER[0], cache), "layers", None)
+    return layers if type(layers) is list else None
+
+
+def is_begun(cache: Any) -> bool:
+    """Whether anything has been appended to ``cache``."""
+    layers = appended_layers(cache)
+    return layers is None or (bool(layers) and getattr(layers[0], "is_initialized", True) is not False)
+
+
+def parts(cache: Any) -> list[Any]:
+    """What keeps anything in ``cache``, beside its own attributes: the layers that it has.
+
+    Of a cache for a decoder beside an encoder (``EncoderDecoderCache``) the layers of both of its caches,
+    these caches, and itself, which keeps by layer whether the encoder's output has been read.
+
+    Raises:
+        AttributeError: It is no cache with layers.
+    """
+    inner = [each for name in _INNER if (each := getattr(cache, name, None)) is not None]
+    if len(inner) < len(_INNER):
+        return cache.layers
+    return [*(layer for each in inner for layer in each.layers), *inner, cache]
