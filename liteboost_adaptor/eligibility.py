@@ -60,8 +60,6 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
     return ""
 
 
-#: What a call of a module asks the module for.
-_CALLED = frozenset({"forward", "_call_impl", "_slow_forward"})
 _MODULE_CALL = torch.nn.Module.__call__
 #: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.tracked` tracks.
 _STANDING_FOR = (
@@ -88,7 +86,8 @@ def observed(module: torch.nn.Module) -> str:
         or module._backward_pre_hooks
     ):
         return "a hook on the module"
-    if not _CALLED.isdisjoint(module.__dict__):
+    own = module.__dict__  # of which Dynamo knows no more than `in` before torch 2.12
+    if "forward" in own or "_call_impl" in own or "_slow_forward" in own:
         return "the instance has a forward of its own"
     if type(module).__call__ is not _MODULE_CALL and not _is_noted_by_export(module):
         return "the class has a __call__ of its own"

@@ -93,3 +93,8 @@ target_include_directories(liteboost_torch SYSTEM INTERFACE
 target_compile_definitions(liteboost_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${LB_TORCH_CXX11_ABI})
 target_link_libraries(liteboost_torch INTERFACE
   "${LB_TORCH_PREFIX}/lib/libtorch_cpu.so" "${LB_TORCH_PREFIX}/lib/libc10.so")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT APPLE)
+  # Named, so that LDFLAGS=-static-libstdc++ finds nothing left to take from the archive: with a runtime of its own beside
+  # that of torch a library dies where it first prints a number.
+  target_link_libraries(liteboost_torch INTERFACE stdc++)
+endif()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
@@ -69,10 +70,13 @@ class UndoStack:
         ours = {f"{namespace}/{operator}/{key}" for operator in kernels}
         python_kernels.own.update(ours)
         library = torch.library.Library(namespace, "IMPL")
+        # The default is another one before torch 2.13, and older ones do not ask.
+        asks = "allow_override" in inspect.signature(library.impl).parameters
+        over: dict[str, Any] = {"allow_override": True} if asks else {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for operator, kernel in kernels.items():
-                library.impl(operator, kernel, key)
+                library.impl(operator, kernel, key, **over)
 
         def undo() -> str:
             library._destroy()

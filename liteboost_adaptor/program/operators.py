@@ -36,7 +36,9 @@ def is_sized_by_values(func: Any, args: Any) -> bool:
 def _is_dynamic(func: Any) -> bool:
     """Whether an operator says so, or the one that it is a variant of, which writes to ``out``."""
     packet = func.overloadpacket
-    said = [getattr(packet, name) for name in packet.overloads()] if torch.Tag.out in func.tags else [func]
+    # `torch.Tag.out` would say so, from torch 2.12 on.
+    writes_out = any(argument.is_out for argument in func._schema.arguments)
+    said = [getattr(packet, name) for name in packet.overloads()] if writes_out else [func]
     return any(_DYNAMIC in each.tags for each in said)
 
 

@@ -82,7 +82,7 @@ def test_of_two_kernels_for_one_operator_the_one_that_is_left_runs() -> None:
     pair = Pair()
     with libraries(2) as both:
         for library in both:
-            library.impl("mm", mm, "CPU")
+            library.impl("mm", mm, "CPU", allow_override=True)
         for library in reversed(both):
             found, expected = pair.forwards()
             assert numbers.relative(found, expected) <= TOLERANCE
@@ -95,7 +95,7 @@ def test_of_two_kernels_one_may_go_before_anybody_looks() -> None:
     assert pair.is_served()
     with libraries(2) as (first, last):
         for library in (first, last):
-            library.impl("mm", mm, "CPU")
+            library.impl("mm", mm, "CPU", allow_override=True)
         first._destroy()
         assert "aten/mm/CPU" not in torch.library._impls
         found, expected = pair.forwards()
@@ -173,7 +173,7 @@ import torch
 warnings.simplefilter("ignore")
 libraries = [torch.library.Library("aten", "IMPL") for _ in range(2)]
 for library in libraries:
-    library.impl("mm", lambda a, b: a @ b, "CPU")
+    library.impl("mm", lambda a, b: a @ b, "CPU", allow_override=True)
 libraries[0]._destroy()
 import liteboost_adaptor
 from liteboost_adaptor import python_kernels
