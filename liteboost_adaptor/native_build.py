@@ -246,12 +246,23 @@ def _run(command: list[str | Path], progress: Progress) -> None:
     )
 
 
+#: An error that says what it found: a library with a C++ runtime of its own cannot print the number, or dies.
+_PRINTS_A_NUMBER = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+try:
+    torch.ops.liteboost.rms_norm(torch.zeros(1, 4), torch.zeros(4), -3.0)
+except ValueError as refusal:
+    if "got -3" not in str(refusal):
+        raise SystemExit(f"It prints no numbers: linked with a C++ runtime of its own? It said: {refusal}")
+"""
+
+
 def _try(library: Path, torch: str) -> None:
     """Check the new library as `native` will, and load it in a process of its own."""
     if reason := native.inspect(library, torch).reason:
         raise NativeLibraryError(f"the library just built cannot be used: {reason}")
-    code = "import sys, torch; torch.ops.load_library(sys.argv[1]); torch.ops.liteboost._build_info()"
-    if fault := _fault_in_fresh_process(code, library):
+    if fault := _fault_in_fresh_process(_PRINTS_A_NUMBER, library):
         raise NativeLibraryError(f"the library just built {fault}")
 
 

@@ -94,7 +94,14 @@ target_compile_definitions(liteboost_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${LB
 target_link_libraries(liteboost_torch INTERFACE
   "${LB_TORCH_PREFIX}/lib/libtorch_cpu.so" "${LB_TORCH_PREFIX}/lib/libc10.so")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT APPLE)
-  # Named, so that LDFLAGS=-static-libstdc++ finds nothing left to take from the archive: with a runtime of its own beside
-  # that of torch a library dies where it first prints a number.
-  target_link_libraries(liteboost_torch INTERFACE stdc++)
+  # Named, so that nothing is taken from libstdc++.a, where LDFLAGS asks for that or there is no libstdc++.so to link with:
+  # a library with a runtime of its own beside that of torch prints no numbers, and dies by it.
+  execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -print-file-name=libstdc++.so.6
+    OUTPUT_VARIABLE runtime OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(IS_ABSOLUTE "${runtime}")
+    get_filename_component(runtime "${runtime}" REALPATH)
+  else()
+    set(runtime stdc++)
+  endif()
+  target_link_libraries(liteboost_torch INTERFACE "${runtime}")
 endif()
