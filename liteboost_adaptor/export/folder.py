@@ -14,7 +14,7 @@ import torch
 
 from .. import __version__, native
 from ..checkpoint.folders import malformed, why_unreadable
-from ..errors import ExportError
+from ..errors import ExportError, LiteBoostError
 from ..huggingface.steps import generates
 from . import generation, lengths, manifest
 from .constants import Constants
@@ -82,9 +82,9 @@ def export_folder(
             source, dtype=dtype, trust_remote_code=trust_remote_code, **options
         )
     except malformed() as fault:
-        if isinstance(fault, ExportError | OSError) or not isinstance(fault, Exception):
-            raise ExportError(why_unreadable(source, fault, trust_remote_code)) from fault
-        raise
+        if isinstance(fault, LiteBoostError):
+            raise
+        raise ExportError(why_unreadable(source, fault, trust_remote_code)) from fault
     return export_model(model, source, target, longest, progress)
 
 
@@ -154,6 +154,8 @@ def _check(model: Any) -> None:
 
     if not generates(type(model)):
         raise ExportError("it has no `generate`")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ExportError("it has an encoder, and a folder takes the tokens of a decoder alone")
     if next(model.parameters()).device.type != "cpu":
         raise ExportError(f"it lies on {next(model.parameters()).device}; move it to the CPU")
     runtime.prepare(model)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from support import tiny_models
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import ExportError
 from liteboost_adaptor.export import lengths, recorded, recording
-from liteboost_adaptor.export.folder import export_model
+from liteboost_adaptor.export.folder import export_folder, export_model
 from liteboost_adaptor.export.generation import settings
 
 
@@ -123,3 +125,29 @@ def test_a_cache_that_is_otherwise_behind_a_prompt() -> None:
 
     with pytest.raises(ExportError, match=r"keeps 0.keys otherwise behind a prompt of 2 tokens"):
         lengths.tables(record, 4)
+
+
+def test_a_decoder_beside_an_encoder(tmp_path: Path) -> None:
+    config = transformers.BartConfig(
+        **{"vocab_size": 60, "d_model": 32, "max_position_embeddings": 40},
+        **{f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("layers", "attention_heads")},
+        **{f"{side}_ffn_dim": 32 for side in ("encoder", "decoder")},
+    )
+    model = transformers.BartForConditionalGeneration(config).eval()
+    liteboost_adaptor.apply(model, level=2)
+    assert "has an encoder" in refusal(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "t5"}, "T5Config"),
+        ({"model_type": "llama", "num_attention_heads": "many"}, "cannot be read"),
+    ],
+    ids=["no decoder alone", "a word for a number"],
+)
+def test_folders_that_hold_no_such_model(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ExportError, match=words):
+        export_folder(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
