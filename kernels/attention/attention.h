@@ -22,13 +22,13 @@
 //
 //   lse[i] = log(sum_j exp(logit[i][j])), -inf for a row that sees no key     [B, q_len, H], float32
 //
-// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16 kernels multiplies bf16 by
-// bf16 and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
+// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16 and i8mm_bf16 kernels multiplies bf16
+// by bf16 (with the sums of linear.h) and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
 // then sums the rounded ones. Everywhere else probabilities stay fp32. One rounding to the output's dtype.
 // Of rows of integers (int8_attention/) the integers are multiplied, which are exact in bf16, too: a key's factor
 // joins its dot product in fp32, a value's its probability before that is rounded. For few rows (attention_int8.h)
-// bf16 with AVX-512 VNNI rounds a query to 16 bits of its largest magnitude, weights to 24 bits of the largest of a
-// block of keys, and sums integers exactly.
+// bf16 with AVX-512 VNNI, or the dot products of aarch64, rounds a query to 16 bits of its largest magnitude, weights to
+// 24 bits (23 on aarch64) of the largest of a block of keys, and sums integers exactly.
 //
 // The keys are walked in blocks with an online softmax (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
 // al. 2022, arXiv:2205.14135), so that scratch memory does not depend on q_len * kv_len; grouped heads

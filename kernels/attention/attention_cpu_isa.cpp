@@ -223,7 +223,7 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
     if (a.direct) {
       Direct<Words, Stored>::pack(t, row, query, a.head_dim);
     } else {
-      pack_query<Words>(query, a.head_dim, t.queries_packed + row * t.query_stride);
+      pack_query<typename Words::Packed>(query, a.head_dim, t.queries_packed + row * t.query_stride);
       if constexpr (is_int8<Stored>) t.query_scales[row] = 1.0f;
     }
     if (a.mask_type == AttentionMask::boolean && !is_finite(query, a.head_dim)) t.has_nonfinite_query = true;
@@ -243,7 +243,7 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
       if (a.direct) {
         Direct<Words, Stored>::block(a, t, keys, values, key, n);
       } else {
-        packed_block<Words>(a, t, keys, values, key, n);
+        packed_block<typename Words::Packed>(a, t, keys, values, key, n);
       }
     }
   };
@@ -322,8 +322,11 @@ void run(const AttentionArgs& a, int64_t task, void* scratch) {
     case DType::f16:
       return run_stored<Words32, f16>(a, task, scratch);
     case DType::bf16:
-#if defined(__AVX512BF16__)
+#if defined(LB_BF16_PAIRS)
       return run_stored<WordsBf16, bf16>(a, task, scratch);
+#elif defined(LB_INT8_ATTENTION)
+      return a.quantize_kv ? run_task<WordsOfInt8, bf16, int8_t>(a, task, scratch)
+                           : run_task<Words32, bf16, bf16>(a, task, scratch);
 #else
       return run_stored<Words32, bf16>(a, task, scratch);
 #endif

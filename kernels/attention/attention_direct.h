@@ -5,6 +5,7 @@
 
 #include "attention/attention_pack.h"
 #include "common/vec.h"
+#include "common/vec_bf16.h"
 #include "common/vec_sums.h"
 
 namespace liteboost {
@@ -138,7 +139,7 @@ void weigh_rows(const float* p, int64_t p_stride, const T* values, int64_t value
   }
 }
 
-#if defined(__AVX512BF16__)
+#if defined(LB_BF16_PAIRS)
 // The same for probabilities that are bf16 pairs along the keys, with the pairs that the values of two rows
 // make together: half the instructions. `vectors` are of 32 channels; without `whole` there is one of `last`.
 template <int rows, int vectors, bool whole, typename T>
@@ -146,8 +147,6 @@ void weigh_pairs(const float* p, int64_t p_stride, const T* values, int64_t valu
                  int64_t last, float* output, int64_t output_stride, const float* decay, int64_t ahead,
                  int64_t ahead_bytes) {
   VF sums[rows][2 * vectors] = {};
-  const VU low = pair_order();
-  const VU high = low + 0x00100010u;
   for (int64_t j = 0; j < n; j += 2) {
     const T* at = values + j * value_stride;
     prefetch(at + ahead * value_stride, ahead_bytes);
@@ -158,12 +157,11 @@ void weigh_pairs(const float* p, int64_t p_stride, const T* values, int64_t valu
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
       const int64_t channels = whole ? 2 * kLanes : last;
-      const __m512i first = (__m512i)RowWords<WordsBf16>::load(at + v * 2 * kLanes, 0, channels);
-      const __m512i second =
-          j + 1 < n ? (__m512i)RowWords<WordsBf16>::load(at + value_stride + v * 2 * kLanes, 0, channels)
-                    : __m512i{};
-      const VF even = (VF)_mm512_permutex2var_epi16(first, (__m512i)low, second);
-      const VF odd = (VF)_mm512_permutex2var_epi16(first, (__m512i)high, second);
+      const VF first = RowWords<WordsBf16>::load(at + v * 2 * kLanes, 0, channels);
+      const VF second =
+          j + 1 < n ? RowWords<WordsBf16>::load(at + value_stride + v * 2 * kLanes, 0, channels) : VF{};
+      const VF even = zip_pairs_low(first, second);
+      const VF odd = zip_pairs_high(first, second);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
         sums[r][2 * v] = WordsBf16::multiply_add(weights[r], even, sums[r][2 * v]);
@@ -216,7 +214,7 @@ struct Weigh {
     weigh_rows<rows>(p, p_stride, values, value_stride, n, dim, output, output_stride, decay, first);
   }
 };
-#if defined(__AVX512BF16__)
+#if defined(LB_BF16_PAIRS)
 template <>
 struct Weigh<WordsBf16> {
   template <int rows, typename T>

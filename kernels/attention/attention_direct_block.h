@@ -59,14 +59,14 @@ struct Direct {
   }
 };
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(LB_INT8_ATTENTION)
 template <>
-struct Direct<WordsBf16, int8_t> {
+struct Direct<WordsOfInt8, int8_t> {
   template <typename Q>
   static void pack(const Task& t, int64_t row, const Q* query, int64_t dim) {
     float* packed = t.queries_packed + row * t.query_stride;
     t.query_scales[row] = pack_query_int16(query, dim, packed);
-    if (t.query_scales[row] == 0.0f) pack_query<WordsBf16>(query, dim, packed);
+    if (t.query_scales[row] == 0.0f) pack_query<WordsOfInt8>(query, dim, packed);
   }
 
   // The dot products of the rows that are no integers.
@@ -75,8 +75,8 @@ struct Direct<WordsBf16, int8_t> {
     for (int64_t row = 0; row < t.rows; ++row) {
       if (t.query_scales[row] != 0.0f) continue;
       each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const int8_t* k, const int8_t*) {
-        dot_keys<WordsBf16>(t.queries_packed + row * t.query_stride, t.query_stride, 1, k, a.key_strides[2],
-                            rows, a.head_dim, t.logits + row * kBlockKeys + first, kBlockKeys);
+        dot_keys<WordsOfInt8>(t.queries_packed + row * t.query_stride, t.query_stride, 1, k, a.key_strides[2],
+                              rows, a.head_dim, t.logits + row * kBlockKeys + first, kBlockKeys);
       });
     }
   }
@@ -85,7 +85,9 @@ struct Direct<WordsBf16, int8_t> {
                     int64_t key, int64_t n) {
     const Cover cover = mask_cover(a, t, 0, t.rows, key, n);
     if (cover == Cover::none) return;
-    dot_block<WordsInt16>(a, t, keys, values, key, n);
+    each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const int8_t* k, const int8_t*) {
+      dot_int8(a, t, k, first, rows);
+    });
     dot_rows_as_they_are(a, t, keys, values, key, n);
     read_scales(a, t, keys, values, key, n);
     softmax_block<Words32, int8_t>(a, t, key, n, cover);

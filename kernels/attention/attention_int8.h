@@ -8,9 +8,15 @@
 #include "common/vec.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define LB_INT8_ATTENTION 1
 namespace liteboost {
 namespace LB_ISA {
 namespace {
+
+// The words of calls whose rows of bf16 are multiplied as integers, where they are few.
+typedef WordsBf16 WordsOfInt8;
+// Channels of values that are weighed at once.
+constexpr int64_t kWeighedChannels = 64;
 
 // Pairs of int16 that are neighbours along the summed dimension; the sums are int32.
 struct WordsInt16 {
@@ -47,6 +53,11 @@ float pack_query_int16(const T* row, int64_t n, float* out) {
     memcpy(out + c / 2, &integers, sizeof(integers));
   }
   return largest / most;
+}
+
+inline void dot_int8(const AttentionArgs& a, const Task& t, const int8_t* keys, int64_t first, int64_t n) {
+  dot_keys<WordsInt16>(t.queries_packed, t.query_stride, t.rows, keys, a.key_strides[2], n, a.head_dim,
+                       t.logits + first, kBlockKeys);
 }
 
 // Splits `width` weights (a multiple of kLanes) into limbs. False where one is negative, which scales of
@@ -155,11 +166,38 @@ void weigh_int8_channels(const WeightLimbs* weights, int64_t at, const int8_t* v
   }
 }
 
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define LB_INT8_ATTENTION 1
+#include "attention/attention_int8_neon.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+#if defined(LB_BF16_PAIRS)
+typedef WordsBf16 WordsOfInt8;
+#else
+struct WordsOfInt8 : Words32 {};
+#endif
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
+#endif
+
+#if defined(LB_INT8_ATTENTION)
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
 template <int rows>
 void weigh_int8_rows(const WeightLimbs* weights, int64_t at, const int8_t* values, int64_t value_stride,
                      int64_t n, int64_t dim, float* output, int64_t output_stride, const float* decay,
                      bool first) {
-  for (int64_t c = 0; c < dim; c += 64) {
+  for (int64_t c = 0; c < dim; c += kWeighedChannels) {
     // The first channels ask for whole rows ahead; what the others read is then there.
     weigh_int8_channels<rows>(weights, at, values + c, value_stride, n, dim - c, output + c, output_stride,
                               decay, first && c == 0 ? dim : 0);

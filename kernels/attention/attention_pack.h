@@ -5,6 +5,7 @@
 #include "attention/attention_tile.h"
 #include "common/prefetch.h"
 #include "common/vec.h"
+#include "common/vec_bf16.h"
 #include "common/vec_transpose.h"
 
 namespace liteboost {
@@ -18,9 +19,10 @@ constexpr bool is_int8 = false;
 template <>
 constexpr bool is_int8<int8_t> = true;
 
-// Words that hold n values along the summed dimension.
+// Words that hold n values along the summed dimension; of squares an even number.
 template <typename Words>
 LB_INLINE int64_t words_of(int64_t n) {
+  if constexpr (kHasSquares && Words::kPerWord == 2) return round_up(n, 4) / 2;
   return (n + Words::kPerWord - 1) / Words::kPerWord;
 }
 
@@ -45,19 +47,24 @@ struct RowWords {
     return load_some(row + c, n - c);
   }
 };
-#if defined(__AVX512BF16__)
+#if defined(LB_BF16_PAIRS)
 template <>
 struct RowWords<WordsBf16> {
   static LB_INLINE VF load(const bf16* row, int64_t c, int64_t n) {
+#if defined(__AVX512BF16__)
     if (n - c >= 2 * kLanes) return (VF)_mm512_loadu_si512(row + c);
     watch(row + c, 2 * (n - c));
     return (VF)_mm512_maskz_loadu_epi16((1u << (n - c)) - 1u, row + c);
+#else
+    if (n - c >= 2 * kLanes) return (VF)vld1q_u8(reinterpret_cast<const uint8_t*>(row + c));
+    return (VF)load_bytes(row + c, static_cast<int>(2 * (n - c)));
+#endif
   }
   // Integers of 8 bits are exact in bf16.
   static LB_INLINE VF load(const int8_t* row, int64_t c, int64_t n) {
     const VF low = load_some(row + c, n - c);
     const VF high = n - c > kLanes ? load_some(row + c + kLanes, n - c - kLanes) : VF{};
-    return (VF)_mm512_cvtne2ps_pbh(high, low);
+    return exact_pairs(low, high);
   }
 };
 #endif
@@ -124,6 +131,14 @@ void pack_keys(const T* keys, int64_t stride, int64_t n, int64_t dim, int64_t at
         }
       }
       transpose(block);
+#if defined(LB_SQUARES)
+      if constexpr (Words::kPerWord == 2) {
+        float* lines = panel + (at + j) % kPanel + w * kPanel;  // twice as far along two lines
+        store_lines(block[0], block[1], lines);
+        if (words - w > 2) store_lines(block[2], block[3], lines + 2 * kPanel);
+        continue;
+      }
+#endif
       if (words - w >= kLanes) {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) store(panel + (w + i) * kPanel, block[i]);
@@ -143,13 +158,7 @@ struct ValueWords {
     store(out, load_some(row, channels));
   }
 };
-#if defined(__AVX512BF16__)
-// For vpermi2w: element i of one row, then element i of the other (numbered from 32), for i < 16. The others
-// are 0x00100010 further.
-LB_INLINE VU pair_order() {
-  return VU{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x00010001u + 0x00200000u;
-}
-
+#if defined(LB_BF16_PAIRS)
 // Two vectors of columns at once: the pairs that a row and the next one (zero if there is none) make.
 template <>
 struct ValueWords<WordsBf16> {
@@ -158,13 +167,36 @@ struct ValueWords<WordsBf16> {
   static LB_INLINE void pack(const T* row, int64_t stride, bool paired, int64_t channels, float* out) {
     const VF first = RowWords<WordsBf16>::load(row, 0, channels);
     const VF second = paired ? RowWords<WordsBf16>::load(row + stride, 0, channels) : VF{};
-    const VU pair = pair_order();
-    store(out, (VF)_mm512_permutex2var_epi16((__m512i)first, (__m512i)pair, (__m512i)second));
+    store(out, zip_pairs_low(first, second));
     if (channels <= kLanes) return;
-    const VU upper = pair + 0x00100010u;
-    store(out + kLanes, (VF)_mm512_permutex2var_epi16((__m512i)first, (__m512i)upper, (__m512i)second));
+    store(out + kLanes, zip_pairs_high(first, second));
   }
 };
+#endif
+
+#if defined(LB_SQUARES)
+// What pack_values does, two words of each channel at a time: four rows, of which those beyond n are zero.
+template <typename T>
+void pack_squares(const T* values, int64_t stride, int64_t n, int64_t words, int64_t padded, int64_t dim,
+                  int64_t capacity, float* out) {
+  const int64_t ahead = prefetch_rows<T>(dim);
+  for (int64_t w = 0; w < padded; w += 2) {
+    const T* at = values + 2 * w * stride;
+    const int64_t rows = w < words ? n - 2 * w : 0;
+    for (int64_t i = 0; i < rows && i < 4; ++i)
+      prefetch(at + (ahead + i) * stride, dim * static_cast<int64_t>(sizeof(T)));
+    for (int64_t c = 0; c < dim; c += 2 * kLanes) {
+      VF row[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        row[i] = i < rows ? RowWords<WordsBf16>::load(at + i * stride + c, 0, dim - c) : VF{};
+      float* to = out + c / kPanel * kPanel * capacity + w * kPanel + 2 * (c % kPanel);
+      store_lines(zip_pairs_low(row[0], row[1]), zip_pairs_low(row[2], row[3]), to);
+      if (dim - c <= kLanes) break;
+      store_lines(zip_pairs_high(row[0], row[1]), zip_pairs_high(row[2], row[3]), to + 2 * kLanes);
+    }
+  }
+}
 #endif
 
 // Values: `n` rows of `dim` values, `stride` apart, into panels of kPanel channels with words along the rows.
@@ -176,6 +208,10 @@ void pack_values(const T* values, int64_t stride, int64_t n, int64_t padded, int
   static_assert(kPanel % kStep == 0, "a step stays in its panel");
   const int64_t words = words_of<Words>(n);
   const int64_t ahead = prefetch_rows<T>(dim);
+#if defined(LB_SQUARES)
+  if constexpr (Words::kPerWord == 2)
+    return pack_squares(values, stride, n, words, words_of<Words>(padded), dim, capacity, out);
+#endif
   for (int64_t w = 0; w < words; ++w) {
     const int64_t row = w * Words::kPerWord;
     const T* at = values + row * stride;

@@ -5,6 +5,7 @@
 #include "attention/attention.h"
 #include "attention/attention_tile.h"
 #include "common/vec.h"
+#include "common/vec_bf16.h"
 #include "common/vec_math.h"
 
 namespace liteboost {
@@ -69,16 +70,24 @@ LB_INLINE void scan_bool_mask(const uint8_t* mask, int64_t stride, int64_t n, bo
   any = any || ored != 0;
 }
 
-LB_INLINE void apply_bool_mask(float* logits, const uint8_t* mask, int64_t stride, int64_t n) {
+// All bits of the lanes whose byte is not zero.
+LB_INLINE VI is_set(const uint8_t* mask) {
+#if defined(__aarch64__)
+  return load(reinterpret_cast<const int8_t*>(mask)) != VF{};
+#else
   typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  memcpy(&bytes, mask, sizeof(bytes));
+  return __builtin_convertvector(bytes, VU) != splat_u(0u);
+#endif
+}
+
+LB_INLINE void apply_bool_mask(float* logits, const uint8_t* mask, int64_t stride, int64_t n) {
   int64_t j = 0;
   if (stride == 1) {
     for (; j + kLanes <= n; j += kLanes) {
-      Bytes bytes;
-      memcpy(&bytes, mask + j, sizeof(bytes));
-      const VU seen = __builtin_convertvector(bytes, VU);
       const VF logit = load(logits + j);
-      store(logits + j, seen != splat_u(0u) ? logit : logit + splat(kMinusInfinity));
+      store(logits + j, is_set(mask + j) ? logit : logit + splat(kMinusInfinity));
     }
   }
   for (; j < n; ++j) {
@@ -163,19 +172,19 @@ struct StoreProbabilities {
     return p;
   }
 };
-#if defined(__AVX512BF16__)
+#if defined(LB_BF16_PAIRS)
 template <>
 struct StoreProbabilities<WordsBf16> {
   // Halves the space: pair j / 2 never lies behind the logits still to be read.
   static LB_INLINE VF two(float* row, int64_t j, VF low, VF high) {
-    const __m512bh pairs = _mm512_cvtne2ps_pbh(high, low);
-    memcpy(row + j / 2, &pairs, sizeof(pairs));
-    return _mm512_dpbf16_ps(VF{}, pairs, (__m512bh)splat_u(0x3f803f80u));
+    const VF pairs = round_pairs(low, high);
+    store(row + j / 2, pairs);
+    return sum_pairs(pairs);
   }
   static LB_INLINE VF one(float* row, int64_t j, VF p) {
-    const __m256bh half = _mm512_cvtneps_pbh(p);
+    const VH half = round_half(p);
     memcpy(row + j / 2, &half, sizeof(half));
-    return bf16_to_float((VH)half);
+    return bf16_to_float(half);
   }
 };
 #endif

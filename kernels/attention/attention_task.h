@@ -22,7 +22,7 @@ static_assert(kBlockKeys % kPanel == 0 && kPanel % kLanes == 0, "panels tile a b
 LB_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 LB_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Weights of up to kDirectKeys values as sums of unsigned bytes: `unit` times (65536 [0] + 256 [1] + [2]).
+// Weights of up to kDirectKeys values as sums of bytes, unsigned on x86-64, with signs on aarch64: `unit` times (65536 [0] + 256 [1] + [2]).
 struct WeightLimbs {
   uint8_t limbs[3][kDirectKeys];
   float unit;
@@ -66,10 +66,21 @@ struct Task {
   int64_t query_stride, output_stride;
 };
 
+// Words of a packed query.
+template <typename Words>
+LB_INLINE int64_t query_words(const AttentionArgs& a) {
+  const int64_t words = round_up(words_of<Words>(a.head_dim), kLanes);
+#if defined(__ARM_FEATURE_DOTPROD)
+  // Or two limbs of each value, each padded to a vector (attention_int8_neon.h).
+  if (a.quantize_kv) return max_of(words, 2 * round_up(a.head_dim, kVecBytes) / 4);
+#endif
+  return words;
+}
+
 template <typename Words>
 void lay_out(const AttentionArgs& a, Scratch& scratch, Task& t) {
   const int64_t rows = a.task_heads * a.task_queries;
-  t.query_stride = round_up(words_of<Words>(a.head_dim), kLanes);
+  t.query_stride = query_words<Words>(a);
   t.output_stride = round_up(a.value_dim, kLanes);
   t.queries_packed = scratch.floats(rows * t.query_stride);
   t.outputs = scratch.floats(rows * t.output_stride);
@@ -78,7 +89,9 @@ void lay_out(const AttentionArgs& a, Scratch& scratch, Task& t) {
   t.decay = scratch.floats(rows);
   t.logits = scratch.floats((a.direct ? rows : min_of(rows, kChunkRows)) * kBlockKeys);
   if (!a.direct) {
-    t.keys_packed = scratch.floats(kBlockKeys * words_of<Words>(a.head_dim));
+    // Two words of a column lie side by side where tiles are squares, if a key has but one value.
+    const int64_t words = words_of<Words>(a.head_dim);
+    t.keys_packed = scratch.floats(kBlockKeys * (kHasSquares ? max_of(words, 2) : words));
     t.values_packed = scratch.floats(words_of<Words>(kBlockKeys) * round_up(a.value_dim, kPanel));
   }
   if (a.quantize_kv) {

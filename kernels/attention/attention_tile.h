@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/vec.h"
+#include "common/vec_bf16.h"
 
 namespace liteboost {
 namespace LB_ISA {
@@ -15,7 +16,7 @@ namespace {
 // A tile is up to kTileRows rows by kTileVectors vectors of accumulators: as many as the registers hold
 // beside the vectors of the right operand and one broadcast.
 constexpr int kTileRows = 6;
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileVectors = 4;
 #else
 constexpr int kTileVectors = 2;
@@ -23,17 +24,25 @@ constexpr int kTileVectors = 2;
 constexpr int kPanel = kTileVectors * kLanes;
 
 struct Words32 {
+  typedef Words32 Packed;  // what blocks are packed to
   static constexpr int kPerWord = 1;
   static LB_INLINE VF multiply_add(VF a, VF b, VF sum) { return fma(a, b, sum); }
   static LB_INLINE VF number(VF sum) { return sum; }
 };
 
-#if defined(__AVX512BF16__)
+// Whether tiles of pairs of bf16 are made of squares (attention_tile_neon.h).
+#if defined(LB_BF16_PAIRS) && defined(__aarch64__)
+#define LB_SQUARES 1
+constexpr bool kHasSquares = true;
+#else
+constexpr bool kHasSquares = false;
+#endif
+
+#if defined(LB_BF16_PAIRS)
 struct WordsBf16 {
+  typedef WordsBf16 Packed;
   static constexpr int kPerWord = 2;
-  static LB_INLINE VF multiply_add(VF a, VF b, VF sum) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-  }
+  static LB_INLINE VF multiply_add(VF a, VF b, VF sum) { return dot_pairs(sum, a, b); }
   static LB_INLINE VF number(VF sum) { return sum; }
 };
 #endif
@@ -45,13 +54,42 @@ LB_INLINE VF splat_word(const float* p) {
   return splat(word);
 }
 
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
+
+#if defined(__aarch64__)
+#include "attention/attention_tile_neon.h"
+#endif
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
 // c[rows][vectors * kLanes] = a[rows][words] b[words][panel] + (decay ? decay[row] * c : 0). The product is
 // summed by itself before it joins c: rounding errors then grow with the blocks and not with the keys.
 template <typename Words, int rows, int vectors>
 void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t words, float* c,
                    int64_t c_stride, const float* decay) {
   VF sums[rows][vectors] = {};
-  for (int64_t k = 0; k < words; ++k) {
+  int64_t k = 0;
+#if defined(LB_SQUARES)
+  if constexpr (Words::kPerWord == 2) {
+    multiply_squares<rows, vectors>(a, a_stride, b, words, sums);
+    k = words;
+  }
+#endif
+#if defined(__aarch64__)
+  if constexpr (!kHasSquares || Words::kPerWord == 1) {
+    for (; k + kLanes <= words; k += kLanes) {
+      VF some[rows];
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) some[r] = load(a + r * a_stride + k);
+      multiply_words<Words>(some, b + k * kPanel, sums);
+    }
+  }
+#endif
+  for (; k < words; ++k) {
     VF columns[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) columns[v] = load(b + k * kPanel + v * kLanes);
@@ -74,7 +112,7 @@ void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t wor
 
 using TileFunction = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t, const float*);
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 #define LB_TILE_ROW(W, r) \
   {multiply_tile<W, r, 1>, multiply_tile<W, r, 2>, multiply_tile<W, r, 3>, multiply_tile<W, r, 4>}
 #else

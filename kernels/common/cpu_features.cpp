@@ -2,13 +2,18 @@
 // what may run, so it must itself run on every CPU.
 #include "common/isa.h"
 
-#ifdef LB_X86_ISAS
+#if defined(LB_X86_ISAS)
 #include <cpuid.h>
+#elif defined(LB_ARM_ISAS) && defined(__APPLE__)
+#include <stddef.h>
+#include <sys/sysctl.h>
+#elif defined(LB_ARM_ISAS)
+#include <sys/auxv.h>
 #endif
 
 namespace liteboost {
 
-#ifdef LB_X86_ISAS
+#if defined(LB_X86_ISAS)
 namespace {
 
 bool bit(unsigned value, int index) { return (value >> index) & 1u; }
@@ -37,6 +42,42 @@ Isa detect_isa() {
   // Sub-leaf 1 exists only where sub-leaf 0 says so in eax.
   if (eax < 1 || !__get_cpuid_count(7, 1, &sub_eax, &ebx, &ecx, &edx)) return Isa::avx512;
   return vnni && bit(sub_eax, 5) ? Isa::avx512_bf16 : Isa::avx512;
+}
+#elif defined(LB_ARM_ISAS)
+namespace {
+
+// Beside the instructions that the loops ask for by name, -march=armv8.2-a lets a compiler use atomics of Armv8.1 (LSE) and
+// its rounding multiplications (RDM), so these are asked for, too.
+#if defined(__APPLE__)
+// Written after Apple's documentation of these names; no Mac has run it.
+bool has(const char* name) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+bool has_dot_products() {
+  return has("hw.optional.arm.FEAT_DotProd") && has("hw.optional.arm.FEAT_LSE") &&
+         has("hw.optional.arm.FEAT_RDM");
+}
+bool has_matrices() { return has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16"); }
+#else
+// Bits of AT_HWCAP and AT_HWCAP2 (Linux, Documentation/arch/arm64/elf_hwcaps.rst), of which headers of older systems lack
+// some.
+constexpr unsigned long kAtomics = 1ul << 8, kAsimdRdm = 1ul << 12, kAsimdDp = 1ul << 20;
+constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;
+
+bool has_all(unsigned long type, unsigned long bits) { return (getauxval(type) & bits) == bits; }
+
+bool has_dot_products() { return has_all(AT_HWCAP, kAtomics | kAsimdRdm | kAsimdDp); }
+bool has_matrices() { return has_all(AT_HWCAP2, kI8mm | kBf16); }
+#endif
+
+}  // namespace
+
+Isa detect_isa() {
+  if (!has_dot_products()) return Isa::baseline;
+  return has_matrices() ? Isa::i8mm_bf16 : Isa::dotprod;
 }
 #else
 Isa detect_isa() { return Isa::baseline; }

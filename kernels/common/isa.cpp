@@ -13,8 +13,11 @@
 namespace liteboost {
 namespace {
 
-constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+#define LB_ISA_NAME(isa, ...) #isa,
+constexpr const char* kNames[] = {LB_EACH_ISA(LB_ISA_NAME)};
+#undef LB_ISA_NAME
 
+#ifdef LB_X86_ISAS
 // Torch's own limit and the CPU's features, read once. Torch has no level for BF16, so its "AVX512"
 // admits both AVX-512 tables.
 Isa supported_isa() {
@@ -27,6 +30,13 @@ Isa supported_isa() {
   }
   return std::min(limit, detect_isa());
 }
+#else
+// Torch's levels are of SVE, which none of ours are: "DEFAULT" is what it says of most Arm CPUs, whatever they have.
+Isa supported_isa() {
+  static const Isa isa = detect_isa();
+  return isa;
+}
+#endif
 
 std::atomic<Isa>& state() {
   static std::atomic<Isa> isa{supported_isa()};

@@ -7,43 +7,39 @@
 
 #include <stdint.h>
 
+// X(isa, ...) for each instruction set of this architecture, in rising order: a limit admits everything up to itself.
+// Also listed, with their compiler flags, in kernels/CMakeLists.txt and, all together, in liteboost_adaptor/config.py.
+#if defined(LB_X86_ISAS)
+#define LB_EACH_ISA(X, ...) \
+  X(baseline, __VA_ARGS__) X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__) X(avx512_bf16, __VA_ARGS__)
+#elif defined(LB_ARM_ISAS)
+#define LB_EACH_ISA(X, ...) X(baseline, __VA_ARGS__) X(dotprod, __VA_ARGS__) X(i8mm_bf16, __VA_ARGS__)
+#else
+#define LB_EACH_ISA(X, ...) X(baseline, __VA_ARGS__)
+#endif
+
 namespace liteboost {
 
-// In rising order; a limit admits everything up to itself.
-enum class Isa : int32_t { baseline, avx2, avx512, avx512_bf16 };
+#define LB_ISA_ENUMERATOR(isa, ...) isa,
+enum class Isa : int32_t { LB_EACH_ISA(LB_ISA_ENUMERATOR) };
+#undef LB_ISA_ENUMERATOR
 
-// The instruction set in use: the least of the user's limit, torch's own limit
+// The instruction set in use: the least of the user's limit, torch's own limit on x86-64
 // (at::get_cpu_capability(), which honours ATEN_CPU_CAPABILITY) and what this CPU has.
 Isa current_isa();
 
-// What this CPU and operating system can run, by CPUID. In cpu_features.cpp.
+// What this CPU and operating system can run: by CPUID, or by what the operating system says of an Arm CPU. In
+// cpu_features.cpp.
 Isa detect_isa();
 
 }  // namespace liteboost
 
-#ifdef LB_X86_ISAS
-#define LB_DECLARE_KERNELS(Table, name) \
-  namespace baseline {                  \
-  extern const Table name;              \
-  }                                     \
-  namespace avx2 {                      \
-  extern const Table name;              \
-  }                                     \
-  namespace avx512 {                    \
-  extern const Table name;              \
-  }                                     \
-  namespace avx512_bf16 {               \
-  extern const Table name;              \
+#define LB_DECLARE_TABLE(isa, Table, name) \
+  namespace isa {                          \
+  extern const Table name;                 \
   }
-#define LB_KERNELS(name)                                                                           \
-  (*(::liteboost::current_isa() == ::liteboost::Isa::avx512_bf16 ? &::liteboost::avx512_bf16::name \
-     : ::liteboost::current_isa() == ::liteboost::Isa::avx512    ? &::liteboost::avx512::name      \
-     : ::liteboost::current_isa() == ::liteboost::Isa::avx2      ? &::liteboost::avx2::name        \
-                                                                 : &::liteboost::baseline::name))
-#else
-#define LB_DECLARE_KERNELS(Table, name) \
-  namespace baseline {                  \
-  extern const Table name;              \
-  }
-#define LB_KERNELS(name) (::liteboost::baseline::name)
-#endif
+#define LB_DECLARE_KERNELS(Table, name) LB_EACH_ISA(LB_DECLARE_TABLE, Table, name)
+
+#define LB_TABLE_IF_CURRENT(isa, name) \
+  ::liteboost::current_isa() == ::liteboost::Isa::isa ? &::liteboost::isa::name:
+#define LB_KERNELS(name) (*(LB_EACH_ISA(LB_TABLE_IF_CURRENT, name) & ::liteboost::baseline::name))

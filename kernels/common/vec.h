@@ -29,7 +29,12 @@
 #include <arm_neon.h>
 #endif
 
+#define LB_INLINE inline __attribute__((always_inline, unused))
+
 #include "common/dtype.h"
+#if defined(__aarch64__)
+#include "common/vec_bytes.h"
+#endif
 
 namespace liteboost {
 namespace LB_ISA {
@@ -49,8 +54,6 @@ typedef int32_t VI __attribute__((vector_size(kVecBytes)));
 typedef uint32_t VU __attribute__((vector_size(kVecBytes)));
 // Half a vector in bytes: kLanes 16-bit elements.
 typedef uint16_t VH __attribute__((vector_size(kVecBytes / 2)));
-
-#define LB_INLINE inline __attribute__((always_inline, unused))
 
 // Not VF{} + x: that is an addition, which loses the sign of -0 and, where denormals are flushed, other bits.
 #if defined(__AVX512F__)
@@ -110,6 +113,14 @@ LB_INLINE VF copysign(VF a, VF b) {
 #if defined(__AVX512F__)
 LB_INLINE float sum(VF v) { return _mm512_reduce_add_ps(v); }
 LB_INLINE float hmax(VF v) { return _mm512_reduce_max_ps(v); }
+#elif defined(__aarch64__)
+LB_INLINE float sum(VF v) {
+  // In the order of the loop below.
+  const float32x2_t halves = vadd_f32(vget_low_f32((float32x4_t)v), vget_high_f32((float32x4_t)v));
+  return vaddv_f32(halves);
+}
+// A NaN may be lost to a number.
+LB_INLINE float hmax(VF v) { return vmaxnmvq_f32((float32x4_t)v); }
 #else
 LB_INLINE float sum(VF v) {
   // Pairwise, so that the order does not depend on how the compiler unrolls.
@@ -134,6 +145,8 @@ LB_INLINE VU widen(VH v) {
   return (VU)_mm512_cvtepu16_epi32((__m256i)v);
 #elif defined(__AVX2__)
   return (VU)_mm256_cvtepu16_epi32((__m128i)v);
+#elif defined(__aarch64__)  // GCC 12 converts these vectors lane by lane
+  return (VU)vmovl_u16((uint16x4_t)v);
 #else
   return __builtin_convertvector(v, VU);
 #endif
@@ -152,20 +165,34 @@ LB_INLINE VH narrow(VU v) {
   VH result;
   _mm_storel_epi64(reinterpret_cast<__m128i*>(&result), _mm_packs_epi32(wide, wide));
   return result;
+#elif defined(__aarch64__)
+  return (VH)vmovn_u32((uint32x4_t)v);
 #else
   return __builtin_convertvector(v, VH);
 #endif
 }
 
+#if defined(__aarch64__)
+LB_INLINE VF bf16_to_float(VH v) { return as_float((VU)vshll_n_u16((uint16x4_t)v, 16)); }
+#else
 LB_INLINE VF bf16_to_float(VH v) { return as_float(widen(v) << 16); }
+#endif
 
 // To nearest even, as torch does it. Not vcvtneps2bf16 where that exists: it flushes denormals, and the
-// result of an op should not depend on the instruction set.
+// result of an op should not depend on the instruction set. Arm's does not, but keeps what a NaN says.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+LB_INLINE VH float_to_bf16(VF v) {
+  const uint16x4_t rounded = vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)v));
+  const uint16x4_t is_number = vmovn_u32(vceqq_f32((float32x4_t)v, (float32x4_t)v));
+  return (VH)vbsl_u16(is_number, rounded, vdup_n_u16(0x7fc0));
+}
+#else
 LB_INLINE VH float_to_bf16(VF v) {
   const VU bits = as_uint(v);
   const VU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return narrow(v == v ? rounded : splat_u(0x7fc0u));
 }
+#endif
 
 #if defined(__AVX512F__)
 LB_INLINE VF f16_to_float(VH v) { return _mm512_cvtph_ps((__m256i)v); }
@@ -222,6 +249,13 @@ LB_INLINE VF load(const float* p) {
 }
 LB_INLINE VF load(const bf16* p) { return bf16_to_float(load_half(p)); }
 LB_INLINE VF load(const f16* p) { return f16_to_float(load_half(p)); }
+#if defined(__aarch64__)
+// The four integers of 8 bits of a word.
+LB_INLINE VF from_int8(uint32_t bytes) {
+  const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bytes)));
+  return (VF)vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
+}
+#endif
 // kLanes integers of 8 bits.
 typedef int8_t VB __attribute__((vector_size(kLanes)));
 LB_INLINE VF load(const int8_t* p) {
@@ -229,10 +263,26 @@ LB_INLINE VF load(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__aarch64__)
+  uint32_t bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return from_int8(bytes);
 #else
   VB bytes;
   memcpy(&bytes, p, sizeof(bytes));
   return __builtin_convertvector(bytes, VF);
+#endif
+}
+// kLanes integers that 8 bits hold.
+LB_INLINE VB narrow_bytes(VI v) {
+#if defined(__aarch64__)
+  const int16x4_t words = vmovn_s32((int32x4_t)v);
+  const uint32x2_t bytes = vreinterpret_u32_s8(vmovn_s16(vcombine_s16(words, words)));
+  VB result;
+  memcpy(&result, &bytes, sizeof(result));
+  return result;
+#else
+  return __builtin_convertvector(v, VB);
 #endif
 }
 LB_INLINE void store(float* p, VF v) { memcpy(p, &v, sizeof(v)); }
@@ -277,6 +327,23 @@ LB_INLINE VF load(const int8_t* p, int n) {
 LB_INLINE void store(float* p, VF v, int n) {
   watch(p, 4 * n);
   _mm512_mask_storeu_ps(p, first_lanes(n), v);
+}
+#elif defined(__aarch64__)
+LB_INLINE VH load_half(const void* p, int n) { return (VH)vcreate_u16(load_word(p, 2 * n)); }
+LB_INLINE void store_half(void* p, VH v, int n) {
+  store_word(p, vget_lane_u64(vreinterpret_u64_u16((uint16x4_t)v), 0), 2 * n);
+}
+LB_INLINE VF load(const float* p, int n) { return (VF)load_bytes(p, 4 * n); }
+LB_INLINE VF load(const int8_t* p, int n) { return from_int8(static_cast<uint32_t>(load_word(p, n))); }
+LB_INLINE void store(float* p, VF v, int n) {
+  const uint64x2_t words = (uint64x2_t)v;
+  if (n < 2) {
+    store_word(p, vgetq_lane_u64(words, 0), 4 * n);
+  } else {
+    const uint64x1_t low = vget_low_u64(words);
+    memcpy(p, &low, sizeof(low));
+    store_word(p + 2, vgetq_lane_u64(words, 1), 4 * n - 8);
+  }
 }
 #else
 // Lane by lane through the stack: a tail is at most 7 elements here, and nothing beyond it is touched.
@@ -352,11 +419,15 @@ LB_INLINE float sum_lanes(int64_t count, const Term& term) {
 
 // v with the lanes from n on set to zero.
 LB_INLINE VF first(VF v, Full) { return v; }
+#if defined(__aarch64__)
+LB_INLINE VF first(VF v, int n) { return as_float(as_uint(v) & (VU)(VI{0, 1, 2, 3} < n)); }
+#else
 LB_INLINE VF first(VF v, int n) {
   float lanes[kLanes];
   store(lanes, v);
   return load(lanes, n);
 }
+#endif
 
 // ---- rounding between steps ----
 
@@ -370,6 +441,9 @@ LB_INLINE VF round_to<float>(VF v) {
 }
 template <>
 LB_INLINE VF round_to<bf16>(VF v) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return bf16_to_float(float_to_bf16(v));
+#endif
   const VU bits = as_uint(v);
   const VU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
   return as_float(v == v ? rounded : splat_u(0x7fc00000u));

@@ -78,6 +78,35 @@ template <typename T>
 LB_INLINE void store_pairs(T* p, VPair v, Full) {
   store_pairs(p, v);
 }
+#if defined(__aarch64__)
+// The first n pairs, n < kLanes.
+LB_INLINE VPair load_pairs(const float* p, int n) {
+  const VF a = n < 2 ? load(p, 2 * n) : load(p), b = n < 2 ? VF{} : load(p + kLanes, 2 * n - kLanes);
+  return {even_lanes(a, b), odd_lanes(a, b)};
+}
+LB_INLINE void store_pairs(float* p, VPair v, int n) {
+  const VF a = zip_low(v.even, v.odd), b = zip_high(v.even, v.odd);
+  if (n < 2) return store(p, a, 2 * n);
+  store(p, a);
+  store(p + kLanes, b, 2 * n - kLanes);
+}
+// A pair of 16 bits is as wide as a float.
+template <typename T>
+LB_INLINE VPair load_pairs(const T* p, int n) {
+  T both[2 * kLanes];
+  const uint8x16_t bytes = load_bytes(p, 4 * n);
+  memcpy(both, &bytes, sizeof(both));
+  return load_pairs(both);
+}
+template <typename T>
+LB_INLINE void store_pairs(T* p, VPair v, int n) {
+  T both[2 * kLanes];
+  VF words;
+  store_pairs(both, v);
+  memcpy(&words, both, sizeof(words));
+  store(reinterpret_cast<float*>(p), words, n);
+}
+#else
 // The first n pairs, n < kLanes, through the stack.
 template <typename T>
 LB_INLINE VPair load_pairs(const T* p, int n) {
@@ -91,6 +120,7 @@ LB_INLINE void store_pairs(T* p, VPair v, int n) {
   store_pairs(lanes, v);
   for (int i = 0; i < 2 * n; ++i) p[i] = lanes[i];
 }
+#endif
 
 }  // namespace
 }  // namespace LB_ISA

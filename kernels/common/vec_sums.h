@@ -34,6 +34,11 @@ LB_INLINE VF sum_each(const VF (&v)[kLanes]) {
   const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
   return _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
 }
+#elif defined(__aarch64__)
+LB_INLINE VF sum_each(const VF (&v)[kLanes]) {
+  const float32x4_t a = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
+  return (VF)vpaddq_f32(a, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]));
+}
 #else
 LB_INLINE VF sum_each(const VF (&v)[kLanes]) {
   VF result = {};

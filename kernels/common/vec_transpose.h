@@ -60,6 +60,17 @@ LB_INLINE void transpose(VF (&r)[kLanes]) {
   }
   for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
+#elif defined(__aarch64__)
+LB_INLINE void transpose(VF (&r)[kLanes]) {
+  const auto trn1 = [](VF a, VF b) { return (float64x2_t)vtrn1q_f32((float32x4_t)a, (float32x4_t)b); };
+  const auto trn2 = [](VF a, VF b) { return (float64x2_t)vtrn2q_f32((float32x4_t)a, (float32x4_t)b); };
+  const float64x2_t even = trn1(r[0], r[1]), odd = trn2(r[0], r[1]);
+  const float64x2_t even_below = trn1(r[2], r[3]), odd_below = trn2(r[2], r[3]);
+  r[0] = (VF)vtrn1q_f64(even, even_below);
+  r[1] = (VF)vtrn1q_f64(odd, odd_below);
+  r[2] = (VF)vtrn2q_f64(even, even_below);
+  r[3] = (VF)vtrn2q_f64(odd, odd_below);
+}
 #else
 LB_INLINE void transpose(VF (&r)[kLanes]) {
   float words[kLanes][kLanes];

@@ -18,8 +18,13 @@ constexpr int kRow = 2 * kChunk;
 // kChunk numbers, or a vector where that is more.
 constexpr int kPadded = kLanes > kChunk ? kLanes : kChunk;
 constexpr float kEps = 1e-6f;
-// Vectors of columns of the state at once, of one token.
+// Vectors of columns of the state at once, of one token, and of a chunk.
 constexpr int kMostVectors = 4;
+#if defined(__aarch64__)
+constexpr int kChunkVectors = 2;
+#else
+constexpr int kChunkVectors = 1;
+#endif
 
 // A chunk as it is read. Where fewer tokens are left the others are zeros, which change nothing; a single token has a
 // chunk of one, whose other columns stand unused.
@@ -312,7 +317,7 @@ void run(const DeltaRuleArgs& args, float* scratch, int64_t begin, int64_t end) 
         run_chunk<T, 1, kMostVectors>(args, chunk, from, to, out, tokens);
       } else {
         read_chunk<T, kChunk>(args, chunk, batch, head, token, tokens);
-        run_chunk<T, kChunk, 1>(args, chunk, from, to, out, tokens);
+        run_chunk<T, kChunk, kChunkVectors>(args, chunk, from, to, out, tokens);
       }
     }
   }

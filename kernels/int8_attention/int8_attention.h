@@ -13,9 +13,9 @@
 // The same bits on every instruction set.
 //
 // int8_attention: attention.h with key and value such rows; nothing is dequantized in memory. Rounding: the dot
-// products of query and integers in fp32 (bf16 products, exact, with the avx512_bf16 kernels), times the key's
+// products of query and integers in fp32 (bf16 products, exact, with the avx512_bf16 and i8mm_bf16 kernels), times the key's
 // scale, then as there. A probability is multiplied by the value's scale in fp32 before the product with the integers; with
-// the avx512_bf16 kernels this product is rounded to bf16. The denominator sums the probabilities as they were.
+// those two kernels this product is rounded to bf16. The denominator sums the probabilities as they were.
 //
 // An NPU reads integers and scales from memory of their own (int8_attention_npu.h).
 //

@@ -10,15 +10,23 @@ namespace {
 // 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
 constexpr float kRounder = 12582912.0f;
 
-LB_INLINE VB rounded(VF v) {
-  return __builtin_convertvector((VI)as_uint(v + splat(kRounder)) << 24 >> 24, VB);
-}
+#if defined(__aarch64__)
+LB_INLINE VB rounded(VF v) { return narrow_bytes((VI)vcvtnq_s32_f32((float32x4_t)v)); }
+#else
+LB_INLINE VB rounded(VF v) { return narrow_bytes((VI)as_uint(v + splat(kRounder)) << 24 >> 24); }
+#endif
 
 LB_INLINE void put(int8_t* p, VB v, Full) { memcpy(p, &v, sizeof(v)); }
 LB_INLINE void put(int8_t* p, VB v, int n) {
+#if defined(__aarch64__)
+  uint32_t bytes;
+  memcpy(&bytes, &v, sizeof(bytes));
+  store_word(p, bytes, n);
+#else
   int8_t lanes[kLanes];
   memcpy(lanes, &v, sizeof(v));
   for (int i = 0; i < n && i < kLanes; ++i) p[i] = lanes[i];
+#endif
 }
 
 template <typename T>

@@ -1,91 +1,36 @@
 // The loops of linear_w8a8. Compiled once an instruction set.
 //
-// A word is 32 bits: four integers of x where the CPU multiplies those (VNNI), else two, widened to 16 bits.
 #include "int8_linear/int8_linear.h"
 
 #include "common/largest.h"
 #include "common/vec.h"
-#include "common/vec_transpose.h"
+#include "int8_linear/int8_products.h"
 
 namespace liteboost {
 namespace LB_ISA {
 namespace {
-
-// ---- words ----
-
-#if defined(__AVX512VNNI__)
-// The instruction takes unsigned integers by signed ones: weights are 128 larger, which makes a sum larger by 128
-// times that of x.
-typedef int8_t Integer;
-constexpr int32_t kOffset = 128;
-LB_INLINE VI multiply_add(VI sum, VI weights, VI x) {
-  return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
-}
-LB_INLINE VI read(const int8_t* p) {
-  return (VI)_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
-}
-#else
-typedef int16_t Integer;
-constexpr int32_t kOffset = 0;
-LB_INLINE VI multiply_add(VI sum, VI weights, VI x) {
-#if defined(__AVX512F__)
-  return sum + (VI)_mm512_madd_epi16((__m512i)weights, (__m512i)x);
-#elif defined(__AVX2__)
-  return sum + (VI)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
-#elif defined(__SSE2__)
-  return sum + (VI)_mm_madd_epi16((__m128i)weights, (__m128i)x);
-#else
-  return sum + (weights << 16 >> 16) * (x << 16 >> 16) + (weights >> 16) * (x >> 16);
-#endif
-}
-LB_INLINE VI read(const int8_t* p) {
-#if defined(__AVX512F__)
-  return (VI)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(__AVX2__)
-  return (VI)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-  typedef int8_t Bytes __attribute__((vector_size(2 * kLanes)));
-  typedef int16_t Shorts __attribute__((vector_size(4 * kLanes)));
-  Bytes bytes;
-  memcpy(&bytes, p, sizeof(bytes));
-  return (VI) __builtin_convertvector(bytes, Shorts);
-#endif
-}
-#endif
-
-constexpr int kPerWord = 4 / sizeof(Integer);
-// Columns in a vector of words.
-constexpr int kColumns = kLanes * kPerWord;
-
-// The first n of kColumns columns, others zero.
-LB_INLINE VI read(const int8_t* p, int64_t n) {
-  if (n >= kColumns) return read(p);
-  int8_t bytes[kColumns] = {};
-  for (int64_t i = 0; i < n && i < kColumns; ++i) bytes[i] = p[i];
-  return read(bytes);
-}
-
-LB_INLINE VI load_words(const int32_t* p) {
-  VI v;
-  memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-int64_t words(int64_t k) { return (k + kColumns - 1) / kColumns * kLanes; }
 
 // ---- x ----
 
 // 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
 constexpr float kRounder = 12582912.0f;
 
+#if defined(__aarch64__)
+LB_INLINE VI rounded(VF v) { return (VI)vcvtnq_s32_f32((float32x4_t)v); }
+#else
 LB_INLINE VI rounded(VF v) { return (VI)as_uint(v + splat(kRounder)) << 24 >> 24; }
+#endif
 
+#if defined(__aarch64__)
+LB_INLINE int32_t sum_of(VI v) { return vaddvq_s32((int32x4_t)v); }
+#else
 LB_INLINE int32_t sum_of(VI v) {
   int32_t lanes[kLanes], total = 0;
   memcpy(lanes, &v, sizeof(v));
   for (int i = 0; i < kLanes; ++i) total += lanes[i];
   return total;
 }
+#endif
 
 template <typename T>
 void quantize_row(const Int8LinearArgs& args, int64_t row) {
@@ -106,8 +51,12 @@ void quantize_row(const Int8LinearArgs& args, int64_t row) {
   VI total{};
   for_lanes(args.k, [&](int64_t i, auto n) {
     const VI q = rounded(load(x + i, n) * factor);
+#if defined(__ARM_FEATURE_DOTPROD)
+    const VB narrow = narrow_bytes(q);
+#else
     typedef Integer Narrow __attribute__((vector_size(kLanes * sizeof(Integer))));
     const Narrow narrow = __builtin_convertvector(q, Narrow);
+#endif
     memcpy(integers + i, &narrow, sizeof(narrow));
     total += q;
   });
@@ -135,13 +84,51 @@ LB_INLINE void finish(const Int8LinearArgs& args, VI sums, int64_t row, int64_t 
 // ---- few rows: the weight as it lies ----
 
 constexpr int kFewWeights = 4;
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr int kFewRows = 4;
 #else
 constexpr int kFewRows = 2;
 #endif
 
 // Sums of kFewWeights rows of weight with `rows` rows of x, to totals[row * kLanes + weight].
+#if defined(__ARM_FEATURE_DOTPROD)
+template <int rows>
+LB_INLINE void dot(const int8_t* weight, int64_t k, const int32_t* x, int64_t count, int32_t* totals) {
+  // With few rows several sums each hide the latency of the addition.
+  constexpr int kSets = 4 / rows;
+  VI sums[kSets][kFewWeights][rows] = {};
+  const auto add = [&](int64_t w, int64_t column, int set, auto load_weights) __attribute__((always_inline)) {
+    VI words[rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) words[r] = load_words(x + r * count + w);
+#pragma GCC unroll 4
+    for (int i = 0; i < kFewWeights; ++i) {
+      const VI q = load_weights(weight + i * k + column);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) sums[set][i][r] = multiply_add(sums[set][i][r], q, words[r]);
+    }
+  };
+  // A line of 64 bytes at a time, for each of which the one that is next is asked for once.
+  constexpr int64_t kLine = 64 / sizeof(VI);
+  int64_t w = 0, column = 0;
+  for (; column + kLine * kColumns <= k; w += kLine * kLanes, column += kLine * kColumns) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kFewWeights; ++i) __builtin_prefetch(weight + (kFewWeights + i) * k + column);
+#pragma GCC unroll 4
+    for (int j = 0; j < kLine; ++j)
+      add(w + j * kLanes, column + j * kColumns, j % kSets, [](const int8_t* p) { return read(p); });
+  }
+  for (; w < count; w += kLanes, column += kColumns)
+    add(w, column, 0, [&](const int8_t* p) { return read(p, k - column); });
+  for (int i = 0; i < kFewWeights; ++i) {
+    for (int r = 0; r < rows; ++r) {
+      VI sum = sums[0][i][r];
+      for (int set = 1; set < kSets; ++set) sum += sums[set][i][r];
+      totals[r * kLanes + i] = sum_of(sum);
+    }
+  }
+}
+#else
 template <int rows>
 LB_INLINE void dot(const int8_t* weight, int64_t k, const int32_t* x, int64_t count, int32_t* totals) {
   VI sums[kFewWeights][rows] = {};
@@ -166,6 +153,7 @@ LB_INLINE void dot(const int8_t* weight, int64_t k, const int32_t* x, int64_t co
     }
   }
 }
+#endif
 
 // One row of weight at a time: the last ones of a layer.
 template <int rows>
@@ -202,14 +190,6 @@ void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
 
 // ---- many rows: panels ----
 
-constexpr int kTileRows = 6;
-#if defined(__AVX512F__)
-constexpr int kTileVectors = 4;
-#else
-constexpr int kTileVectors = 2;
-#endif
-constexpr int kPanel = kTileVectors * kLanes;
-
 void pack(const Int8LinearArgs& args, int64_t panel, int32_t* packed) {
   const int64_t count = words(args.k);
   for (int v = 0; v < kTileVectors; ++v) {
@@ -221,9 +201,7 @@ void pack(const Int8LinearArgs& args, int64_t panel, int32_t* packed) {
         block[i] = first + i < args.n ? (VF)read(args.weight + (first + i) * args.k + column, args.k - column)
                                       : VF{};
       }
-      transpose(block);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) memcpy(packed + (w + i) * kPanel + v * kLanes, &block[i], sizeof(VF));
+      pack_block(block, w, v, packed);
     }
   }
 }
@@ -234,17 +212,7 @@ void tile(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int6
   const int64_t count = words(args.k);
   const int32_t* x = args.words + row * count;
   VI sums[kTileRows][kTileVectors] = {};
-  for (int64_t w = 0; w < count; ++w) {
-    VI weights[kTileVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) weights[v] = load_words(packed + w * kPanel + v * kLanes);
-#pragma GCC unroll 12
-    for (int r = 0; r < kTileRows; ++r) {
-      const VI word = splat_i(x[r * count + w]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kTileVectors; ++v) sums[r][v] = multiply_add(sums[r][v], weights[v], word);
-    }
-  }
+  multiply_panel(x, count, packed, sums);
   for (int r = 0; r < kTileRows; ++r) {
     for (int v = 0; v < kTileVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;

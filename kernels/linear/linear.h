@@ -11,7 +11,8 @@
 // Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum
 // does not depend on the number of threads; it depends on the number of rows of x. Where the CPU has
 // vdpbf16ps (avx512_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero, which
-// is what that instruction does.
+// is what that instruction does. bfdot of aarch64 (i8mm_bf16) does so, too, and rounds each sum to odd: where it is
+// between two floats, to the one whose last bit is set, so with an error of up to a unit in the last place, not half.
 //
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
 // that: a thread walks its own contiguous part of the rows of weight, each element read is used for all rows of x

@@ -12,6 +12,7 @@
 #include "common/prefetch.h"
 #include "common/vec.h"
 #include "common/vec_sums.h"
+#include "linear/linear_steps.h"
 
 namespace liteboost {
 namespace LB_ISA {
@@ -40,86 +41,6 @@ constexpr int64_t kAheadBytes = 16 << 10;
 
 #define LB_UNROLL _Pragma("GCC unroll 8")
 #define LB_UNROLL16 _Pragma("GCC unroll 16")
-
-// What one step is for each element type: how weights are read, what x becomes when packed, and their
-// product. Packed rows are zero beyond K, and so are the lanes of a partial load.
-template <typename T>
-struct Step {
-  typedef VF Weights;
-  static constexpr int kSize = kLanes;            // elements of K
-  static constexpr int kPackedBytes = kVecBytes;  // of packed x a row
-  static LB_INLINE Weights read(const T* p) { return load(p); }
-  static LB_INLINE Weights read(const T* p, int n) { return load(p, n); }
-  static LB_INLINE void pack(char* packed, Weights x) { memcpy(packed, &x, sizeof(x)); }
-  static LB_INLINE VF multiply_add(VF sum, Weights w, const char* x) {
-    VF xs;
-    memcpy(&xs, x, sizeof(xs));
-    return fma(w, xs, sum);
-  }
-};
-
-// A full vector of bf16: pairs of neighbours.
-typedef uint16_t VPairs __attribute__((vector_size(kVecBytes)));
-
-LB_INLINE VPairs read_pairs(const bf16* p) {
-  VPairs v;
-  memcpy(&v, p, sizeof(v));
-  return v;
-}
-LB_INLINE VPairs read_pairs(const bf16* p, int n) {
-#if defined(__AVX512BW__)
-  return (VPairs)_mm512_maskz_loadu_epi16((1u << n) - 1u, p);
-#else
-  bf16 lanes[2 * kLanes] = {};
-  for (int i = 0; i < n; ++i) lanes[i] = p[i];
-  return read_pairs(lanes);
-#endif
-}
-
-#if defined(__AVX512BF16__)
-// Both of a pair at once, summed in fp32.
-template <>
-struct Step<bf16> {
-  typedef VPairs Weights;
-  static constexpr int kSize = 2 * kLanes;
-  static constexpr int kPackedBytes = kVecBytes;
-  static LB_INLINE Weights read(const bf16* p) { return read_pairs(p); }
-  static LB_INLINE Weights read(const bf16* p, int n) { return read_pairs(p, n); }
-  static LB_INLINE void pack(char* packed, Weights x) { memcpy(packed, &x, sizeof(x)); }
-  static LB_INLINE VF multiply_add(VF sum, Weights w, const char* x) {
-    Weights xs;
-    memcpy(&xs, x, sizeof(xs));
-    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)xs);
-  }
-};
-#else
-// bf16 is the upper half of fp32, so of a pair a shift makes the first a float and a mask the second,
-// with no lane crossing another. x is packed in that same order: firsts, then seconds.
-template <>
-struct Step<bf16> {
-  struct Weights {
-    VF first, second;
-  };
-  static constexpr int kSize = 2 * kLanes;
-  static constexpr int kPackedBytes = 2 * kVecBytes;
-  static LB_INLINE Weights split(VPairs v) {
-    const VU bits = (VU)v;
-    return {as_float(bits << 16), as_float(bits & 0xffff0000u)};
-  }
-  static LB_INLINE Weights read(const bf16* p) { return split(read_pairs(p)); }
-  static LB_INLINE Weights read(const bf16* p, int n) { return split(read_pairs(p, n)); }
-  static LB_INLINE void pack(char* packed, Weights x) {
-    memcpy(packed, &x.first, kVecBytes);
-    memcpy(packed + kVecBytes, &x.second, kVecBytes);
-  }
-  static LB_INLINE VF multiply_add(VF sum, Weights w, const char* x) {
-    VF first, second;
-    memcpy(&first, x, kVecBytes);
-    memcpy(&second, x + kVecBytes, kVecBytes);
-    return fma(w.second, second, fma(w.first, first, sum));
-  }
-};
-#endif
 
 template <typename T>
 int64_t steps_of(int64_t k) {
@@ -232,11 +153,11 @@ LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, c
 }
 
 // One row of x. The rows of weight are walked one after the other, so that the reads are a single stream,
-// which the hardware prefetches best; four sums hide the latency of the addition.
+// which the hardware prefetches best; the sums hide the latency of the addition.
 template <typename T>
 float dot(const T* weight, const char* x, int64_t k) {
   typedef Step<T> S;
-  constexpr int kSums = 4;
+  constexpr int kSums = kRowSums;
   VF sums[1][kSums] = {};
   int64_t at = 0;
   for (; at + kSums * S::kSize <= k; at += kSums * S::kSize, x += kSums * S::kPackedBytes) {
@@ -250,6 +171,7 @@ float dot(const T* weight, const char* x, int64_t k) {
   if (at < k) {
     sums[0][1] = S::multiply_add(sums[0][1], S::read(weight + at, static_cast<int>(k - at)), x);
   }
+  LB_UNROLL for (int i = 4; i < kSums; ++i) sums[0][i - 4] += sums[0][i];
   return sum((sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3]));
 }
 

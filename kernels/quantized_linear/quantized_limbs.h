@@ -1,4 +1,5 @@
-// Rows of bf16 by weights as integers: two or three products of bytes take the place of four of floats.
+// Rows of bf16, on aarch64 also of f16, by weights as integers: two or three products of bytes take the place of four of
+// floats.
 //
 // A pack of columns of a row of x is made integers, by a power of two, of which the largest has 23 or 22 bits: up to
 // 2^15 between magnitudes every bf16 is one, and what is smaller is rounded. They are taken apart into three limbs of
@@ -16,7 +17,35 @@ namespace LB_ISA {
 namespace {
 
 #if defined(__AVX512BF16__)  // and VNNI; see cpu_features.cpp
+#define LB_LIMBS 1
+// What an integer of a weight is more than what it stands for, because the product takes unsigned ones.
+constexpr int32_t kOffsetOfW8 = 128;
 
+LB_INLINE VI to_nearest(VF v) { return (VI)_mm512_cvtps_epi32(v); }
+LB_INLINE int32_t sum_words(VI v) { return _mm512_reduce_add_epi32((__m512i)v); }
+LB_INLINE bool has_bits(VI v) { return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0; }
+// The lowest bytes of 16 integers.
+typedef __m128i VBytes;
+LB_INLINE VBytes low_bytes(const VI* v) { return _mm512_cvtepi32_epi8((__m512i)v[0]); }
+LB_INLINE VBytes zip_low(VBytes a, VBytes b) { return _mm_unpacklo_epi8(a, b); }
+LB_INLINE VBytes zip_high(VBytes a, VBytes b) { return _mm_unpackhi_epi8(a, b); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define LB_LIMBS 1
+constexpr int32_t kOffsetOfW8 = 0;
+
+LB_INLINE VI to_nearest(VF v) { return (VI)vcvtnq_s32_f32((float32x4_t)v); }
+LB_INLINE int32_t sum_words(VI v) { return vaddvq_s32((int32x4_t)v); }
+LB_INLINE bool has_bits(VI v) { return vmaxvq_u32((uint32x4_t)v) != 0; }
+typedef int8x16_t VBytes;
+LB_INLINE VBytes low_bytes(const VI* v) {
+  const auto words = [](VI a, VI b) { return vuzp1q_s16((int16x8_t)a, (int16x8_t)b); };
+  return vuzp1q_s8((int8x16_t)words(v[0], v[1]), (int8x16_t)words(v[2], v[3]));
+}
+LB_INLINE VBytes zip_low(VBytes a, VBytes b) { return vzip1q_s8(a, b); }
+LB_INLINE VBytes zip_high(VBytes a, VBytes b) { return vzip2q_s8(a, b); }
+#endif
+
+#if defined(LB_LIMBS)
 // A pack of one row. A word has four columns, as the words of weights that it is multiplied by.
 struct PackLimbs {
   float unit;  // of the sums of the upper two limbs, the upper one counting 256 times
@@ -41,28 +70,90 @@ LB_INLINE float power_for(float largest) {
 
 LB_INLINE VI lowest_limb(VI v) { return (v << 24) >> 24; }
 
-LB_INLINE int32_t sum_words(VI v) { return _mm512_reduce_add_epi32((__m512i)v); }
+// Vectors of a pack.
+constexpr int kPackVectors = static_cast<int>(kPack) / kLanes;
+
+LB_INLINE VI total(const VI (&v)[kPackVectors]) {
+  VI sum = v[0];
+  LB_UNROLL for (int i = 1; i < kPackVectors; ++i) sum += v[i];
+  return sum;
+}
 
 // NaN for all that is summed where a value is not finite: quantized_linear_cpu.cpp multiplies such a row again.
-template <typename S>
-void pack_limbs(const bf16* x, PackLimbs& to) {
+template <typename S, typename T>
+void pack_limbs(const T* x, PackLimbs& to) {
   const float largest = largest_of(x, kPack);
   const bool is_finite = largest == largest;
   const float power = is_finite ? power_for(largest) : 1.0f;
-  VI upper[2], middle[2], low[2];
-  for (int i = 0; i < 2; ++i) {
-    const VI v = is_finite ? (VI)_mm512_cvtps_epi32(load(x + i * kLanes) * splat(power)) : VI{};
+  VI upper[kPackVectors], middle[kPackVectors], low[kPackVectors], all_low{};
+  LB_UNROLL for (int i = 0; i < kPackVectors; ++i) {
+    const VI v = is_finite ? to_nearest(load(x + i * kLanes) * splat(power)) : VI{};
     low[i] = lowest_limb(v);
     upper[i] = (v - low[i]) >> 8;
     middle[i] = lowest_limb(upper[i]);
+    all_low |= low[i];
   }
   to.unit = is_finite ? 256.0f / power : largest;
-  to.start = -S::kOffset * sum_words(upper[0] + upper[1]);
-  to.low_start = -S::kOffset * sum_words(low[0] + low[1]);
-  to.has_low = _mm512_test_epi32_mask((__m512i)(low[0] | low[1]), (__m512i)(low[0] | low[1])) != 0;
-  S::store((upper[0] - middle[0]) >> 8, (upper[1] - middle[1]) >> 8, to.high);
-  S::store(middle[0], middle[1], to.middle);
-  S::store(low[0], low[1], to.low);
+  to.start = -S::kOffset * sum_words(total(upper));
+  to.low_start = -S::kOffset * sum_words(total(low));
+  to.has_low = has_bits(all_low);
+  LB_UNROLL for (int i = 0; i < kPackVectors; ++i) upper[i] = (upper[i] - middle[i]) >> 8;
+  S::store(upper, to.high);
+  S::store(middle, to.middle);
+  S::store(low, to.low);
+}
+
+struct Limbs {
+  typedef PackLimbs Element;
+  static constexpr bool kIsLimbs = true;
+  static constexpr int64_t elements(int64_t k) { return (k + kPack - 1) / kPack; }  // of a row of x
+};
+
+// One row of x of `rows`.
+template <typename S, typename T>
+void pack_limbs_row(const T* x, int64_t k, int64_t rows, PackLimbs* to) {
+  const int64_t whole = k / kPack;
+  for (int64_t pack = 0; pack < whole; ++pack) pack_limbs<S>(x + pack * kPack, to[pack * rows]);
+  if (k % kPack != 0) {
+    T rest[kPack] = {};
+    memcpy(rest, x + whole * kPack, sizeof(T) * static_cast<size_t>(k % kPack));
+    pack_limbs<S>(rest, to[whole * rows]);
+  }
+}
+
+// The bytes of a pack in the order of the words of weights that they are multiplied by.
+struct W8Limbs : Limbs, Bytes {
+  static constexpr int32_t kOffset = kOffsetOfW8;
+  static constexpr int64_t kPackBytes = kPack * kTile;
+  static LB_INLINE void store(const VI (&v)[kPackVectors], int32_t* to) {
+    const VBytes bytes[2] = {low_bytes(v), low_bytes(v + kPackVectors / 2)};
+    memcpy(to, bytes, sizeof(bytes));
+  }
+};
+
+// A word of weights has in its lower nibbles the columns c, c + 16, c + 1 and c + 17, with c = 2 * step, in its upper
+// ones those 8 behind them.
+struct W4Limbs : Limbs, Nibbles {
+  static constexpr int32_t kOffset = 8;
+  static constexpr int64_t kPackBytes = kPack * kTile / 2;
+  static LB_INLINE void store(const VI (&v)[kPackVectors], int32_t* to) {
+    const VBytes first = low_bytes(v), second = low_bytes(v + kPackVectors / 2);
+    const VBytes bytes[2] = {zip_low(first, second), zip_high(first, second)};
+    memcpy(to, bytes, sizeof(bytes));
+  }
+};
+#endif
+
+#if defined(__AVX512BF16__)
+LB_INLINE void load_weights(W8Limbs, const char* data, VI (&to)[8]) {
+  LB_UNROLL for (int i = 0; i < 8; ++i) to[i] = (VI)(load_uint(data + i * kTileLine) ^ 0x80808080u);
+}
+LB_INLINE void load_weights(W4Limbs, const char* data, VI (&to)[8]) {
+  LB_UNROLL for (int step = 0; step < 4; ++step) {
+    const VU v = load_uint(data + step * kTileLine);
+    to[step] = (VI)(v & 0x0f0f0f0fu);
+    to[4 + step] = (VI)((v >> 4) & 0x0f0f0f0fu);
+  }
 }
 
 LB_INLINE VI add_products(VI sum, VI weights, int32_t limbs) {
@@ -84,55 +175,6 @@ LB_INLINE VF limb_products(const VI (&weights)[8], const PackLimbs& x) {
   }
   return sum * splat(x.unit);
 }
-
-struct Limbs {
-  typedef PackLimbs Element;
-  static constexpr bool kIsLimbs = true;
-  static constexpr int64_t elements(int64_t k) { return (k + kPack - 1) / kPack; }  // of a row of x
-};
-
-// One row of x of `rows`.
-template <typename S>
-void pack_limbs_row(const bf16* x, int64_t k, int64_t rows, PackLimbs* to) {
-  const int64_t whole = k / kPack;
-  for (int64_t pack = 0; pack < whole; ++pack) pack_limbs<S>(x + pack * kPack, to[pack * rows]);
-  if (k % kPack != 0) {
-    bf16 rest[kPack] = {};
-    memcpy(rest, x + whole * kPack, sizeof(bf16) * static_cast<size_t>(k % kPack));
-    pack_limbs<S>(rest, to[whole * rows]);
-  }
-}
-
-struct W8Limbs : Limbs, Bytes {
-  static constexpr int32_t kOffset = 128;
-  static constexpr int64_t kPackBytes = kPack * kTile;
-  static LB_INLINE void load(const char* data, VI (&to)[8]) {
-    LB_UNROLL for (int i = 0; i < 8; ++i) to[i] = (VI)(load_uint(data + i * kTileLine) ^ 0x80808080u);
-  }
-  static LB_INLINE void store(VI first, VI second, int32_t* to) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)first));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm512_cvtepi32_epi8((__m512i)second));
-  }
-};
-
-// A word of weights has in its lower nibbles the columns c, c + 16, c + 1 and c + 17, with c = 2 * step, in its upper
-// ones those 8 behind them.
-struct W4Limbs : Limbs, Nibbles {
-  static constexpr int32_t kOffset = 8;
-  static constexpr int64_t kPackBytes = kPack * kTile / 2;
-  static LB_INLINE void load(const char* data, VI (&to)[8]) {
-    LB_UNROLL for (int step = 0; step < 4; ++step) {
-      const VU v = load_uint(data + step * kTileLine);
-      to[step] = (VI)(v & 0x0f0f0f0fu);
-      to[4 + step] = (VI)((v >> 4) & 0x0f0f0f0fu);
-    }
-  }
-  static LB_INLINE void store(VI first, VI second, int32_t* to) {
-    const __m128i a = _mm512_cvtepi32_epi8((__m512i)first), b = _mm512_cvtepi32_epi8((__m512i)second);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi8(a, b));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi8(a, b));
-  }
-};
 #endif
 
 }  // namespace

@@ -28,7 +28,8 @@
 // no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
 // up to three), 32 columns at a time become integers of 24 bits times a power of two, whose products are summed exactly
 // (quantized_limbs.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
-// more.
+// more. On aarch64 with dot products of bytes (dotprod, i8mm_bf16) so are columns of bf16 and f16 in all loops on
+// integers, whatever the number of rows.
 //
 // Outputs that are not finite are those of the weight dequantized to fp32: a scale behind a sum, a zero point taken
 // off it, or limbs, would make NaN of infinities that are in no common product of x @ weight^T.

@@ -13,6 +13,7 @@
 #include "common/vec.h"
 #include "quantized_linear/quantized_limbs.h"
 #include "quantized_linear/quantized_matrix.h"
+#include "quantized_linear/quantized_neon.h"
 #include "quantized_linear/quantized_steps.h"
 
 namespace liteboost {
@@ -146,7 +147,7 @@ void pack(const QuantizedTiles& weight, const T* x, int64_t rows, char* packed) 
   }
 }
 
-// ---- products ----
+// ---- products: on aarch64 those of quantized_neon.h ----
 
 // A tile, and a chunk of x.
 struct TileArgs {
@@ -158,6 +159,7 @@ struct TileArgs {
   int64_t groups, steps;  // steps of a group
 };
 
+#if !defined(__aarch64__)
 template <typename S, int X, int C, int j>
 LB_INLINE void add_parts(VF (&d)[C][X], typename S::Loaded w, const typename S::Element* x) {
   const auto part = S::template part<j>(w);
@@ -203,6 +205,7 @@ LB_INLINE void tile_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
     }
   }
 }
+#endif
 
 #if defined(__AVX512BF16__)
 // The same of limbs.
@@ -223,7 +226,7 @@ LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
     for (int64_t pack = 0; pack < packs; ++pack, data += S::kPackBytes, x += X) {
       fetch_weights<S::kPackBytes>(data);
       VI weights[8];
-      S::load(data, weights);
+      load_weights(S{}, data, weights);
       LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = fma(limb_products(weights, x[r]), scale, sums[r]);
     }
   }
@@ -234,8 +237,17 @@ LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
 template <typename S, typename T, int X>
 void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile, int64_t rows, T* out) {
   const int64_t n = args.weight.n;
+#if defined(__aarch64__)
+  float all[X * kTile];
+  LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, {
+    neon_tile<S, Scale>({m.data, m.scales, m.zero_points, m.x, m.x_sums, X, m.groups, m.steps}, all);
+  });
+#endif
   for (int lane = 0; lane < kTile && tile * kTile + lane < n; lane += kLanes) {
     VF sums[X];
+#if defined(__aarch64__)
+    for (int r = 0; r < X; ++r) sums[r] = load(all + r * kTile + lane);
+#else
     LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, {
       if constexpr (S::kIsLimbs) {
         limb_sums<S, Scale>(m, sums);
@@ -243,6 +255,7 @@ void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile,
         tile_sums<S, Scale, X>(m, lane, sums);
       }
     });
+#endif
     note_not_finite(sums, args.not_finite);
     const int64_t first = tile * kTile + lane;
     const auto write = [&](auto lanes) {
@@ -350,6 +363,13 @@ LB_INLINE void with_steps(int32_t bits, int64_t rows, const F& f) {
   } else {
     rows <= kLimbRowsOfW4 ? f(W4Limbs{}) : f(W4Pairs{});
   }
+}
+#elif defined(LB_LIMBS)
+// Limbs serve every number of rows: four bytes in an instruction are less work than floats, whatever the rows share.
+template <typename T, typename F>
+  requires(!__is_same(T, float))
+LB_INLINE void with_steps(int32_t bits, int64_t, const F& f) {
+  bits == 8 ? f(W8Limbs{}) : f(W4Limbs{});
 }
 #endif
 

@@ -27,6 +27,10 @@ LB_INLINE VF from_uint8(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__aarch64__)
+  uint32_t bytes;
+  memcpy(&bytes, p, sizeof(bytes));
+  return (VF)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes)))));
 #else
   typedef uint8_t VUB __attribute__((vector_size(kLanes)));
   VUB bytes;

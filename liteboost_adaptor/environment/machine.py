@@ -12,11 +12,23 @@ PACKAGES = ("torch", "torch_npu", "transformers", "accelerate", "safetensors", "
 #: What each instruction set of the kernels asks of the CPU, in the names of /proc/cpuinfo.
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
-ISA_FLAGS = {
+_X86_FLAGS = {
     "baseline": frozenset[str](),
     "avx2": _AVX2,
     "avx512": _AVX512,
     "avx512_bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
+}
+_DOTPROD = frozenset({"atomics", "asimdrdm", "asimddp"})
+_ARM_FLAGS = {
+    "baseline": frozenset[str](),
+    "dotprod": _DOTPROD,
+    "i8mm_bf16": _DOTPROD | {"i8mm", "bf16"},
+}
+#: By name of the machine: where /proc/cpuinfo lists them, and what each instruction set asks for.
+ISA_FLAGS = {
+    "x86_64": ("flags", _X86_FLAGS),
+    "AMD64": ("flags", _X86_FLAGS),
+    "aarch64": ("Features", _ARM_FLAGS),
 }
 
 
@@ -39,10 +51,11 @@ def cpu_name() -> str:
 
 def cpu_isas() -> list[str]:
     """Instruction sets of the kernels this CPU can run, the weakest first."""
-    flags = set(_cpuinfo().get("flags", "").split())
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if platform.machine() not in ISA_FLAGS:
         return ["baseline"]
-    return [name for name, needed in ISA_FLAGS.items() if needed <= flags]
+    key, flags_of = ISA_FLAGS[platform.machine()]
+    flags = set(_cpuinfo().get(key, "").split())
+    return [name for name, needed in flags_of.items() if needed <= flags]
 
 
 def _cpuinfo() -> dict[str, str]:

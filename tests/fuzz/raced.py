@@ -29,7 +29,7 @@ PLANTED = (
 )
 SCENARIOS = ("programs", "recorded steps", "paged attention", "collectives", "ops")
 #: Who writes to what is the same with every instruction set; one compiles in a third of the time.
-ONE_SET = ("-DLB_X86_ISAS=OFF", "-DLITEBOOST_NPU=OFF")
+ONE_SET = ("-DLB_X86_ISAS=OFF", "-DLB_ARM_ISAS=OFF", "-DLITEBOOST_NPU=OFF")
 TSAN = {
     "halt_on_error": 1,
     "exitcode": 66,

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from support.processes import python_json
 
+from liteboost_adaptor import config
+
 pytestmark = pytest.mark.usefixtures("native_only")
 
 ops = torch.ops.liteboost
-ORDER = ["baseline", "avx2", "avx512", "avx512_bf16"]
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
+ORDER = list(config.X86_ISAS if IS_X86 else config.ARM_ISAS)
 
 SHOW = """
 import json, torch
@@ -38,7 +44,7 @@ def test_the_best_is_used_by_default() -> None:
 
 
 def test_detection_agrees_with_the_kernels_list_of_flags() -> None:
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+    if IS_X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
         assert ("avx512_bf16" in ops._isas()) == has_avx512_bf16()
 
 
@@ -60,10 +66,19 @@ def test_unknown_name_lists_the_allowed(name: str) -> None:
 
 @pytest.mark.parametrize(("capability", "best"), [("default", "baseline"), ("avx2", "avx2")])
 def test_torchs_own_limit_is_respected(capability: str, best: str) -> None:
-    if best not in ops._isas():
-        pytest.skip(f"this CPU has no {best}")
+    if not IS_X86 or best not in ops._isas():
+        pytest.skip(f"this CPU has no {best}, or is none whose instruction sets torch limits")
     isa, isas = python_json(SHOW, ATEN_CPU_CAPABILITY=capability)
     assert isa == best and isas == ORDER[: ORDER.index(best) + 1]
+
+
+def test_every_list_has_the_same_names() -> None:
+    kernels = Path(__file__).parents[2] / "kernels"
+    header = (kernels / "common/isa.h").read_text()
+    lists = [re.findall(r"X\((\w+), __VA_ARGS__\)", line) for line in header.splitlines()]
+    assert [tuple(found) for found in lists if found] == [config.X86_ISAS, config.ARM_ISAS, ("baseline",)]
+    flags = re.findall(r"set\(LB_FLAGS_(\w+)", (kernels / "CMakeLists.txt").read_text())
+    assert tuple(flags) == config.ISA_NAMES
 
 
 def test_environment_variable_limits() -> None:

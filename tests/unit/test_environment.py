@@ -229,3 +229,20 @@ def test_ascend_problems(
         assert problems == []
     else:
         assert len(problems) == 1 and expected in problems[0].do and not problems[0].fatal
+
+
+@pytest.mark.parametrize(
+    ("features", "isas"),
+    [
+        ("fp asimd evtstrm aes crc32", ["baseline"]),
+        ("fp asimd atomics asimdrdm asimddp fphp asimdhp", ["baseline", "dotprod"]),
+        ("fp asimd atomics asimdrdm i8mm bf16", ["baseline"]),
+        ("fp asimd atomics asimdrdm asimddp sve i8mm bf16", ["baseline", "dotprod", "i8mm_bf16"]),
+    ],
+)
+def test_instruction_sets_of_arm_cpus(
+    monkeypatch: pytest.MonkeyPatch, features: str, isas: list[str]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(machine, "_cpuinfo", lambda: {"Features": features})
+    assert machine.cpu_isas() == isas
