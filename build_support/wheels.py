@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,8 @@ import torch_headers
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINES = ("x86_64", "aarch64")
-#: The oldest C library that is asked of a machine: torch's own wheels ask for it, too.
-POLICY = "manylinux_2_28"
+#: The newest C library that may be asked of a machine: torch's own wheels ask for it, too.
+NEWEST_GLIBC = (2, 28)
 PREBUILT = Path("liteboost_adaptor") / "_prebuilt"
 LOOPS = "libliteboost_loops.so"
 LARGEST = 8 << 20
@@ -52,7 +53,7 @@ def build(machine: str, torches: list[str], dist: Path, work: Path, jobs: int) -
 
     Raises:
         SystemExit: A compiler is missing, a library needs a name that its torch does not have, or the wheel
-            is larger than `LARGEST`.
+            is larger than `LARGEST` or asks for a newer C library than `NEWEST_GLIBC`.
         subprocess.CalledProcessError: CMake, pip, auditwheel or another program failed, and said why.
     """
     prebuilt = work / machine / "prebuilt"
@@ -73,7 +74,7 @@ def build(machine: str, torches: list[str], dist: Path, work: Path, jobs: int) -
             raise SystemExit(
                 f"the library for torch {minor} on {machine} needs what nobody has: {sorted(unknown)}"
             )
-    wheel = audited(assembled(machine, prebuilt, work / machine), machine, dist)
+    wheel = audited(assembled(machine, prebuilt, work / machine), dist)
     if wheel.stat().st_size > LARGEST:
         raise SystemExit(f"{wheel} has {wheel.stat().st_size} bytes; a wheel shall have at most {LARGEST}")
     return wheel
@@ -132,14 +133,24 @@ def assembled(machine: str, prebuilt: Path, work: Path) -> Path:
     return packed
 
 
-def audited(wheel: Path, machine: str, dist: Path) -> Path:
-    """``wheel`` under the tag that auditwheel gives it, which must be `POLICY` or older, in ``dist``."""
+def audited(wheel: Path, dist: Path) -> Path:
+    """``wheel`` under the tag that auditwheel finds for it, in ``dist``.
+
+    Raises:
+        SystemExit: The tag is of a C library newer than `NEWEST_GLIBC`.
+    """
     # Torch's libraries are found in the torch that is installed.
     outside = [f"--exclude={name}" for name in torch_headers.LIBRARIES]
     with tempfile.TemporaryDirectory() as scratch:
-        how = ["--plat", f"{POLICY}_{machine}", "--only-plat", "--wheel-dir", scratch]
+        how = ["--plat", "auto", "--only-plat", "--wheel-dir", scratch]
         _run(sys.executable, "-m", "auditwheel", "repair", *how, *outside, wheel)
         (named,) = Path(scratch).glob("*.whl")
+        tag = re.search(r"-manylinux_(\d+)_(\d+)_", named.name)
+        if tag is None or (int(tag[1]), int(tag[2])) > NEWEST_GLIBC:
+            raise SystemExit(
+                f"auditwheel names {named.name}: more is asked of glibc than {NEWEST_GLIBC} has. `auditwheel "
+                "show` says what; kernels/common/manylinux_2_28.cpp is where it is done by older names"
+            )
         dist.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(named, dist / named.name))
 
