@@ -35,7 +35,7 @@ class Outcome:
 
     Attributes:
         torch: The version that was there, with what it was built for.
-        seconds: To install the wheel once torch is there.
+        seconds: Of a processor, to install the wheel once torch is there.
         isa: The instruction set in use, or why there are no kernels.
         ops: pytest's closing words on the tests of ops.
         text: Whether the example's text is the same at all levels.
@@ -65,7 +65,7 @@ def main() -> int:
     wheel = given.wheel or newest_wheel()
     cells = [tuple(cell.split("/")) for cell in given.cell] if given.cell else CELLS
     faults = 0
-    titles = ("Python", "torch", "installed in", "kernels", "tests of ops", "text of the example", "")
+    titles = ("Python", "torch", "to install (CPU)", "kernels", "tests of ops", "text of the example", "")
     sys.stdout.write(f"{wheel.name}\n\n{row(*titles)}{row(*['---'] * len(titles))}")
     for python, torch in cells:
         outcome = tried(python, torch, wheel, given.tests)
