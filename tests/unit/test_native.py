@@ -143,6 +143,94 @@ def test_library_built_for_another_torch_is_refused_by_name(copy: Path) -> None:
     assert result["value"] == pytest.approx(3.0, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("torch_version", "minor"),
+    [
+        ("2.13.0", "2.13"),
+        ("2.10.3+cu130", "2.10"),
+        ("2.14.0a0+git1234", None),
+        ("2.14.0.dev20260401", None),
+        ("2.14.0rc1", None),
+        (None, None),
+    ],
+)
+def test_only_releases_have_a_minor_version(torch_version: str | None, minor: str | None) -> None:
+    assert native.minor_version(torch_version) == minor
+
+
+@pytest.fixture
+def prebuilt(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a wheel for all torches brings: a copy of the library for each of three, and loops."""
+    folder = tmp_path / "_prebuilt"
+    monkeypatch.setattr(native, "PREBUILT", folder)
+    monkeypatch.setattr(native, "PACKAGE_DIR", tmp_path / "package")
+    monkeypatch.setattr(native, "build_folders", lambda: ())
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
+    for minor in ("2.9", "2.10", "2.13"):
+        place = folder / f"torch-{minor}" / native.LIBRARY
+        place.parent.mkdir(parents=True)
+        os.link(copy, place)
+        shutil.copy(copy.parent / native.BUILD_INFO, place.parent)
+        change_info(place, torch=f"{minor}.0", torch_minor=minor, loops="loops.so")
+    shutil.copy(copy, folder / "loops.so")
+    # They are copies of one, and say so.
+    monkeypatch.setattr(native, "embedded_build_info", lambda path: {})
+    return folder
+
+
+@pytest.mark.parametrize("installed", ["2.10.0", "2.10.1+cpu", "2.13.2+cu130", "2.9.1"])
+def test_the_library_of_a_wheel_for_the_minor_version_is_taken(
+    prebuilt: Path, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    monkeypatch.setattr(native, "torch_version", lambda: installed)
+    (found,) = native.candidates()
+    minor = ".".join(installed.split(".")[:2])
+    assert found.reason is None and found.path == prebuilt / f"torch-{minor}" / native.LIBRARY
+
+
+@pytest.mark.parametrize("installed", ["2.14.0", "2.8.0", "2.13.0a0+git1234", "3.10.0"])
+def test_a_torch_that_a_wheel_has_no_kernels_for_is_named(
+    prebuilt: Path, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    monkeypatch.setattr(native, "torch_version", lambda: installed)
+    (found,) = native.candidates()
+    assert found.reason == f"{prebuilt} has kernels for releases of torch 2.9, 2.10, 2.13, found {installed}"
+
+
+def test_what_was_built_for_an_unknown_torch_stands_before_a_wheels(
+    prebuilt: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "torch_version", lambda: "2.14.0")
+    folder = tmp_path / "_native"
+    home = folder / f"{native.build_key('2.14.0')}-1"
+    shutil.copytree(prebuilt / "torch-2.13", home)
+    change_info(home / native.LIBRARY, torch="2.14.0")
+    (home / native.BUILD_INFO).write_text(json.dumps({"torch": "2.14.0", "processor": platform.machine()}))
+    monkeypatch.setattr(native, "build_folders", lambda: (folder,))
+    assert native.find() == native.Candidate(home / native.LIBRARY, native.find().build_info, None)
+
+
+def test_a_library_for_another_minor_version_is_refused_in_the_folder_of_this(
+    prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "torch_version", lambda: "2.13.0+cpu")
+    place = prebuilt / "torch-2.13" / native.LIBRARY
+    change_info(place, torch="2.12.0", torch_minor="2.12")
+    (found,) = native.candidates()
+    assert found.reason == f"{place} was built for torch 2.12.0, found 2.13.0+cpu"
+
+
+@pytest.mark.parametrize(("size", "words"), [(None, "cannot be read"), (4096, "is truncated")])
+def test_loops_that_are_missing_or_damaged_are_named(
+    prebuilt: Path, monkeypatch: pytest.MonkeyPatch, size: int | None, words: str
+) -> None:
+    monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
+    loops = prebuilt / "loops.so"
+    loops.unlink() if size is None else loops.write_bytes(loops.read_bytes()[:size])
+    (found,) = native.candidates()
+    assert found.reason is not None and found.reason.startswith(f"{loops} {words}")
+
+
 def test_truncated_library_is_refused_before_it_can_crash(copy: Path) -> None:
     content = copy.read_bytes()
     for size in (0, 3, 63, 64, 4096, len(content) // 2, len(content) - 1):
