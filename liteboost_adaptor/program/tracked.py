@@ -11,7 +11,14 @@ from torch.utils import _pytree as pytree
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class Tracked(torch.Tensor):
+class _Named(type(torch.Tensor)):  # type: ignore[misc] # mypy knows no metaclass of a computed base
+    """Its class is called what it stands for: transformers guesses by that what a tensor is (`is_tensor`)."""
+
+    def __repr__(cls) -> str:
+        return repr(torch.Tensor)
+
+
+class Tracked(torch.Tensor, metaclass=_Named):
     """A tensor with symbolic sizes: ``actual`` with the sizes of this step, ``shaped`` with the symbols."""
 
     actual: torch.Tensor
