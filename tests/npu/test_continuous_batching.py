@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import llamas
+from support import llamas, numbers
 from transformers import GenerationConfig, LlamaForCausalLM
 
 import liteboost_adaptor
@@ -20,6 +20,8 @@ pytest.importorskip(
 from transformers.generation import ContinuousBatchingConfig
 
 NEW_TOKENS, LAYERS = 4, 2
+#: Twice the distance of the logits in this dtype from those in a wider one: what is nearer is a tie.
+ROUNDING = {torch.float32: 1e-4, torch.float16: 0.025}
 LENGTHS = (1, 3, 15, 16, 17, 2, 40, 33, 7, 90, 5, 21, 9, 64, 11, 28, 4, 6, 8, 12)
 
 
@@ -38,13 +40,13 @@ def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
     generator = torch.Generator().manual_seed(7)
     requests = [torch.randint(3, 64, (n,), generator=generator).tolist() for n in LENGTHS]
     settings = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    with torch.no_grad():
-        expected = [
-            model.generate(torch.tensor([request]).npu(), generation_config=settings)[
-                0, len(request) :
-            ].tolist()
-            for request in requests
-        ]
+    references = [
+        numbers.greedy(model, {"input_ids": torch.tensor([request]).npu()}, steps=NEW_TOKENS, eos_token_id=-1)
+        for request in requests
+    ]
+    expected = torch.cat([reference.tokens for reference in references]).cpu()
+    certain = torch.cat([numbers.certain(reference, ROUNDING[dtype]) for reference in references]).cpu()
+    assert certain.float().mean() > 0.8
     liteboost_adaptor.apply(model, level=2)
     native_npu.load()
     before = report.counter("paged.sdpa").calls
@@ -57,8 +59,9 @@ def test_tokens_of_generate(dtype: torch.dtype, page_size: int) -> None:
         ),
         warmup=False,
     )
-    assert [output.generated_tokens for output in outputs.values()] == expected
+    found = torch.tensor([output.generated_tokens for output in outputs.values()])
+    assert found.shape == expected.shape and torch.equal(found[certain], expected[certain])
     served = report.counter("paged.sdpa").calls - before
     assert served >= NEW_TOKENS * LAYERS and not report.counter("paged.sdpa").fallbacks
-    found = [(reason, count) for op, reason, count in native_npu.calls() if op == "paged_attention"]
-    assert found == [("fp32" if dtype == torch.float32 else "", served)]
+    asked = [(reason, count) for op, reason, count in native_npu.calls() if op == "paged_attention"]
+    assert asked == [("fp32" if dtype == torch.float32 else "", served)]
