@@ -22,8 +22,10 @@ constexpr size_t kDigits = 64;
 
 std::string real_path(const std::string& path, const std::string& name) {
   char found[PATH_MAX];
-  require(realpath(path.c_str(), found) != nullptr, LITEBOOST_BAD_FOLDER, name,
-          " cannot be opened: ", std::strerror(errno), "; name a folder that `liteboost export` has written");
+  // Called before errno is read: the arguments of a call are evaluated in any order.
+  const bool is_there = realpath(path.c_str(), found) != nullptr;
+  require(is_there, LITEBOOST_BAD_FOLDER, name, " cannot be opened: ", std::strerror(errno),
+          "; name a folder that `liteboost export` has written");
   return found;
 }
 
@@ -39,8 +41,8 @@ struct Descriptor {
 MappedFile::MappedFile(const std::string& path, const std::string& name) {
   const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat about{};
-  require(file.number >= 0 && fstat(file.number, &about) == 0, LITEBOOST_BAD_FOLDER, name,
-          " cannot be read: ", std::strerror(errno));
+  const bool is_known = file.number >= 0 && fstat(file.number, &about) == 0;
+  require(is_known, LITEBOOST_BAD_FOLDER, name, " cannot be read: ", std::strerror(errno));
   require(S_ISREG(about.st_mode), LITEBOOST_BAD_FOLDER, name, " is no file");
   size_ = static_cast<size_t>(about.st_size);
   if (size_ == 0) return;

@@ -30,7 +30,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], None]) -> str:
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    assert "cannot be opened" in refuse(tmp_path / "nowhere")
+    assert "nowhere cannot be opened: No such file or directory" in refuse(tmp_path / "nowhere")
     assert "SHA256SUMS" in refuse(tmp_path)
 
 
