@@ -55,6 +55,10 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
+void MappedFile::drop() const {
+  if (data_ != nullptr) (void)madvise(data_, size_, MADV_DONTNEED);
+}
+
 Folder::Folder(const std::string& path) : path_(real_path(path, path)) {
   const MappedFile file(path_ + "/" + kSums, kSums);
   std::string_view rest = file.text();
@@ -84,6 +88,8 @@ std::shared_ptr<const MappedFile> Folder::open(const std::string& name, bool is_
   auto file = std::make_shared<const MappedFile>(path, name);
   require(!is_checked || sha256(file->data(), file->size()) == sum->second, LITEBOOST_BAD_FOLDER, name,
           " is not the file that was written (its checksum is another than in ", kSums, "); copy it again");
+  // Of an embedding, a few rows are read.
+  if (is_checked) file->drop();
   return file;
 }
 

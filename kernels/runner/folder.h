@@ -19,6 +19,8 @@ class MappedFile {
   char* data() const { return data_; }
   size_t size() const { return size_; }
   std::string_view text() const { return {data_, size_}; }
+  // Gives back the memory of what was read; it is read again where it is needed. Not once somebody has written.
+  void drop() const;
 
  private:
   char* data_ = nullptr;
