@@ -324,7 +324,7 @@ def test_the_status_tells() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--soc", "310P"),
+        pytest.param(("--soc", "310P"), marks=pytest.mark.full),
         pytest.param(("--soc", "910C"), marks=pytest.mark.full),
         pytest.param(("--soc", "910B", "--release", "9.1.0"), marks=pytest.mark.full),
     ],

@@ -23,7 +23,7 @@ full = pytest.mark.full
     ("soc", "release"),
     [
         ("910B", "8.5.0"),
-        ("910C", "9.0.0"),
+        pytest.param("910C", "9.0.0", marks=full),
         pytest.param("910B", "9.0.0", marks=full),
         pytest.param("910C", "8.5.0", marks=full),
         pytest.param("910C", "9.1.0", marks=full),

@@ -34,10 +34,14 @@ def test_every_op_passes_with_many_keys(op: str, kind: str) -> None:
     assert not result.failed and (result.served or all(figure.fallback for figure in result.figures))
 
 
-def test_every_op_with_an_aclnn_operator_passes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        report_module, "kinds_of", lambda op: [k for k in kinds_of(op) if (op, k) not in LONG]
-    )
+@pytest.mark.parametrize("dtypes", ["bf16", pytest.param("", marks=pytest.mark.full)], ids=["bf16", "all"])
+def test_every_op_with_an_aclnn_operator_passes(
+    dtypes: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kinds(op: str) -> list[str]:
+        return [kind for kind in kinds_of(op) if kind.startswith(dtypes) and (op, kind) not in LONG]
+
+    monkeypatch.setattr(report_module, "kinds_of", kinds)
     report, figures = cache / "report.md", cache / "figures.json"
     code = cli.main(["selftest", "--device", "npu", "--output", str(report), "--json", str(figures)])
     found = json.loads(figures.read_text())
