@@ -124,8 +124,8 @@ int liteboost_reset(liteboost_model* model) {
 int liteboost_prefill(liteboost_model* model, const int64_t* ids, size_t count) {
   return guarded([&] {
     check_given(model, "model");
-    check_given(ids, "ids");
     require(count > 0, LITEBOOST_BAD_ARGUMENT, "a prompt must have a token at least, got none");
+    check_given(ids, "ids");
     catch_up(*model);
     model->session.read(ids, count);
     model->ids.insert(model->ids.end(), ids, ids + count);

@@ -34,7 +34,7 @@ enum liteboost_status {
 };
 
 typedef struct liteboost_options {
-  int threads;           /* 0: as many as there are cores */
+  int threads;           /* 0: as many as there are cores; at most 4096 */
   int without_checksums; /* 1: do not read all weights to compare them with their checksum */
   const char* kernels;   /* path of _C.so; NULL: beside this library */
   const char*

@@ -1,6 +1,7 @@
 // liteboost-run: text from a folder, by the C functions of liteboost_run.h and nothing else.
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -25,7 +26,7 @@ each line of standard input is a message, answered by the model.
   --max-new N              at most so many new tokens (default: as many as FOLDER has room for)
   --stream                 print what is there at once
   --ignore-stop            go on behind tokens that end a text
-  --threads N              of the processor (default: as many as there are cores)
+  --threads N              of the processor (default: as many as there are cores; at most 4096)
   --greedy | --sample      the most likely token always, or draw one (default: as FOLDER says)
   --temperature X  --top-k N  --top-p X  --repetition-penalty X  --seed N
   --kernels FILE           _C.so, if it does not lie beside libliteboost_run.so
@@ -173,7 +174,7 @@ void answer(liteboost_model* model, const Arguments& given) {
 
 int run(const Arguments& given) {
   liteboost_options how{};
-  how.threads = static_cast<int>(given.whole("--threads", 0));
+  how.threads = static_cast<int>(std::min<int64_t>(given.whole("--threads", 0), INT_MAX));
   how.without_checksums = given.has("--no-checksums") ? 1 : 0;
   how.kernels = given.text("--kernels");
   how.tokenizer = given.text("--tokenizer");

@@ -21,6 +21,8 @@ namespace {
 
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kWeights = "weights.safetensors";
+// OpenMP's runtime keeps a few words a thread on the stack, and dies where they are too many.
+constexpr int kMostThreads = 4096;
 
 // Memory of zeros, of which only what is written takes room.
 at::Tensor memory_for(const Entry& entry) {
@@ -65,6 +67,9 @@ int64_t program_for(const std::vector<Range>& ranges, int64_t length) {
 }  // namespace
 
 Session::Session(const std::string& path, const liteboost_options& options) {
+  require(options.threads >= 0 && options.threads <= kMostThreads, LITEBOOST_BAD_ARGUMENT,
+          "threads must be from 0, for as many as there are cores, to ", kMostThreads, ", got ",
+          options.threads);
   const Folder folder(path);
   const auto file = folder.open(kManifest);
   manifest_ = Manifest::parse(Json::parse(file->text(), kManifest));

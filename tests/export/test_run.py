@@ -102,6 +102,25 @@ def test_a_command_line_that_cannot_be_read(
     assert done.returncode == 2 and words in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "arguments", "words"),
+    [
+        ("", (), "a prompt must have a token at least, got none"),
+        (
+            "5",
+            ("--threads", "100000"),
+            "threads must be from 0, for as many as there are cores, to 4096, got 100000",
+        ),
+        ("5", ("--threads", "4294967297"), "threads must be from 0"),
+    ],
+)
+def test_what_the_command_line_gives_is_not_allowed(
+    windowed: Exported, given: str, arguments: tuple[str, ...], words: str
+) -> None:
+    done = runner.run(windowed[1], "--ids", "-", *arguments, given=given)
+    assert done.returncode == 1 and words in done.stderr
+
+
 def test_the_manifest_says_what_is_in_the_folder(windowed: Exported) -> None:
     model, folder = windowed
     says = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
