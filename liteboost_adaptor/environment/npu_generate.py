@@ -171,7 +171,7 @@ def decoding_mask(original: Any) -> Any:
 
 
 def text_mask(original: Any) -> Any:
-    """``eager_mask`` that does not ask whether an encoder's text is padded: where it is not, zeros are added."""
+    """``eager_mask`` that does not ask whether an encoder's text is padded: if not, zeros are added."""
     counter = report.counter("npu.generate_mask")
 
     @functools.wraps(original)
