@@ -137,9 +137,9 @@ def _generate_rotary(stack: UndoStack) -> None:
 
 def _generate_mask(stack: UndoStack) -> None:
     mapping = sys.modules["transformers.masking_utils"].AttentionMaskInterface._global_mapping
-    stack.set_item(
-        mapping, "sdpa", npu_generate.decoding_mask(mapping["sdpa"]), "AttentionMaskInterface['sdpa']"
-    )
+    ours = {"sdpa": npu_generate.decoding_mask, "eager": npu_generate.text_mask}
+    for name, make in ours.items():
+        stack.set_item(mapping, name, make(mapping[name]), f"AttentionMaskInterface['{name}']")
 
 
 _CRITERIA = "transformers.generation.stopping_criteria"

@@ -151,45 +151,76 @@ def next_positions(original: Any, inside: list[int]) -> Any:
 
 
 def decoding_mask(original: Any) -> Any:
-    """``sdpa_mask`` whose mask of one token after all others is the padding of those that it sees.
+    """``sdpa_mask`` whose mask of one token is the padding of those that it sees.
 
-    transformers reads on the host whether anything is padded, at every token and for each kind of mask. In
-    ``generate`` the answer is known, for it drops a mask of ones at the beginning; elsewhere a mask of ones
-    is right, too. Of a sliding window the cache keeps no more tokens than the last one sees.
+    It sees all before it, or all of an encoder's text. transformers reads on the host whether anything is
+    padded, at every token and for each kind of mask. In ``generate`` of a decoder alone the answer is known,
+    for it drops a mask of ones at the beginning; elsewhere a mask of ones is right, too. Of a sliding window
+    the cache keeps no more tokens than the last one sees.
     """
     counter = report.counter("npu.generate_mask")
 
     @functools.wraps(original)
     def sdpa_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-        mask, length = kwargs.get("attention_mask"), kwargs.get("kv_length")
-        offset, start = kwargs.get("q_offset"), kwargs.get("kv_offset")
-        # In a step that is recorded lengths are symbols.
-        is_recorded = buffers.is_recorded()
-        numbers = (int, torch.SymInt) if is_recorded else (int,)
-        if (
-            args
-            or not (type(mask) is torch.Tensor or (is_recorded and isinstance(mask, torch.Tensor)))
-            or mask.device.type != "npu"
-            or mask.ndim != 2
-            or mask.dtype != torch.bool
-            or kwargs.get("q_length") != 1
-            or kwargs.get("allow_is_bidirectional_skip")
-            or not (type(offset) in numbers and type(start) in numbers and type(length) in numbers)
-            or not offset + 1 == start + length == mask.shape[1]
-            or mask.shape[0] != kwargs.get("batch_size")
-            or not _last_sees_all(kwargs.get("mask_function"), kwargs.get("local_size"), start, length)
-        ):
+        if args or not _is_of_one_token(kwargs) or not (_sees_a_text(kwargs) or _last_sees_all(kwargs)):
             return original(*args, **kwargs)
         counter.count_served()
-        return mask[:, None, None, start:]
+        return kwargs["attention_mask"][:, None, None, kwargs["kv_offset"] :]
 
     return sdpa_mask
 
 
-def _last_sees_all(mask_function: Any, window: Any, start: Any, length: Any) -> bool:
-    """Whether the last token sees all of ``length`` that begin at ``start``, but for padding."""
+def text_mask(original: Any) -> Any:
+    """``eager_mask`` that does not ask whether an encoder's text is padded: if not, zeros are added."""
+    counter = report.counter("npu.generate_mask")
+
+    @functools.wraps(original)
+    def eager_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+        if args or not _is_of_one_token(kwargs) or not _sees_a_text(kwargs):
+            return original(*args, **kwargs)
+        counter.count_served()
+        return original(**kwargs | {"allow_is_bidirectional_skip": False})
+
+    return eager_mask
+
+
+def _is_of_one_token(arguments: dict[str, Any]) -> bool:
+    """Whether a mask is asked for of one token on an NPU, and padding is all that may hide others from it."""
+    mask, length = arguments.get("attention_mask"), arguments.get("kv_length")
+    offset, start = arguments.get("q_offset"), arguments.get("kv_offset")
+    # In a step that is recorded lengths are symbols.
+    is_recorded = buffers.is_recorded()
+    numbers = (int, torch.SymInt) if is_recorded else (int,)
+    return (
+        (type(mask) is torch.Tensor or (is_recorded and isinstance(mask, torch.Tensor)))
+        and mask.device.type == "npu"
+        and mask.ndim == 2
+        and mask.dtype == torch.bool
+        and arguments.get("q_length") == 1
+        and (type(offset) in numbers and type(start) in numbers and type(length) in numbers)
+        and bool(start + length == mask.shape[1])
+        and mask.shape[0] == arguments.get("batch_size")
+    )
+
+
+def _sees_a_text(arguments: dict[str, Any]) -> bool:
+    """Whether the token sees every token of a text that is not its own (an encoder's), but for padding."""
     from transformers import masking_utils
 
+    # Before 5.0 transformers makes masks of encoders elsewhere.
+    everything = getattr(masking_utils, "bidirectional_mask_function", None)
+    is_whole = everything is not None and arguments.get("mask_function") is everything
+    return is_whole and arguments.get("local_size") is None and bool(arguments["kv_offset"] == 0)
+
+
+def _last_sees_all(arguments: dict[str, Any]) -> bool:
+    """Whether the token is the last and sees all of ``kv_length`` from ``kv_offset`` on, but for padding."""
+    from transformers import masking_utils
+
+    start, length = arguments["kv_offset"], arguments["kv_length"]
+    if arguments.get("allow_is_bidirectional_skip") or arguments["q_offset"] + 1 != start + length:
+        return False
+    mask_function, window = arguments.get("mask_function"), arguments.get("local_size")
     if window is None:
         is_causal = mask_function is None or mask_function is masking_utils.causal_mask_function
         return is_causal and bool(start == 0)

@@ -382,6 +382,34 @@ def test_the_mask_of_one_token_is_the_one_transformers_makes() -> None:
     assert calls("npu.generate_mask") == before + 1
 
 
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_the_mask_of_one_token_beside_an_encoder_is_the_one_transformers_makes_unread(kind: str) -> None:
+    from transformers import masking_utils
+
+    ours = masking_utils.AttentionMaskInterface._global_mapping[kind]
+    theirs = getattr(masking_utils, f"{kind}_mask")
+    whole = masking_utils.bidirectional_mask_function
+    arguments = {"batch_size": 3, "q_length": 1, "kv_length": 9, "q_offset": 0, "kv_offset": 0}
+    arguments |= {"mask_function": whole, "allow_is_causal_skip": False, "dtype": torch.float32}
+
+    def checked(mask: torch.Tensor, **change: Any) -> tuple[int, int]:
+        """How often it was served, and the device read; the mask is that which is not left out."""
+        before, both = calls("npu.generate_mask"), arguments | change
+        expected = theirs(**both, attention_mask=mask, device="cpu")
+        on_npu = mask.npu()
+        with Reads() as reads:
+            found = ours(**both, attention_mask=on_npu, allow_is_bidirectional_skip=True, device="npu")
+        assert torch.equal(found.cpu(), expected)
+        return calls("npu.generate_mask") - before, reads.count
+
+    mask = torch.rand(3, 9) > 0.3
+    mask[0] = False
+    assert checked(mask) == checked(torch.ones_like(mask)) == (1, 0)
+    odd = masking_utils.and_masks(whole, lambda batch, head, q, kv: kv % 2 == 1)
+    for change in ({"q_length": 2}, {"kv_length": 7}, {"mask_function": odd}):
+        assert checked(mask, **change)[0] == 0
+
+
 @pytest.mark.parametrize("seen", [5, 8, 9, 20])
 def test_the_mask_of_one_token_in_a_window_is_the_one_transformers_makes(seen: int) -> None:
     from transformers import masking_utils

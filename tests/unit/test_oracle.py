@@ -158,6 +158,26 @@ def test_a_table_in_a_file():
     assert sets[0].attributes == {"k": 2}
 
 
+@pytest.mark.parametrize("named", ["commTurn,expectResult", "comm_turn,expect_result"])
+def test_a_table_whose_columns_are_the_parameters(named):
+    text = """
+        static std::vector<Case> cases = GetCasesFromCsv<Case>(ReplaceFileExtension2Csv(__FILE__));
+        TEST_P(suite, name) {
+            auto c = GetParam();
+            auto ret = OP_API_UT(aclnnFoo, INPUT(c.x1, c.commTurn), OUTPUT()).TestGetWorkspaceSize(&size);
+            EXPECT_EQ(ret, c.expectResult);
+        }
+        INSTANTIATE_TEST_SUITE_P(All, suite, testing::ValuesIn(cases));"""
+    rows = [f"case_name,x1_shape,x1_dtype,x1_format,{named}", "one,2 3,INT8,ND,8,SUCCESS"]
+    table = "\n".join([*rows, "two,4,INT8,ND,8,PARAM_INVALID", ""])
+    sets, failures = read(text, {"op/tests/ut/op_api/test_op.csv": table})
+    assert not failures
+    assert [(s.arguments[0].shape, s.arguments[1], s.accepted) for s in sets] == [
+        ([2, 3], 8, True),
+        ([4], 8, False),
+    ]
+
+
 def test_a_tiling_context_that_is_built_by_a_chain():
     one = only("""
         TEST_F(suite, name) {
@@ -223,6 +243,17 @@ def test_packed_sequences_are_not_a_call_of_training_attention():
     with pytest.raises(Unreadable, match="input 8"):
         arguments_of(of)
     assert len(arguments_of(tiling("FlashAttentionScore", inputs=inputs[:8], outputs=[half(1)] * 4))) == 20
+
+
+def test_a_tiling_is_no_call_where_the_function_casts_the_weight_first():
+    inputs = [Tensor(shape, "DT_INT8", "FORMAT_ND") for shape in ([4, 8], [8, 2])] + [None] * 4
+    of = ParameterSet("QuantBatchMatmulV3", "name", "310P", inputs=inputs, outputs=[half(4, 2)])
+    with pytest.raises(Unreadable, match="casts to FRACTAL_NZ"):
+        arguments_of(of)
+    inputs[1] = Tensor([8, 2], "DT_INT8", "FORMAT_FRACTAL_NZ")
+    assert arguments_of(of)[1] == inputs[1]
+    inputs[1].format, of.soc = "FORMAT_ND", "910B"
+    assert arguments_of(of)[1] == inputs[1]
 
 
 def test_what_is_not_simulated_says_nothing_of_limits():

@@ -1,5 +1,5 @@
 // What a 310P rejects of PromptFlashAttention and IncreFlashAttention, which it has in place of
-// FusedInferAttentionScore. Those of other SoCs are not simulated.
+// FusedInferAttentionScore, and what a 910B and 910C reject of PromptFlashAttention.
 //
 // ops-transformer, attention/, 8.5.0 to 9.1.0: GetBasicShape310P, CheckMaskType, CheckAttenMaskShape,
 // SetTilingHeadNumRatio and the batch limit of prompt_flash_attention/op_host/prompt_flash_attention_tiling.cpp;
@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kLongest = 65536, kMostHeads = 256, kMostRatio = 64;
 
 void check_tensors(const Inference& a) {
-  require(is_310p(), "is simulated for a 310P only");
+  require(is_310p(), "is not simulated but for a 310P");
   require_all_given({{a.query, "query"}, {a.out, "attentionOut"}});
   if (!a.key || !a.value || a.key.size() != 1 || a.value.size() != 1)
     throw NullError("key or value is null, or a list of more than one");
@@ -92,10 +92,54 @@ void check_incremental_mask(const Inference& a) {
           " and KV_S at least ", columns);
 }
 
+/// A 910B and 910C. ops-transformer, attention/prompt_flash_attention, 8.5.0 to 9.1.0: CheckTensorDataType,
+/// AnalysisAxis, AnalysisInputShapeInfo (which pads D to a multiple of 16) and CheckResultOutShapePfa of op_api; B, N and
+/// N * D of docs/aclnnPromptFlashAttentionV3.md. The tiling is that of FusedInferAttentionScore for prompts.
+void check_on_910b(const Inference& a) {
+  bool is_merged = a.layout == "BSH";
+  require(is_merged || a.layout == "BSND" || a.layout == "BNSD" || a.layout == "BNSD_BSND", "inputLayout \"",
+          a.layout, "\" is not simulated: BSH, BSND, BNSD and BNSD_BSND are");
+  require_all_given({{a.query, "query"}, {a.out, "attentionOut"}});
+  if (!a.key || !a.value) throw NullError("key or value is null");
+  if (!a.out->numel()) return;
+  T key{{a.key.p->v[0]}}, value{{a.value.p->v[0]}};
+  for (auto& x : a.quantization) require(!x, "quantized attention is not simulated here");
+  require_dtype(a.query, "query", {at::kHalf, at::kBFloat16});
+  for (auto& [x, name] :
+       Tensors{{key, "key"}, {value, "value"}, {a.bias, "pseShift"}, {a.out, "attentionOut"}}) {
+    require_same_dtype(x, name, a.query, "query");
+  }
+  require_dtype(a.mask, "attenMask", {at::kBool, at::kChar, at::kByte});
+  for (auto& [x, name] : Tensors{{a.query, "query"}, {key, "key"}, {value, "value"}}) {
+    require_axes(x, name, is_merged ? 3 : 4, is_merged ? 3 : 4);
+  }
+  require(key->numel() > 0, "no keys are not simulated here");
+  require(a.inner_precise >= 0 && a.inner_precise <= 3, "innerPrecise is ", a.inner_precise, ": 0 to 3");
+  require(a.heads >= 1 && a.heads <= kMostHeads, "numHeads is ", a.heads, ", it must be 1 to ", kMostHeads);
+  require(!is_merged || a.query->size(2) % a.heads == 0, "H is no multiple of numHeads ", a.heads);
+  auto kv = a.kv_head_count();
+  require(kv >= 1 && a.heads % kv == 0, "numHeads ", a.heads, " is no multiple of numKeyValueHeads ", kv);
+  require(a.heads / kv <= kMostRatio, "numHeads / numKeyValueHeads is at most ", kMostRatio);
+  auto d = a.head_size();
+  require(d >= 1 && d <= 512, "D is ", d, ", it must be 1 to 512");
+  require(a.value_head_size() == d, "values of another D than keys are not simulated here");
+  require(a.layout[1] != 'S' || a.heads * d < 65535, "N * D is ", a.heads * d,
+          ", BSH and BSND take less than 65535");
+  int64_t most = d % 16 ? 128 : 65536;
+  require(a.batch() <= most, "B is ", a.batch(), ", with D ", d, " at most ", most, " are taken");
+  check_keys(a);
+  check_mask(a);
+  check_bias(a);
+  auto out = a.query->sizes().vec();
+  if (a.out_layout() != a.in_layout()) std::swap(out[1], out[2]);
+  require_shape(a.out, "attentionOut", out);
+}
+
 }  // namespace
 
 LIMITS(aclnnPromptFlashAttentionV3, PFA_ARGUMENTS) {
   PFA_COLLECT();
+  if (!is_310p()) return check_on_910b(a);
   require(a.layout == "BNSD" || a.layout == "BSND" || a.layout == "BNSD_BSND", "inputLayout \"", a.layout,
           "\": BNSD, BSND and BNSD_BSND are simulated");
   check_tensors(a);

@@ -62,6 +62,7 @@ bool goes_to_fused(const Inference& a) {
 }  // namespace
 
 Tiling tiling_of(const Inference& a) {
+  if (a.is_of_prompts) return Tiling::prompt;
   if (is_950()) return Tiling::fused;
   // CheckSpecConditions: of a paged cache, 8.5.0 prefers split_fuse only for blocks of 128.
   bool fits = fits_split_fuse(a), is_preferred = !a.table || release_is("9.0.0") || a.block_size == 128;

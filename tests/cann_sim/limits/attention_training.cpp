@@ -108,7 +108,7 @@ LIMITS(aclnnFlashAttentionScoreV3, T, query, T, key, T, value, T, bias, T, drop,
   check(query, key, value, bias, mask, sinks, keep, pre, next, heads, layout, inner_precise, sparse,
         bias_type, maximum, sum, out);
 }
-// As a 950 has it, of what V1 takes: outDtype is 0 for Half, 1 for BFloat16.
+// Of V4 what V1 takes; outDtype (0 for Half, 1 for BFloat16) is of queries in 8 bits.
 LIMITS(aclnnFlashAttentionScoreV4, T, query, T, key, T, value, T, bias, T, drop, T, padding, T, mask, T,
        query_rope, T, key_rope, T, q_scale, T, k_scale, T, v_scale, T, sinks, IA, prefix, IA, q_ends, IA,
        kv_ends, IA, q_start, IA, kv_start, double, scale, double, keep, int64_t, pre, int64_t, next, int64_t,

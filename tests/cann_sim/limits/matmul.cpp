@@ -69,6 +69,14 @@ void check_nd(const TensorHandle& x, const char* name) {
   require(!is_nz(x), name, " is in FRACTAL_NZ, only the weight may be");
 }
 
+/// The documents of aclnnMm and aclnnBatchMatMul name ND alone. ops-nn, 8.5.0 to 9.1.0: beside self in ND the product
+/// takes mat2 in FRACTAL_NZ as it is (SetMatmulOpSupportFormat in matmul/common/op_host/op_api/matmul_util.cpp).
+void check_formats(T a, T b, const TensorHandle& out) {
+  check_nd(a, "self");
+  check_nd(out, "out");
+  require(!is_nz(b) || !is_310p(), "mat2 in FRACTAL_NZ is not simulated on a 310P");
+}
+
 void check_self(T self, const TensorHandle& out) {
   require_given(self, "self");
   require_float(self, "self");
@@ -80,7 +88,10 @@ void check_self(T self, const TensorHandle& out) {
 
 }  // namespace
 
-LIMITS(aclnnMm, T, a, T, b, O, out, int8_t, math) { check_matrices(a, "self", b, "mat2", out, math); }
+LIMITS(aclnnMm, T, a, T, b, O, out, int8_t, math) {
+  check_matrices(a, "self", b, "mat2", out, math);
+  check_formats(a, b, out);
+}
 
 // CheckShapeValid in aclnn_matmul.cpp: up to 8 axes, one k, batches that broadcast.
 LIMITS(aclnnMatmul, T, a, T, b, O, out, int8_t, math) {
@@ -99,6 +110,10 @@ LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
   require(a->size(2) == b->size(1), "self has shape ", a->sizes(), ", mat2 ", b->sizes());
   check_batches(a, "self", b, "mat2");
   require_shape(out, "out", {std::max(a->size(0), b->size(0)), a->size(1), b->size(2)});
+  check_formats(a, b, out);
+  // CheckShape in aclnn_batch_matmul.cpp, 9.0.0 and 9.1.0.
+  require(!is_nz(b) || !release_is("9.0.0") || (b->size(1) != 1 && b->size(2) != 1), "mat2 has shape ",
+          b->sizes(), ": k and n must not be 1 in FRACTAL_NZ");
 }
 
 LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {

@@ -235,6 +235,10 @@ static void product_out(const QuantProduct& q, int64_t m, int64_t n) {
             ": the batches do not broadcast");
   }
 }
+static void nz_axes(const TensorHandle& x2) {
+  require(!is_nz(x2) || (x2->size(-1) != 1 && x2->size(-2) != 1), "x2 has shape ", x2->sizes(),
+          ": k and n must not be 1 in FRACTAL_NZ");
+}
 static void quant_product(const QuantProduct& q, const char* scale1, const char* scale2) {
   require_all_given({{q.x1, "x1"}, {q.x2, "x2"}, {q.x2_scale, scale2}, {q.out, "out"}});
   const Dtypes integers = is_310p() ? kOnlyInt8 : kInt8OrInt4;
@@ -245,10 +249,8 @@ static void quant_product(const QuantProduct& q, const char* scale1, const char*
   require(q.x1->numel() > 0 && q.x2->numel() > 0, "x1 or x2 is empty");
   require(q.x1->scalar_type() == q.x2->scalar_type(), "x1 is ", q.x1->scalar_type(), ", x2 ",
           q.x2->scalar_type());
-  // CheckFormat in aclnn_quant_matmul_v4.cpp, and quant_matmul_checker.cpp of the axes.
+  // CheckFormat in aclnn_quant_matmul_v4.cpp.
   require(!is_nz(q.x1) || (is_310p() && !absent(q.x1_scale)), "x1 must be ND");
-  require(!is_nz(q.x2) || (q.x2->size(-1) != 1 && q.x2->size(-2) != 1), "x2 has shape ", q.x2->sizes(),
-          ": k and n must not be 1 in FRACTAL_NZ");
   auto [m, k, n] = product_shape(q);
   constexpr int64_t kWidest =
       std::numeric_limits<int32_t>::max();  // QuantBatchMatmulV3's tiling counts in 32 bits
@@ -291,6 +293,8 @@ LIMITS(aclnnQuantMatmulV4, T, x1, T, x2, T, scale, T, offset, T, token_scale, T,
        transpose2, O, out) {
   quant_product({x1, x2, token_scale, scale, offset, bias, transpose1, transpose2, out}, "pertokenScale",
                 "scale");
+  // CheckShape4WeightNz in quant_batch_matmul_v3_tiling_base.cpp, 9.0.0 and 9.1.0; 8.5.0 has no such check.
+  if (release_is("9.0.0")) nz_axes(x2);
 }
 
 // groupSize packs three sizes of 16 bits: K | N << 16 | M << 32.
@@ -355,6 +359,7 @@ static void quant_product5(const QuantProduct& q, const TensorHandle& y_scale, c
   if (mixed) return a8w4(q, y_offset, group);
   if (group & 0xFFFF) return by_blocks(q, group);
   quant_product(q, "x1Scale", "x2Scale");
+  nz_axes(q.x2);  // CheckDimValue in quant_matmul_checker.cpp, 8.5.0 to 9.1.0
 }
 LIMITS(aclnnQuantMatmulV5, T, x1, T, x2, T, x1_scale, T, x2_scale, T, y_scale, T, x1_offset, T, x2_offset, T,
        y_offset, T, bias, bool, transpose1, bool, transpose2, int64_t, group, O, out) {

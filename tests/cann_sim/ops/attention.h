@@ -53,7 +53,8 @@ struct Inference {
   std::string layout;
   int64_t kv_heads = 0, sparse = 0, inner_precise = 0, block_size = 0;
   bool want_lse = false;
-  double hidden_adds = 0.0;  // as of Attention
+  double hidden_adds = 0.0;    // as of Attention
+  bool is_of_prompts = false;  // PromptFlashAttention, which has one tiling
   O out, lse;
 
   std::string in_layout() const { return layout.substr(0, layout.find('_')); }
@@ -150,12 +151,13 @@ void infer(const Inference& a);
   a.inner_precise = inner_precise, a.out = out;                                              \
   a.quantization = {dequant1, quant1, dequant2, quant2, quant_offset2}
 // On a 310P a mask adds -10000 (AttenMaskTransND2NZ of prompt_flash_attention_s1s2_bns1_x310_base.h).
-#define PFA_COLLECT()                                     \
-  PHASE_COLLECT();                                        \
-  aclTensorList keys_, values_;                           \
-  if (key) keys_.v = {key.p}, a.key.p = &keys_;           \
-  if (value) values_.v = {value.p}, a.value.p = &values_; \
-  a.q_lengths = q_lengths, a.pre = pre, a.next = next, a.sparse = sparse, a.hidden_adds = -1e4
+#define PFA_COLLECT()                                                                             \
+  PHASE_COLLECT();                                                                                \
+  aclTensorList keys_, values_;                                                                   \
+  if (key) keys_.v = {key.p}, a.key.p = &keys_;                                                   \
+  if (value) values_.v = {value.p}, a.value.p = &values_;                                         \
+  a.q_lengths = q_lengths, a.pre = pre, a.next = next, a.sparse = sparse, a.is_of_prompts = true; \
+  if (soc() == Soc::ascend310p) a.hidden_adds = -1e4
 #define IFA_COLLECT()                                                               \
   PHASE_COLLECT();                                                                  \
   a.key = key, a.value = value, a.table = table, a.kv_padding = kv_padding;         \

@@ -44,21 +44,27 @@ Tensor added(const Tensor& self, const Tensor& a, const Tensor& b, S beta, S alp
   return fp32(self) * *beta + r * *alpha;
 }
 
-/// A weight in FRACTAL_NZ, whose memory is taken as GetWeightNzShape of aclnn_matmul.cpp has it, whatever the axes of
-/// its storage.
+/// A weight in FRACTAL_NZ, of which there may be a batch. Its memory is taken as GetWeightNzShape of aclnn_matmul.cpp has
+/// it, whatever the axes of its storage.
 Tensor nz_weight(const TensorHandle& b) {
-  const bool transposed = b->stride(0) == 1 && b->stride(1) == b->size(0);
-  const auto stored = transposed ? std::vector<int64_t>{b->size(1), b->size(0)} : b->sizes().vec();
-  const auto memory =
-      at::from_blob(b->data_ptr(), nz_shape(stored, block_width(b->scalar_type())), b->options());
-  return transposed ? from_nz(memory, stored).t() : from_nz(memory, stored);
+  const bool transposed = b->stride(-2) == 1 && b->stride(-1) == b->size(-2);
+  auto stored = b->sizes().vec();
+  if (transposed) std::swap(stored.back(), stored[stored.size() - 2]);
+  const auto shape = nz_shape(stored, block_width(b->scalar_type()));
+  const auto have = c10::multiply_integers(b.storage_shape());
+  TORCH_CHECK(have >= c10::multiply_integers(shape), "a weight of shape ", b->sizes(),
+              " in FRACTAL_NZ has memory of ", have, " elements, it lies in ", at::IntArrayRef(shape));
+  const auto memory = at::from_blob(b->data_ptr(), shape, b->options());
+  return transposed ? from_nz(memory, stored).transpose(-1, -2) : from_nz(memory, stored);
 }
+
+Tensor weight_of(const TensorHandle& b) { return is_nz(b) ? nz_weight(b) : *b; }
 
 }  // namespace
 
-OP(aclnnMm, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
+OP(aclnnMm, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, weight_of(b), math)); }
 OP(aclnnMatmul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
-OP(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, *b, math)); }
+OP(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, weight_of(b), math)); }
 OP(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) { put(out, product(*a, nz_weight(b), math)); }
 
 OP(aclnnAddmm, T, self, T, a, T, b, S, beta, S, alpha, O, out, int8_t, math) {

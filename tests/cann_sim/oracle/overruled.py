@@ -27,12 +27,18 @@ _QUANT = "ops-nn, matmul/quant_batch_matmul_v3/op_api/aclnn_quant_matmul_v4.cpp,
 _ATTENTION = (
     "ops-transformer, attention/fused_infer_attention_score/op_host/fused_infer_attention_score_def.cpp"
 )
+_PROMPT = (
+    "ops-transformer, attention/prompt_flash_attention/op_api/aclnn_prompt_flash_attention_inner.cpp, "
+    "CheckResultOutShapePfa"
+)
+_SCATTER = "ops-nn, index/scatter/op_host/arch35/scatter_tiling_arch35.cpp, "
 _ROUTING = "ops-transformer, moe/moe_init_routing_v3/op_host/moe_init_routing_v3_tiling.cpp"
 _UNROUTING = (
     "ops-transformer, moe/moe_finalize_routing_v2/op_host/moe_finalize_routing_v2_tiling_membase.cpp, "
 )
 
-#: Each read in 9.1.0, those of grouped products in 8.5.0 and 9.0.0 too; taken for the other releases too.
+#: Each read in 9.1.0, those of grouped products and prompts in 8.5.0 and 9.0.0 too; taken for the other
+#: releases too.
 OVERRULINGS = (
     # Tests of its tiling give scales to every product, and write of a list of groups only how many there are.
     Overruling("aclnnGroupedMatmulV4", "belong to quantized x", _GROUPED + "IsGmmQuantEmpty"),
@@ -42,6 +48,10 @@ OVERRULINGS = (
     Overruling("aclnnGroupedMatmulV4", "2 takes no bias", _GROUPED + "CheckParamDifferentGroupType"),
     # Of two dtypes for query and key only integers beside 16 bits are columns of the definition.
     Overruling("aclnnFusedInferAttentionScoreV4", "key is Half, query is BFloat16", _ATTENTION),
+    # The test's output is of no axes, as the shape that its bench infers.
+    Overruling("aclnnPromptFlashAttentionV3", "attentionOut has shape []", _PROMPT),
+    # Of the test there are four indices for two rows. That of a 910B is not public, this is a 950's.
+    Overruling("aclnnInplaceScatterUpdate", "rows, indices", _SCATTER + "CheckShapes"),
     # The test's y has half of the rows of x, too; CheckY of the tiling looks at one axis.
     Overruling(
         "aclnnClippedSwiglu",

@@ -28,8 +28,13 @@ def column(row: Row, name: str) -> Any:
         dims = [int(one) for one in shape.split()]
         data = [int(one) for one in row.columns.get(f"{name}_data", "").split()] or None
         return Tensor(dims, f"DT_{dtype}", f"FORMAT_{form}", storage=dims, data=data)
+    if name not in row.columns:  # some tables write names of columns with underscores
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     if name == "expectResult":
         return Symbol("GRAPH_SUCCESS" if row.columns.get(name) == "SUCCESS" else "GRAPH_FAILED")
+    if name == "expect_result":
+        text = row.columns.get(name)
+        return Symbol("ACLNN_SUCCESS" if text == "SUCCESS" else f"ACLNN_ERR_{text}")
     text = row.columns.get(name)
     if text is None:
         return Opaque(name)

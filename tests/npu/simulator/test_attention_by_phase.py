@@ -1,9 +1,10 @@
-"""PromptFlashAttention and IncreFlashAttention of a 310P against float64, and what they refuse."""
+"""PromptFlashAttention and IncreFlashAttention against float64, and what they refuse."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from npu.simulator.calls import randn, refused, started
 from npu.simulator.test_attention import BIG, FIXED_MASK, attention64, near
@@ -92,8 +93,8 @@ def test_what_both_refuse() -> None:
         check("a length of keys is 40", make(lengths=[40]))
         check("inputLayout", make(layout="TND"))
         check("innerPrecise is 2", make(precise=2))
-    op, arguments = prompt()
-    refused(op, *arguments, message="simulated for a 310P only")
+    op, arguments = one()
+    refused(op, *arguments, message="not simulated but for a 310P")
 
 
 def test_what_prompts_refuse() -> None:
@@ -121,3 +122,51 @@ def test_what_one_query_refuses() -> None:
     check("attenMask has shape", one(mask=torch.zeros(1, 9, dtype=torch.bool)))
     check("attenMask has shape", one(mask=torch.zeros(2, 8, dtype=torch.bool)))
     check("paged caches", one(table=torch.zeros(2, 1, dtype=torch.int32)))
+
+
+def check_on_910b(message: str, call: Call, code: int = 161002) -> None:
+    for soc in ("910B", "910C"):
+        refused(call[0], *call[1], message=message, code=code, soc=soc)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_a_prompt_on_a_910b(dtype: torch.dtype) -> None:
+    def on_910b(call: Call) -> Tensor:
+        return started("910B").run(call[0], *call[1])[-1].double()
+
+    def of(rows: int, columns: int, d: int, **changes: Any) -> tuple[Call, list[Tensor]]:
+        q, k, v = (x.to(dtype) for x in (half(2, 4, rows, d), half(2, 2, columns, d), half(2, 2, columns, d)))
+        return prompt(**{"q": q, "k": k, "v": v, "mask": None, **changes}), [q, k, v]
+
+    allowed = 4e-3 if dtype == HALF else 3e-2
+    hidden = torch.ones(9, 21, dtype=torch.bool).triu(13)
+    # D of no multiple of 16, rows and columns of no multiple of anything, the last rows at the last columns.
+    call, values = of(9, 21, 72, mask=FIXED_MASK, sparse=3, precise=2)
+    assert (on_910b(call) - attention64(*values, hidden, scale=0.125)[0]).abs().max() < allowed
+    mask = torch.rand(2, 1, 9, 21) > 0.6
+    mask[..., 0] = False
+    call, values = of(9, 21, 64, mask=mask.char(), next=BIG)
+    expected = attention64(*values, mask, scale=0.125)[0]
+    assert (on_910b(call) - expected).abs().max() < allowed
+    q, k, v = (x.transpose(1, 2).flatten(2).contiguous() for x in values)
+    call = prompt(q=q, k=k, v=v, mask=mask, next=BIG, layout="BSH")
+    assert (on_910b(call) - expected.transpose(1, 2).flatten(2)).abs().max() < allowed
+
+
+def test_what_prompts_on_a_910b_refuse() -> None:
+    q, out = half(2, 4, 32, 64), half(2, 32, 4, 64)
+    check_on_910b("query is Float", prompt(q=q.float(), out=q.float()))
+    check_on_910b("key is Half, query is BFloat16", prompt(q=q.bfloat16(), out=q.bfloat16()))
+    check_on_910b("attentionOut has shape [2, 4, 32, 64], it must be", prompt(layout="BNSD_BSND", out=q))
+    check_on_910b("attentionOut has shape [2, 32, 4, 64], it must be", prompt(out=out))
+    check_on_910b("attenMask is Half", prompt(mask=FIXED_MASK.half()))
+    check_on_910b("attenMask has shape", prompt(mask=FIXED_MASK[:31, :32].contiguous()))
+    check_on_910b("sparseMode 3 needs the fixed mask", prompt(mask=None, sparse=3))
+    check_on_910b("D is 528", prompt(d=528))
+    many = {"q": half(130, 4, 2, 8), "k": half(130, 2, 2, 8), "v": half(130, 2, 2, 8), "mask": None}
+    check_on_910b("B is 130, with D 8", prompt(**many))
+    check_on_910b("innerPrecise is 4", prompt(precise=4))
+    check_on_910b("numHeads 4 is no multiple", prompt(kv_heads=3))
+    check_on_910b('inputLayout "SH" is not simulated', prompt(layout="SH"))
+    check_on_910b("actualSeqLengthsKv has 40", prompt(lengths=[40]))
+    check_on_910b("key or value is null", prompt(k=None), code=161001)

@@ -99,6 +99,18 @@ def test_bias_and_sinks() -> None:
     near(out, attention64(q, k, v, sinks=sinks, scale=0.125)[0])
 
 
+def test_v4_on_a_910b_does_what_v3_does() -> None:
+    """Its source, though not its document, has it there."""
+    q, k, v = problem(torch.float16, 2, 4, 2, 7, 11, 64)
+    sinks = torch.tensor([0.5, -0.5, 1.0, 0.0])
+    op, of_v3 = arguments(3, q, k, v, 4, "BNSD", sinks=sinks, statistics=(2, 4, 7))
+    expected = run(op, *of_v3)[-1]
+    scale, keep, pre, next_, heads, layout, precise, sparse, bias_type = of_v3[11:20]
+    of_v4 = [*of_v3[:7], *[None] * 5, sinks, *[None] * 5]
+    of_v4 += [scale, keep, pre, next_, heads, layout, precise, sparse, 0, bias_type, "", 0, 0, *of_v3[20:]]
+    assert torch.equal(run("aclnnFlashAttentionScoreV4", *of_v4)[-1], expected)
+
+
 def test_strided_inputs() -> None:
     q, k, v = problem(torch.float16, 2, 4, 2, 5, 7, 32)
     out = forward(2, strided(q), strided(k), strided(v), 4, "BNSD", statistics=(2, 4, 5))[-1]

@@ -115,6 +115,21 @@ def test_weight_in_nz(dtype: torch.dtype, transposed: bool) -> None:
     close(run("aclnnAddmmWeightNz", bias, x, stored, 1.0, 1.0, out, KEEP)[5], want + bias.double(), **exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_plain_products_take_a_weight_in_nz(dtype: torch.dtype, transposed: bool) -> None:
+    x, weight = randn(3, 37, dtype=dtype), randn(37, 50, dtype=dtype)
+    stored = seen_transposed(nz(weight.t().contiguous())) if transposed else nz(weight)
+    out, want = torch.empty(3, 50, dtype=dtype), x.double() @ weight.double()
+    for release in ("8.5.0", "9.1.0"):
+        close(run("aclnnMm", x, stored, out, KEEP, release=release)[2], want, roundings=1.02)
+    batch = Stored(stored.tensor[None], NZ, [1, *stored.storage_shape])
+    close(run("aclnnBatchMatMul", x[None], batch, out[None], KEEP)[2][0], want, roundings=1.02)
+    small = Stored(stored.tensor, NZ, stored.tensor.shape)  # the product would read what lies behind it
+    answer = started("910B").call("aclnnMm", x, small, out, KEEP)
+    assert answer["code"] and "has memory of 1850 elements" in answer["message"]
+
+
 def test_of_the_storage_of_a_weight_only_the_size_counts() -> None:
     x, weight, out = randn(3, 32, dtype=torch.float32), randn(32, 16, dtype=torch.float32), torch.empty(3, 16)
     stored = Stored(nz(weight, 8).tensor, NZ, [2, 1, 16, 16])
@@ -195,7 +210,12 @@ def test_nz_refuses() -> None:
     refused("aclnnMatmulWeightNz", x, part, out[:, :8], KEEP, message="neither contiguous nor a transposed")
     refused("aclnnMatmulWeightNz", nz(x), wrong, out, KEEP, message="self is in FRACTAL_NZ")
     refused("aclnnAddmmWeightNz", nz(out), x, wrong, 1.0, 1.0, out, KEEP, message="self is in FRACTAL_NZ")
-    refused("aclnnMm", x, nz(weight), out, KEEP, message="FRACTAL_NZ")
+    refused("aclnnMm", nz(x), weight, out, KEEP, message="self is in FRACTAL_NZ")
+    refused("aclnnMm", x, nz(weight), out, KEEP, message="not simulated on a 310P", soc="310P")
+    refused("aclnnMatmul", x, nz(weight), out, KEEP, message="takes ND tensors")
+    batch = x[None, :, :1], nz(weight[:1])
+    batch[1].tensor = batch[1].tensor[None]
+    refused("aclnnBatchMatMul", *batch, out[None], KEEP, message="k and n must not be 1 in FRACTAL_NZ")
     refused("aclnnAddmmWeightNz", out, x, weight, 1.0, 1.0, out, KEEP, message="not supported on", soc="310P")
     refused(
         "aclnnNpuFormatCast", weight.t(), nz(weight.t().contiguous()), message="srcTensor is not contiguous"

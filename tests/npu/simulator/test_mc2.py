@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .operators import call, close, normal, on_soc, refused
+from .operators import call, close, in_release, normal, on_soc, refused
 from .ranks import on_ranks
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -33,16 +33,20 @@ def test_matmul_all_reduce(dtype, ranks):
         plain, batched = torch.empty(5, 7, dtype=dtype), torch.empty(1, 5, 7, dtype=dtype)
         call("aclnnMatmulAllReduce", x1, x2, bias, group, "sum", 0, 1, plain)
         call("aclnnMatmulAllReduce", x1[None], x2, None, group, "sum", 0, 1, batched)
-        return plain, batched
+        of_nothing = torch.empty_like(plain)
+        call("aclnnMatmulAllReduce", x1[:, :0], x2[:0], bias, group, "sum", 0, 1, of_nothing)
+        assert torch.equal(of_nothing[0], of_nothing[4])
+        return plain, batched, of_nothing[0]
 
     results = on_ranks(ranks, body)
     products = [x1.double() @ x2.double() for x1, x2, _ in data]
     biases = [bias.double() for _, _, bias in data]
     allowed = {"roundings": 2, "inside": 2e-3 if dtype == torch.float16 else 1e-2}
-    for plain, batched in results:
+    for plain, batched, of_nothing in results:
         close(plain, sum(products) + sum(biases), **allowed)
         close(batched[0], sum(products), **allowed)
-    assert all(torch.equal(results[0][0], plain) for plain, _ in results)
+        close(of_nothing, sum(biases), **allowed)
+    assert all(torch.equal(results[0][0], plain) for plain, *_ in results)
 
 
 def test_limits_of_collective_products():
@@ -90,6 +94,14 @@ def test_a_group_of_three_ranks_is_refused():
         return True
 
     assert on_ranks(3, body) == [True] * 3
+
+
+def test_before_9_0_0_no_output_is_empty():
+    x1, x2 = torch.zeros(0, 4, dtype=torch.float16), torch.zeros(4, 4, dtype=torch.float16)
+    of_nothing = "aclnnMatmulAllReduce", x1, x2, None, "group", "sum", 0, 1, x1.clone()
+    with in_release("8.5.0"):
+        refused("output is empty", *of_nothing)
+    refused("no communicator", *of_nothing)
 
 
 def test_reducing_products_are_of_910b_only():
