@@ -155,8 +155,8 @@ VARIABLES: tuple[Variable, ...] = (
         "isa",
         _one_of("", *ISA_NAMES),
         ", ".join(ISA_NAMES),
-        "Highest instruction set the CPU kernels may use; avx and amx names are of x86-64, the last two of aarch64. "
-        "Never raises what the CPU offers.",
+        "Highest instruction set the CPU kernels may use; avx and amx names are of x86-64, the last two of "
+        "aarch64. Never raises what the CPU offers.",
     ),
     Variable(
         "LITEBOOST_REQUIRE_NATIVE",
