@@ -14,7 +14,7 @@
 #include "common/vec_sums.h"
 #include "linear/linear_steps.h"
 #if defined(__AMX_BF16__)
-#include "linear/linear_tiles.h"
+#include "linear/linear_amx.h"
 #endif
 
 namespace liteboost {
