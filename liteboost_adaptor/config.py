@@ -19,7 +19,7 @@ from .setting_values import Quant, Sparse, quant, sparse
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
 #: Instruction sets of the CPU kernels: of x86-64, of aarch64, each in rising order (`kernels/common/isa.h`).
-X86_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+X86_ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 ARM_ISAS = ("baseline", "dotprod", "i8mm_bf16")
 ISA_NAMES = X86_ISAS + ARM_ISAS[1:]
 
@@ -155,8 +155,8 @@ VARIABLES: tuple[Variable, ...] = (
         "isa",
         _one_of("", *ISA_NAMES),
         ", ".join(ISA_NAMES),
-        "Highest instruction set the CPU kernels may use; avx names are of x86-64, the last two of aarch64. "
-        "Never raises what the CPU offers.",
+        "Highest instruction set the CPU kernels may use; avx and amx names are of x86-64, the last two of "
+        "aarch64. Never raises what the CPU offers.",
     ),
     Variable(
         "LITEBOOST_REQUIRE_NATIVE",

@@ -15,7 +15,7 @@ namespace {
 // dots[row][j] for `rows` query rows and the first n keys. Written up to the next multiple of kLanes keys.
 template <typename Words, int rows, typename T>
 void dot_rows(const float* queries, int64_t query_stride, const T* keys, int64_t key_stride, int64_t n,
-              int64_t dim, float* dots, int64_t dots_stride, bool ahead) {
+              int64_t dim, float* dots, int64_t dots_stride, const Ahead<T>& ahead) {
   constexpr int kKeys = kLanes / rows;
   constexpr int kStep = kLanes * Words::kPerWord;
   const int64_t whole = dim / kStep * kStep;
@@ -23,11 +23,8 @@ void dot_rows(const float* queries, int64_t query_stride, const T* keys, int64_t
     const T* key[kKeys];
 #pragma GCC unroll 16
     for (int i = 0; i < kKeys; ++i) key[i] = keys + (j + i < n ? j + i : n - 1) * key_stride;
-    if (ahead) {
-      for (int i = 0; i < kKeys; ++i) {
-        prefetch(key[i] + prefetch_rows<T>(dim) * key_stride, dim * static_cast<int64_t>(sizeof(T)));
-      }
-    }
+    for (int64_t i = j; i < j + kKeys && i < ahead.count; ++i)
+      prefetch(ahead.rows + i * ahead.stride, dim * static_cast<int64_t>(sizeof(T)));
     VF sums[kLanes] = {};
     for (int64_t c = 0; c < whole; c += kStep) {
       VF query[rows];
@@ -65,18 +62,18 @@ void dot_rows(const float* queries, int64_t query_stride, const T* keys, int64_t
 
 template <typename Words, typename T>
 void dot_keys(const float* queries, int64_t query_stride, int64_t rows, const T* keys, int64_t key_stride,
-              int64_t n, int64_t dim, float* dots, int64_t dots_stride) {
-  for (int64_t r = 0; r < rows;) {
+              int64_t n, int64_t dim, float* dots, int64_t dots_stride, Ahead<T> ahead) {
+  for (int64_t r = 0; r < rows; ahead.count = 0) {
     const float* query = queries + r * query_stride;
     float* out = dots + r * dots_stride;
     if (rows - r >= 4) {
-      dot_rows<Words, 4>(query, query_stride, keys, key_stride, n, dim, out, dots_stride, r == 0);
+      dot_rows<Words, 4>(query, query_stride, keys, key_stride, n, dim, out, dots_stride, ahead);
       r += 4;
     } else if (rows - r >= 2) {
-      dot_rows<Words, 2>(query, query_stride, keys, key_stride, n, dim, out, dots_stride, r == 0);
+      dot_rows<Words, 2>(query, query_stride, keys, key_stride, n, dim, out, dots_stride, ahead);
       r += 2;
     } else {
-      dot_rows<Words, 1>(query, query_stride, keys, key_stride, n, dim, out, dots_stride, r == 0);
+      dot_rows<Words, 1>(query, query_stride, keys, key_stride, n, dim, out, dots_stride, ahead);
       r += 1;
     }
   }
@@ -86,11 +83,11 @@ void dot_keys(const float* queries, int64_t query_stride, int64_t rows, const T*
 // the last of which reads only `last` values.
 template <int rows, int vectors, bool whole, typename T>
 void weigh_tile(const float* p, int64_t p_stride, const T* values, int64_t value_stride, int64_t n, int last,
-                float* output, int64_t output_stride, const float* decay, int64_t ahead,
+                float* output, int64_t output_stride, const float* decay, const Ahead<T>& ahead,
                 int64_t ahead_bytes) {
   VF sums[rows][vectors] = {};
   for (int64_t j = 0; j < n; ++j) {
-    prefetch(values + (j + ahead) * value_stride, ahead_bytes);
+    if (j < ahead.count) prefetch(ahead.rows + j * ahead.stride, ahead_bytes);
     VF value[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
@@ -116,10 +113,10 @@ void weigh_tile(const float* p, int64_t p_stride, const T* values, int64_t value
 
 template <int rows, typename T>
 void weigh_rows(const float* p, int64_t p_stride, const T* values, int64_t value_stride, int64_t n,
-                int64_t dim, float* output, int64_t output_stride, const float* decay, bool first) {
-  const int64_t ahead = prefetch_rows<T>(dim);
+                int64_t dim, float* output, int64_t output_stride, const float* decay,
+                const Ahead<T>& ahead) {
   // The first tile asks for whole rows; what the others read is then there.
-  int64_t ahead_bytes = first ? dim * static_cast<int64_t>(sizeof(T)) : 0;
+  int64_t ahead_bytes = dim * static_cast<int64_t>(sizeof(T));
   constexpr int kWide = kTileVectors;
   int64_t c = 0;
   for (; c + kWide * kLanes <= dim; c += kWide * kLanes) {
@@ -144,13 +141,13 @@ void weigh_rows(const float* p, int64_t p_stride, const T* values, int64_t value
 // make together: half the instructions. `vectors` are of 32 channels; without `whole` there is one of `last`.
 template <int rows, int vectors, bool whole, typename T>
 void weigh_pairs(const float* p, int64_t p_stride, const T* values, int64_t value_stride, int64_t n,
-                 int64_t last, float* output, int64_t output_stride, const float* decay, int64_t ahead,
-                 int64_t ahead_bytes) {
+                 int64_t last, float* output, int64_t output_stride, const float* decay,
+                 const Ahead<T>& ahead, int64_t ahead_bytes) {
   VF sums[rows][2 * vectors] = {};
   for (int64_t j = 0; j < n; j += 2) {
     const T* at = values + j * value_stride;
-    prefetch(at + ahead * value_stride, ahead_bytes);
-    prefetch(at + (ahead + 1) * value_stride, ahead_bytes);
+    if (j < ahead.count) prefetch(ahead.rows + j * ahead.stride, ahead_bytes);
+    if (j + 1 < ahead.count) prefetch(ahead.rows + (j + 1) * ahead.stride, ahead_bytes);
     VF weights[rows];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) weights[r] = splat_word(p + r * p_stride + j / 2);
@@ -182,9 +179,9 @@ void weigh_pairs(const float* p, int64_t p_stride, const T* values, int64_t valu
 
 template <int rows, typename T>
 void weigh_rows_pairs(const float* p, int64_t p_stride, const T* values, int64_t value_stride, int64_t n,
-                      int64_t dim, float* output, int64_t output_stride, const float* decay, bool first) {
-  const int64_t ahead = prefetch_rows<T>(dim);
-  int64_t ahead_bytes = first ? dim * static_cast<int64_t>(sizeof(T)) : 0;
+                      int64_t dim, float* output, int64_t output_stride, const float* decay,
+                      const Ahead<T>& ahead) {
+  int64_t ahead_bytes = dim * static_cast<int64_t>(sizeof(T));
   constexpr int kWide = rows <= 2 ? 4 : 2;
   constexpr int kStep = 2 * kLanes;
   int64_t c = 0;
@@ -210,8 +207,8 @@ struct Weigh {
   template <int rows, typename T>
   static LB_INLINE void run(const float* p, int64_t p_stride, const T* values, int64_t value_stride,
                             int64_t n, int64_t dim, float* output, int64_t output_stride, const float* decay,
-                            bool first) {
-    weigh_rows<rows>(p, p_stride, values, value_stride, n, dim, output, output_stride, decay, first);
+                            const Ahead<T>& ahead) {
+    weigh_rows<rows>(p, p_stride, values, value_stride, n, dim, output, output_stride, decay, ahead);
   }
 };
 #if defined(LB_BF16_PAIRS)
@@ -220,30 +217,30 @@ struct Weigh<WordsBf16> {
   template <int rows, typename T>
   static LB_INLINE void run(const float* p, int64_t p_stride, const T* values, int64_t value_stride,
                             int64_t n, int64_t dim, float* output, int64_t output_stride, const float* decay,
-                            bool first) {
-    weigh_rows_pairs<rows>(p, p_stride, values, value_stride, n, dim, output, output_stride, decay, first);
+                            const Ahead<T>& ahead) {
+    weigh_rows_pairs<rows>(p, p_stride, values, value_stride, n, dim, output, output_stride, decay, ahead);
   }
 };
 #endif
 
 template <typename Words, typename T>
 void weigh_values(const float* p, int64_t p_stride, int64_t rows, const T* values, int64_t value_stride,
-                  int64_t n, int64_t dim, float* output, int64_t output_stride, const float* decay) {
-  for (int64_t r = 0; r < rows;) {
+                  int64_t n, int64_t dim, float* output, int64_t output_stride, const float* decay,
+                  Ahead<T> ahead) {
+  for (int64_t r = 0; r < rows; ahead.count = 0) {
     const float* weights = p + r * p_stride;
     float* out = output + r * output_stride;
-    const bool first = r == 0;
     if (rows - r >= 4) {
       Weigh<Words>::template run<4>(weights, p_stride, values, value_stride, n, dim, out, output_stride,
-                                    decay + r, first);
+                                    decay + r, ahead);
       r += 4;
     } else if (rows - r >= 2) {
       Weigh<Words>::template run<2>(weights, p_stride, values, value_stride, n, dim, out, output_stride,
-                                    decay + r, first);
+                                    decay + r, ahead);
       r += 2;
     } else {
       Weigh<Words>::template run<1>(weights, p_stride, values, value_stride, n, dim, out, output_stride,
-                                    decay + r, first);
+                                    decay + r, ahead);
       r += 1;
     }
   }

@@ -10,15 +10,48 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
+// Row `position` of keys or values.
+template <typename T>
+LB_INLINE const T* row_in_pages(const AttentionArgs& a, const T* rows, int64_t page_stride, int64_t stride,
+                                int64_t position) {
+  return rows + a.pages[position / a.page_rows] * page_stride + position % a.page_rows * stride;
+}
+
+// What is read behind the `rows` keys at `k`, of which the first has the number `first` in the block at `key`: those of
+// the next page, and behind the last of a block its values. Pages lie anywhere.
+template <typename T>
+LB_INLINE Ahead<T> behind_keys(const AttentionArgs& a, const T* keys, const T* values, int64_t key, int64_t n,
+                               int64_t first, int64_t rows, const T* k) {
+  if (a.pages == nullptr) return rows_behind(k, a.key_strides[2], rows, a.head_dim);
+  const int64_t left = n - first - rows;
+  if (left == 0)
+    return {row_in_pages(a, values, a.value_page_stride, a.value_strides[2], key), a.value_strides[2], n};
+  return {row_in_pages(a, keys, a.key_page_stride, a.key_strides[2], key + first + rows), a.key_strides[2],
+          left};
+}
+
+// The same of values, behind the last of which come the keys of the next block.
+template <typename T>
+LB_INLINE Ahead<T> behind_values(const AttentionArgs& a, const Task& t, const T* keys, const T* values,
+                                 int64_t key, int64_t n, int64_t first, int64_t rows, const T* v) {
+  if (a.pages == nullptr) return rows_behind(v, a.value_strides[2], rows, a.value_dim);
+  const int64_t next = key + first + rows, left = key + n - next;
+  if (left > 0)
+    return {row_in_pages(a, values, a.value_page_stride, a.value_strides[2], next), a.value_strides[2], left};
+  if (next >= t.end) return {v, 0, 0};
+  return {row_in_pages(a, keys, a.key_page_stride, a.key_strides[2], next), a.key_strides[2], t.end - next};
+}
+
 // output[row] = decay[row] * output + probabilities times the values of the block.
 template <typename Words, typename T>
 void weigh_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
                  int64_t n) {
   each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T*, const T* v) {
+    const Ahead<T> ahead = behind_values(a, t, keys, values, key, n, first, rows, v);
     // What was summed before decays once, with the first stretch.
     for (int64_t row = 0; first > 0 && row < t.rows; ++row) t.decay[row] = 1.0f;
     weigh_values<Words>(t.logits + first / Words::kPerWord, kBlockKeys, t.rows, v, a.value_strides[2], rows,
-                        a.value_dim, t.outputs, t.output_stride, t.decay);
+                        a.value_dim, t.outputs, t.output_stride, t.decay, ahead);
   });
 }
 
@@ -27,7 +60,7 @@ void dot_block(const AttentionArgs& a, const Task& t, const T* keys, const T* va
                int64_t n) {
   each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T* k, const T*) {
     dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, k, a.key_strides[2], rows, a.head_dim,
-                    t.logits + first, kBlockKeys);
+                    t.logits + first, kBlockKeys, behind_keys(a, keys, values, key, n, first, rows, k));
   });
 }
 
@@ -76,7 +109,8 @@ struct Direct<WordsOfInt8, int8_t> {
       if (t.query_scales[row] != 0.0f) continue;
       each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const int8_t* k, const int8_t*) {
         dot_keys<WordsOfInt8>(t.queries_packed + row * t.query_stride, t.query_stride, 1, k, a.key_strides[2],
-                              rows, a.head_dim, t.logits + row * kBlockKeys + first, kBlockKeys);
+                              rows, a.head_dim, t.logits + row * kBlockKeys + first, kBlockKeys,
+                              rows_behind(k, a.key_strides[2], rows, a.head_dim));
       });
     }
   }

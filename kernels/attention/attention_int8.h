@@ -57,7 +57,7 @@ float pack_query_int16(const T* row, int64_t n, float* out) {
 
 inline void dot_int8(const AttentionArgs& a, const Task& t, const int8_t* keys, int64_t first, int64_t n) {
   dot_keys<WordsInt16>(t.queries_packed, t.query_stride, t.rows, keys, a.key_strides[2], n, a.head_dim,
-                       t.logits + first, kBlockKeys);
+                       t.logits + first, kBlockKeys, rows_behind(keys, a.key_strides[2], n, a.head_dim));
 }
 
 // Splits `width` weights (a multiple of kLanes) into limbs. False where one is negative, which scales of

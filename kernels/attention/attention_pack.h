@@ -85,6 +85,19 @@ LB_INLINE void prefetch(const void* p, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += 64) fetch_ahead(static_cast<const char*>(p) + b);
 }
 
+// Rows to ask for while others are read: with row j of those, if there are so many, row j of these.
+template <typename T>
+struct Ahead {
+  const T* rows;
+  int64_t stride, count;
+};
+
+// What follows `count` rows that lie evenly. Only a hint: it may lie beyond the last of all.
+template <typename T>
+LB_INLINE Ahead<T> rows_behind(const T* rows, int64_t stride, int64_t count, int64_t dim) {
+  return {rows + prefetch_rows<T>(dim) * stride, stride, count};
+}
+
 // Whether none of the n numbers is NaN or infinite.
 template <typename T>
 bool is_finite(const T* row, int64_t n) {

@@ -18,13 +18,13 @@ constexpr const char* kNames[] = {LB_EACH_ISA(LB_ISA_NAME)};
 #undef LB_ISA_NAME
 
 #ifdef LB_X86_ISAS
-// Torch's own limit and the CPU's features, read once. Torch has no level for BF16, so its "AVX512"
-// admits both AVX-512 tables.
+// Torch's own limit and the CPU's features, read once. Torch has no level for BF16 or AMX, so its "AVX512"
+// admits them, too.
 Isa supported_isa() {
   const std::string torch_limit = at::get_cpu_capability();
   Isa limit = Isa::baseline;
   if (torch_limit == "AVX512") {
-    limit = Isa::avx512_bf16;
+    limit = Isa::amx_bf16;
   } else if (torch_limit == "AVX2") {
     limit = Isa::avx2;
   }

@@ -11,7 +11,8 @@
 // Also listed, with their compiler flags, in kernels/CMakeLists.txt and, all together, in liteboost_adaptor/config.py.
 #if defined(LB_X86_ISAS)
 #define LB_EACH_ISA(X, ...) \
-  X(baseline, __VA_ARGS__) X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__) X(avx512_bf16, __VA_ARGS__)
+  X(baseline, __VA_ARGS__)  \
+  X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__) X(avx512_bf16, __VA_ARGS__) X(amx_bf16, __VA_ARGS__)
 #elif defined(LB_ARM_ISAS)
 #define LB_EACH_ISA(X, ...) X(baseline, __VA_ARGS__) X(dotprod, __VA_ARGS__) X(i8mm_bf16, __VA_ARGS__)
 #else

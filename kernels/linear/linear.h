@@ -10,8 +10,8 @@
 //
 // Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum
 // does not depend on the number of threads; it depends on the number of rows of x. Where the CPU has
-// vdpbf16ps (avx512_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero, which
-// is what that instruction does. bfdot of aarch64 (i8mm_bf16) does so, too, and rounds each sum to odd: where it is
+// vdpbf16ps (avx512_bf16) or tiles (amx_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero,
+// which is what these instructions do. bfdot of aarch64 (i8mm_bf16) does so, too, and rounds each sum to odd: where it is
 // between two floats, to the one whose last bit is set, so with an error of up to a unit in the last place, not half.
 //
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
@@ -39,7 +39,7 @@
 
 namespace liteboost {
 
-// The most rows that one call of LinearKernels::run takes.
+// Rows that one call of LinearKernels::run takes of every dtype.
 constexpr int64_t kLinearRows = 32;
 
 struct LinearArgs {
@@ -47,12 +47,14 @@ struct LinearArgs {
   const void* weight;  // [n, k], rows weight_stride elements apart
   const void* bias;    // [n] or null
   void* out;           // [rows, n], contiguous
-  int64_t rows, n, k;  // rows in 1 .. kLinearRows
+  int64_t rows, n, k;  // rows in 1 .. most_rows
   int64_t weight_stride;
 };
 
 // Torch-free loops. `dtype` is that of x, weight, bias and out.
 struct LinearKernels {
+  // The most rows that one call of run takes, kLinearRows or more.
+  int64_t (*most_rows)(DType dtype);
   // Bytes that pack writes. The buffer must be aligned to 64.
   int64_t (*packed_bytes)(DType dtype, int64_t rows, int64_t k);
   // x [rows, k], contiguous, converted and interleaved as the loops want it.

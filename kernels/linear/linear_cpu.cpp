@@ -48,7 +48,7 @@ static bool cpu_multiplies_f16() {
 int64_t linear_max_rows(at::ScalarType dtype) {
   constexpr int64_t any = std::numeric_limits<int64_t>::max();
   // What the CPU has, not what current_isa() is limited to: a limit on us does not slow at::linear down.
-  static const bool multiplies_bf16 = detect_isa() == Isa::avx512_bf16;
+  static const bool multiplies_bf16 = detect_isa() >= Isa::avx512_bf16;
   static const bool multiplies_f16 = cpu_multiplies_f16();
   if (dtype == at::kBFloat16) return multiplies_bf16 ? 32 : any;
   if (dtype == at::kHalf) return multiplies_f16 ? 32 : any;
@@ -66,8 +66,16 @@ int64_t linear_max_rows(at::ScalarType) { return 16; }
 //     [512, 256]            1.4   1.1   0.9   0.8   0.7   0.7   0.7   0.6
 //     [1536, 384]           2.6   2.0   1.5   1.1   1.2   1.2   0.9   0.9
 //     [1024, 1024]          2.4   2.0   1.4   1.2   1.3   1.0   0.8   0.8
+//
+// And where the CPU has AMX, of which oneDNN packs the weight before it multiplies, at [3072, 1024] of 16 bits; one thread of a
+// busy Sapphire Rapids, torch 2.13:
+//
+//                     rows   2    16    64   128   512   2048
+//     amx_bf16              1.4   1.6   1.2   1.2   1.0   0.7
+constexpr int64_t kTiledRows = 256;
 static int64_t max_rows(const at::Tensor& weight) {
 #ifdef LB_X86_ISAS
+  if (weight.scalar_type() == at::kBFloat16 && current_isa() == Isa::amx_bf16) return kTiledRows;
   constexpr int64_t kCachedBytes = 1 << 20;
   static const bool has_avx512 = detect_isa() >= Isa::avx512;
   if (weight.scalar_type() == at::kFloat && !has_avx512)
@@ -230,7 +238,8 @@ static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
   c10::DataPtr heap;
   LinearArgs args;
   args.packed_x = stack;
-  const int64_t packed_bytes = kernels.packed_bytes(dtype, std::min(rows, kLinearRows), k);
+  const int64_t most_rows = kernels.most_rows(dtype);
+  const int64_t packed_bytes = kernels.packed_bytes(dtype, std::min(rows, most_rows), k);
   if (packed_bytes > kStackBytes) {
     heap = c10::GetCPUAllocator()->allocate(packed_bytes);
     args.packed_x = heap.get();
@@ -241,8 +250,8 @@ static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
   args.n = n;
   args.k = k;
   const int64_t element_size = weight.element_size();
-  for (int64_t row = 0; row < rows; row += kLinearRows) {
-    args.rows = std::min(rows - row, kLinearRows);
+  for (int64_t row = 0; row < rows; row += most_rows) {
+    args.rows = std::min(rows - row, most_rows);
     args.out = static_cast<char*>(out.mutable_data_ptr()) + row * n * element_size;
     const char* chunk = static_cast<const char*>(x_rows->const_data_ptr()) + row * k * element_size;
     kernels.pack(dtype, chunk, args.rows, k, args.packed_x);

@@ -13,6 +13,9 @@
 #include "common/vec.h"
 #include "common/vec_sums.h"
 #include "linear/linear_steps.h"
+#if defined(__AMX_BF16__)
+#include "linear/linear_amx.h"
+#endif
 
 namespace liteboost {
 namespace LB_ISA {
@@ -326,23 +329,45 @@ double stream_sum(const float* x, int64_t count) {
   return total;
 }
 
+#if defined(__AMX_BF16__)
+// One row is bound by reading the weight, which one stream does best.
+bool has_tiles(DType dtype, int64_t rows, int64_t k) { return dtype == DType::bf16 && rows > 1 && k > 0; }
+#endif
+
+int64_t most_rows_any([[maybe_unused]] DType dtype) {
+#if defined(__AMX_BF16__)
+  if (dtype == DType::bf16) return kMostTiledRows;
+#endif
+  return kLinearRows;
+}
+
 int64_t packed_bytes_any(DType dtype, int64_t rows, int64_t k) {
+#if defined(__AMX_BF16__)
+  if (has_tiles(dtype, rows, k)) return packed_tile_bytes(rows, k);
+#endif
   LB_DISPATCH_DTYPE(dtype, T, return rows * steps_of<T>(k) * Step<T>::kPackedBytes);
   return 0;
 }
 
 void pack_any(DType dtype, const void* x, int64_t rows, int64_t k, void* packed) {
+#if defined(__AMX_BF16__)
+  if (has_tiles(dtype, rows, k))
+    return pack_tiles(static_cast<const bf16*>(x), rows, k, static_cast<char*>(packed));
+#endif
   LB_DISPATCH_DTYPE(dtype, T, pack<T>(static_cast<const T*>(x), rows, k, static_cast<char*>(packed)));
 }
 
 void run_any(DType dtype, const LinearArgs& args, int64_t begin, int64_t end) {
+#if defined(__AMX_BF16__)
+  if (has_tiles(dtype, args.rows, args.k)) return run_tiles(args, begin, end);
+#endif
   LB_DISPATCH_DTYPE(dtype, T, run<T>(args, begin, end));
 }
 
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {packed_bytes_any, pack_any, run_any, stream_sum};
+const LinearKernels linear_kernels = {most_rows_any, packed_bytes_any, pack_any, run_any, stream_sum};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -12,11 +12,13 @@ PACKAGES = ("torch", "torch_npu", "transformers", "accelerate", "safetensors", "
 #: What each instruction set of the kernels asks of the CPU, in the names of /proc/cpuinfo.
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}
+_AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
 _X86_FLAGS = {
     "baseline": frozenset[str](),
     "avx2": _AVX2,
     "avx512": _AVX512,
-    "avx512_bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "avx512_bf16": _AVX512_BF16,
+    "amx_bf16": _AVX512_BF16 | {"amx_tile", "amx_bf16"},
 }
 _DOTPROD = frozenset({"atomics", "asimdrdm", "asimddp"})
 _ARM_FLAGS = {

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from support import kernel_build
 
+from liteboost_adaptor.config import X86_ISAS
+
 BF16_OR_VNNI = r"vdpbf16ps|vcvtne(2)?ps2bf16|vpdp(bu|wu|bs|ws)[su]ds?"
+TILES = r"tdp\w+|(ld|st)tilecfg|tile\w+"
 AVX = r"v[a-z0-9]+"
 # What only AVX-512 encodes: its registers, its masks, and the upper sixteen of the narrower ones.
 AVX512_OPERAND = r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|2[0-9]|3[01])"
@@ -78,6 +81,13 @@ def test_bf16_is_used_where_it_may_be(host_build: Path, isas: list[str]) -> None
     assert matching(BF16_OR_VNNI, found)
 
 
+@pytest.mark.parametrize("x86_isa", X86_ISAS)
+def test_tiles_are_in_their_objects_only(host_build: Path, isas: list[str], x86_isa: str) -> None:
+    found = set.union(*(mnemonics(path) for path in objects(host_build, x86_isa)))
+    expected = {"tdpbf16ps", "tilerelease", "tilezero"} if x86_isa == "amx_bf16" else set()
+    assert expected <= matching(TILES, found) and bool(matching(TILES, found)) == bool(expected)
+
+
 def test_no_symbol_of_an_object_can_serve_another(host_build: Path, isas: list[str]) -> None:
     nm = kernel_build.find("nm", why="lists symbols; Debian has it in binutils")
     for isa in isas:
@@ -98,7 +108,7 @@ def test_only_these_objects_get_instruction_set_flags(host_build: Path, isas: li
     flagged = {
         re.search(r"lb_isa_\w+|vec_test_\w+", entry["output"] if "output" in entry else entry["command"])
         for entry in commands
-        if re.search(r" -m(avx|fma|f16c|sse|arch|tune)", entry["command"])
+        if re.search(r" -m(amx|avx|fma|f16c|sse|arch|tune)", entry["command"])
     }
     assert None not in flagged
     assert not [entry for entry in commands if "march=" in entry["command"]]

@@ -1,8 +1,11 @@
 #include "loops.h"
 
+#include "common/isa.h"
 #include "testing.h"
 
 int main() {
+  // Tiles are there for a process that has asked for them, as this does.
+  liteboost::detect_isa();
   testing::test_norm();
   testing::test_rope();
   testing::test_activation();

@@ -72,7 +72,7 @@ def test_values_at_every_number_of_rows(isa: str, dtype: torch.dtype, bias: bool
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [32, 33, 64, 65, 100])
+@pytest.mark.parametrize("rows", [32, 33, 64, 65, 100, 256, 257])
 def test_values_around_the_limits_of_chunks_and_of_what_is_served(
     isa: str, dtype: torch.dtype, rows: int
 ) -> None:

@@ -1,0 +1,260 @@
+// Products of bf16 by the tiles of AMX, for two rows of x and more. Part of linear_cpu_isa.cpp; compiled where there are
+// tiles.
+//
+// A tile register holds 16 rows of 64 bytes. One instruction multiplies 16 rows of weight, 32 elements of K as they lie in
+// memory, by as many elements of 16 rows of x, and adds to 256 sums in fp32:
+//
+//   sums [row of weight][row of x] += weight [row of weight][word] . x [word][row of x]      a word: a pair of bf16
+//
+// So the weight, which is large, is not packed, and x is: as [group of up to two tiles of 16 rows][step][tile][word][row],
+// zero beyond its rows and beyond K. A *step* is 32 elements of K.
+//
+// A *panel* is the rows of weight whose sums are in registers together; it is walked in *blocks* of K for all groups of
+// x. Sums wait in memory from one block to the next.
+#pragma once
+
+#include "common/prefetch.h"
+#include "common/vec.h"
+#include "common/vec_transpose.h"
+#include "linear/linear.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kStepK = 32;
+constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kTileFloats = 256;
+// Rows of x whose sums wait in memory: beside them weights are read once.
+constexpr int64_t kMostTiledRows = 256;
+constexpr int64_t kMostGroups = kMostTiledRows / (2 * kTileRows);
+static_assert(kMostTiledRows >= kLinearRows && kMostTiledRows % (2 * kTileRows) == 0, "whole groups");
+// The most steps of a block.
+constexpr int64_t kBlockSteps = 32;
+
+LB_INLINE int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+LB_INLINE int64_t tile_steps(int64_t k) { return (k + kStepK - 1) / kStepK; }
+
+int64_t packed_tile_bytes(int64_t rows, int64_t k) { return tiles_of(rows) * tile_steps(k) * kTileBytes; }
+
+void pack_tiles(const bf16* x, int64_t rows, int64_t k, char* packed) {
+  const int64_t tiles = tiles_of(rows);
+  for (int64_t group = 0; group < tiles; group += 2) {
+    for (int64_t at = 0; at < k; at += kStepK) {
+      for (int64_t tile = group; tile < tiles && tile < group + 2; ++tile, packed += kTileBytes) {
+        VF words[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          const int64_t row = tile * kTileRows + i;
+          const bf16* source = x + row * k + at;
+          const auto left = static_cast<unsigned>(k - at < kStepK ? k - at : kStepK);
+          const __mmask32 there = row < rows ? 0xffffffffu >> (32 - left) : 0u;
+          if (row < rows) watch(source, static_cast<int64_t>(left * sizeof(bf16)));
+          words[i] = (VF)_mm512_maskz_loadu_epi16(there, source);
+        }
+        transpose(words);
+        memcpy(packed, words, kTileBytes);
+      }
+    }
+  }
+}
+
+// Which tile registers are what: 0 to 3 sums, 4 and 5 x, 6 and 7 weights, of which there are `rows` rows in each.
+void configure_tiles(int64_t rows) {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = static_cast<uint8_t>(i == 4 || i == 5 ? kTileRows : rows);
+  }
+  _tile_loadconfig(&config);
+}
+
+// A part of a panel: `steps` steps of K of N tiles of rows of weight, whose rows are `row_bytes` apart and steps
+// `step_bytes`.
+struct TilePart {
+  const char* weight;
+  int64_t row_bytes, step_bytes, steps;
+};
+
+// Asks for `steps` cache lines of each of the rows at `row`, one row after the other.
+struct TileFetch {
+  const char* row;
+  int64_t row_bytes, steps, step = 0;
+
+  LB_INLINE void lines(int count) {
+    for (int i = 0; i < count; ++i) {
+      fetch_ahead(row + step * 64);
+      if (++step == steps) {
+        step = 0;
+        row += row_bytes;
+      }
+    }
+  }
+};
+
+// sums[N][X] (tiles) += the part times x [step][X], from zero on where it `is_first`. Meanwhile fetches as many lines.
+template <int N, int X, bool fetches>
+void multiply_tiles(const TilePart& part, TileFetch fetch, const char* x, float* sums, bool is_first) {
+  static_assert((N == 4 && X == 1) || (N <= 2 && X <= 2), "as many sums as registers");
+  const int64_t row_bytes = part.row_bytes;
+  const char* weight = part.weight;
+  if (is_first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, sums, 64);
+    if constexpr (N * X > 1) _tile_loadd(1, sums + kTileFloats, 64);
+    if constexpr (N * X > 2) _tile_loadd(2, sums + 2 * kTileFloats, 64);
+    if constexpr (N * X > 2) _tile_loadd(3, sums + 3 * kTileFloats, 64);
+  }
+  for (int64_t step = 0; step < part.steps; ++step, weight += part.step_bytes, x += X * kTileBytes) {
+    if constexpr (fetches) fetch.lines(N * static_cast<int>(kTileRows));
+    if constexpr (!fetches) {
+      // Many rows of x come from the second cache.
+      for (int i = 0; i < X * static_cast<int>(kTileRows); ++i)
+        __builtin_prefetch(x + X * kTileBytes + i * 64, 0, 3);
+    }
+    _tile_loadd(4, x, 64);
+    if constexpr (X == 2) _tile_loadd(5, x + kTileBytes, 64);
+    _tile_loadd(6, weight, row_bytes);
+    _tile_dpbf16ps(0, 6, 4);
+    if constexpr (X == 2) _tile_dpbf16ps(1, 6, 5);
+    if constexpr (N > 1) {
+      _tile_loadd(7, weight + kTileRows * row_bytes, row_bytes);
+      if constexpr (X == 1) _tile_dpbf16ps(1, 7, 4);
+      if constexpr (X == 2) _tile_dpbf16ps(2, 7, 4);
+      if constexpr (X == 2) _tile_dpbf16ps(3, 7, 5);
+    }
+    if constexpr (N > 2) {
+      _tile_loadd(6, weight + 2 * kTileRows * row_bytes, row_bytes);
+      _tile_dpbf16ps(2, 6, 4);
+      _tile_loadd(7, weight + 3 * kTileRows * row_bytes, row_bytes);
+      _tile_dpbf16ps(3, 7, 4);
+    }
+  }
+  _tile_stored(0, sums, 64);
+  if constexpr (N * X > 1) _tile_stored(1, sums + kTileFloats, 64);
+  if constexpr (N * X > 2) _tile_stored(2, sums + 2 * kTileFloats, 64);
+  if constexpr (N * X > 2) _tile_stored(3, sums + 3 * kTileFloats, 64);
+}
+
+// Copies `k` elements of `rows` rows of weight to `staged` [step][row of N tiles][32], zero beyond them, and fetches as
+// many lines. In place, rows a power of two apart would share a few sets of the first cache.
+template <int N>
+void stage_part(const bf16* weight, int64_t stride, int64_t rows, int64_t k, TileFetch fetch, bf16* staged) {
+  constexpr int64_t kStepElements = N * kTileRows * kStepK;
+  for (int64_t row = 0; row < rows; ++row, weight += stride) {
+    bf16* to = staged + row * kStepK;
+    int64_t at = 0;
+    for (; at + kStepK <= k; at += kStepK, to += kStepElements) {
+      fetch.lines(1);
+      _mm512_store_si512(to, _mm512_loadu_si512(weight + at));
+    }
+    if (at < k) {
+      const int64_t left = k - at;
+      watch(weight + at, left * static_cast<int64_t>(sizeof(bf16)));
+      _mm512_store_si512(to, _mm512_maskz_loadu_epi16(0xffffffffu >> (kStepK - left), weight + at));
+    }
+  }
+  for (int64_t row = rows; row < N * kTileRows; ++row) {
+    for (int64_t at = 0; at < k; at += kStepK)
+      _mm512_store_si512(staged + at * N * kTileRows + row * kStepK, _mm512_setzero_si512());
+  }
+  // Loads of tiles are no reads to the compiler.
+  __asm__ volatile("" ::: "memory");
+}
+
+// out[rows of x of a tile, at .. at + count], of whose rows of weight, at most 16, the sums are [row of weight][row of x].
+void write_tile(const LinearArgs& args, int64_t row, int64_t at, int64_t count, const float* sums) {
+  const auto* bias = static_cast<const bf16*>(args.bias);
+  auto* out = static_cast<bf16*>(args.out) + row * args.n + at;
+  VF values[kLanes];
+  for (int i = 0; i < kLanes; ++i) values[i] = i < count ? load(sums + i * kTileRows) : VF{};
+  transpose(values);
+  const int lanes = static_cast<int>(count);
+  const VF added = bias == nullptr ? VF{} : count < kLanes ? load(bias + at, lanes) : load(bias + at);
+  for (int i = 0; i < kLanes && row + i < args.rows; ++i, out += args.n) {
+    const VF value = bias == nullptr ? values[i] : values[i] + added;
+    count < kLanes ? store(out, value, lanes) : store(out, value);
+  }
+}
+
+// All of x times `N` tiles of rows of weight from `at` on, each of `count` rows, of which more follow before `end`.
+template <int N>
+void run_panel_of_tiles(const LinearArgs& args, int64_t at, int64_t count, int64_t end) {
+  constexpr int kWide = N == 4 ? 1 : 2;
+  const int64_t tiles = tiles_of(args.rows), steps = tile_steps(args.k), stride = args.weight_stride;
+  const int64_t groups = (tiles + 1) / 2, whole = args.k / kStepK;
+  // Of about the same size, so that while one is multiplied the next one is fetched whole.
+  const int64_t blocks = (steps + kBlockSteps - 1) / kBlockSteps;
+  const int64_t block = (steps + blocks - 1) / blocks;
+  const auto* weight = static_cast<const bf16*>(args.weight) + at * stride;
+  alignas(64) float sums[kMostGroups * 4 * kTileFloats];
+  alignas(64) bf16 staged[N * kTileRows * kStepK * kBlockSteps];
+  for (int64_t step = 0, size; step < steps; step += size) {
+    // Read once, only what is no whole step is staged: a block of its own.
+    const bool is_staged = groups > 1 || step >= whole;
+    const int64_t behind = groups > 1 ? steps : step < whole ? whole : steps;
+    size = behind - step < block ? behind - step : block;
+    const bf16* from = weight + step * kStepK;
+    const bf16* next = from;
+    if (step + size < steps) {
+      next += size * kStepK;
+    } else if (at + 2 * N * kTileRows <= end) {
+      next = weight + N * kTileRows * stride;
+    }
+    TileFetch fetch = {reinterpret_cast<const char*>(next), stride * 2, size};
+    TilePart part = {reinterpret_cast<const char*>(from), stride * 2, 64, size};
+    if (is_staged) {
+      const int64_t k = args.k - step * kStepK < size * kStepK ? args.k - step * kStepK : size * kStepK;
+      stage_part<N>(from, stride, (N - 1) * kTileRows + count, k, fetch, staged);
+      part = {reinterpret_cast<const char*>(staged), 64, N * kTileBytes, size};
+    }
+    const char* x = static_cast<const char*>(args.packed_x);
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t width = tiles - 2 * group < 2 ? 1 : 2;
+      const char* x_part = x + (2 * group * steps + width * step) * kTileBytes;
+      float* into = sums + group * 4 * kTileFloats;
+      if (width == kWide) {
+        is_staged ? multiply_tiles<N, kWide, false>(part, fetch, x_part, into, step == 0)
+                  : multiply_tiles<N, kWide, true>(part, fetch, x_part, into, step == 0);
+      } else if constexpr (N <= 2) {
+        multiply_tiles<N, 1, false>(part, fetch, x_part, into, step == 0);
+      }
+    }
+  }
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t width = tiles - tile / 2 * 2 < 2 ? 1 : 2;
+    const float* found = sums + tile / 2 * 4 * kTileFloats + tile % 2 * kTileFloats;
+    for (int64_t n = 0; n < N; ++n) {
+      write_tile(args, tile * kTileRows, at + n * kTileRows, count, found + n * width * kTileFloats);
+    }
+  }
+}
+
+// out[:, begin:end], of two rows of x and more.
+void run_tiles(const LinearArgs& args, int64_t begin, int64_t end) {
+  configure_tiles(kTileRows);
+  if (args.rows <= kTileRows) {
+    for (; begin + 4 * kTileRows <= end; begin += 4 * kTileRows)
+      run_panel_of_tiles<4>(args, begin, kTileRows, end);
+  }
+  for (; begin + 2 * kTileRows <= end; begin += 2 * kTileRows)
+    run_panel_of_tiles<2>(args, begin, kTileRows, end);
+  for (; begin < end; begin += kTileRows) {
+    const int64_t count = end - begin < kTileRows ? end - begin : kTileRows;
+    if (count < kTileRows) configure_tiles(count);
+    run_panel_of_tiles<1>(args, begin, count, end);
+  }
+  _tile_release();
+}
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
