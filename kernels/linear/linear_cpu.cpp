@@ -72,10 +72,14 @@ int64_t linear_max_rows(at::ScalarType) { return 16; }
 //
 //                     rows   2    16    64   128   512   2048
 //     amx_bf16              1.4   1.6   1.2   1.2   1.0   0.7
-constexpr int64_t kTiledRows = 256;
+//
+// Loops with tiles take all of these rows at once.
 static int64_t max_rows(const at::Tensor& weight) {
 #ifdef LB_X86_ISAS
-  if (weight.scalar_type() == at::kBFloat16 && current_isa() == Isa::amx_bf16) return kTiledRows;
+  if (weight.scalar_type() == at::kBFloat16) {
+    const int64_t tiled_rows = LB_KERNELS(linear_kernels).most_rows(DType::bf16);
+    if (tiled_rows > kLinearRows) return tiled_rows;
+  }
   constexpr int64_t kCachedBytes = 1 << 20;
   static const bool has_avx512 = detect_isa() >= Isa::avx512;
   if (weight.scalar_type() == at::kFloat && !has_avx512)
