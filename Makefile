@@ -9,8 +9,7 @@ PYTHON ?= python3
 # Nothing here downloads a model; transformers is told not to look for one.
 export HF_HUB_OFFLINE := 1
 VENV_PYTHON := .venv/bin/python
-# Python compiles what it imports, not all that is installed: of torch and transformers that took 40 s an environment.
-PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 # The set-up is as old as what goes into it: the interpreter, the place (scripts in .venv hold it), the
 # requirements, and what is compiled. `build_support` and the kernels are compiled on a change.
@@ -88,12 +87,13 @@ $(READY):
 		--editable '.[test,bench,dev]'
 	@touch $@
 
-# Less of the same: what the example needs. The kernels are those of `make setup`, which goes on from here.
+# Less of the same: what the example needs. The kernels are those of `make setup`, which goes on from here; Python
+# compiles what it imports, not all that is installed.
 $(DEMO_READY):
 	@echo "Setting up .venv for the example (once; a few minutes, most of it for torch and the kernels)"
 	$(CREATE_VENV)
-	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) --editable .
+	@$(PIP_INSTALL) --no-compile torch scikit-build-core cmake ninja
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-compile --no-build-isolation $(WITH_WERROR) --editable .
 	@touch $@
 
 demo: $(if $(wildcard $(READY)),,$(DEMO_READY))
