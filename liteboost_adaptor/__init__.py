@@ -55,6 +55,13 @@ def _wrap_quantized(_: Any) -> None:
     registration.follow_peft(runtime)
 
 
+def _share_server(_: Any) -> None:
+    if config.launched() and _settings.tp > 1:
+        from .parallel import serving
+
+        serving.follow()
+
+
 def _fix(module: Any) -> None:
     from .environment.npu import fixes
 
@@ -64,6 +71,7 @@ def _fix(module: Any) -> None:
 after_import("transformers.modeling_utils", _activate)
 after_import("peft.peft_model", _serve_adapted)
 after_import("peft.tuners.lora.model", _wrap_quantized)
+after_import("transformers.cli.serving.server", _share_server)
 for _module in environment.FIXED_MODULES:
     after_import(_module, _fix)
 

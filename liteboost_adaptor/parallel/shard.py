@@ -11,7 +11,7 @@ from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
 from ..quantization.names import PLAN
-from . import synchronize
+from . import continuous_batching, synchronize
 from .checkpoint import saving
 from .data import unsharded
 from .runtime import groups
@@ -64,6 +64,7 @@ def share_calls(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:
             synchronize.save, model, mesh, functools.partial(saving.save_replicated, model, mesh)
         )
     synchronize.synchronize_calls(model, mesh)
+    continuous_batching.follow(model, mesh)
     if mesh.sequence.size > 1:
         hooks.attach(model, mesh)
 

@@ -63,9 +63,10 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE)
 
-    def status(self) -> dict[str, Any]:
-        """What it wrote at its end."""
-        return json.loads(self.status_file.read_text())
+    def status(self, process: int | None = None) -> dict[str, Any]:
+        """What it, or one of its ranks, wrote at its end."""
+        written = str(self.status_file).replace("%p", str(process))
+        return json.loads(Path(written).read_text())
 
 
 def chat_model(folder: Path) -> Path:
@@ -77,17 +78,20 @@ def chat_model(folder: Path) -> Path:
 
 @contextmanager
 def served(
-    model: Path, folder: Path, *options: str, with_us: bool = True, **variables: str
+    model: Path | None, folder: Path, *options: str, with_us: bool = True, ranks: int = 1, **variables: str
 ) -> Iterator[Server]:
-    """``transformers serve`` of ``model`` in fp32, by `run` or alone, until the block ends."""
+    """``transformers serve`` of ``model`` in fp32, by `run` in ``ranks`` or alone, until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command: Sequence[str] = [str(Path(sys.executable).parent / "transformers")]
     if with_us:
-        command = [sys.executable, "-m", "liteboost_adaptor", "run", "--level", "2", "transformers"]
-    arguments = ["serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    status_file, log = folder / f"status-{port}.json", folder / f"server-{port}.log"
+        command = [sys.executable, "-m", "liteboost_adaptor", "run", "--level", "2"]
+        command = [*command, *(("--tp", str(ranks)) if ranks > 1 else ()), "transformers"]
+    named = () if model is None else (str(model),)
+    arguments = ["serve", *named, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    each = "-%p" if ranks > 1 else ""
+    status_file, log = folder / f"status-{port}{each}.json", folder / f"server-{port}.log"
     if with_us:
         variables["LITEBOOST_STATUS_FILE"] = str(status_file)
     environment = processes.environment(HF_HUB_OFFLINE="1", **variables)

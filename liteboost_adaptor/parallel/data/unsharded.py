@@ -31,7 +31,16 @@ from . import memory, model_edits
 _LOAD_RECIPE = f"{PRIVATE}origin"
 _FAULT = f"{PRIVATE}apart_fault"
 #: Methods that a sharded model has instead of its class's own.
-_METHODS = ("save_pretrained", "train", "add_adapter", "load_adapter", "dequantize", "generate")
+_METHODS = (
+    "save_pretrained",
+    "train",
+    "add_adapter",
+    "load_adapter",
+    "dequantize",
+    "generate",
+    "generate_batch",
+    "init_continuous_batching",
+)
 #: The package whose hooks are removed.
 _PARALLEL = __name__.rpartition(".data.")[0]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -333,6 +333,18 @@ class CallGroup:
             raise fault
         return value
 
+    def ended(self, fault: Exception) -> PeerUnavailable:
+        """What is said of ``fault``, raised by a collective that a rank has ended in, or has not come to."""
+        monitor = self._monitor(None)
+        until = time.monotonic() + timeouts.ahead
+        reason = ""
+        with contextlib.suppress(StoreUnavailable):
+            while not (reason := monitor.reason(self._others)) and time.monotonic() < until:
+                time.sleep(_POLL_INTERVALS_S[1])
+        return self._unavailable(
+            reason or f"one has ended or does something else ({str(fault).splitlines()[0]})"
+        )
+
     def _monitor(self, store: SharedStore | None) -> LivenessMonitor:
         if self.heartbeat.depth:
             return LivenessMonitor(self.heartbeat, *self.heartbeat.current, timeouts.absent, True, store)
