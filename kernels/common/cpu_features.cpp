@@ -53,7 +53,7 @@ Isa detect_isa() {
   const bool avx512 = bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 28) && bit(ebx, 30) && bit(ebx, 31);
   if (!avx512 || (saved & 0xe6u) != 0xe6u) return Isa::avx2;
   const bool vnni = bit(ecx, 11);
-  const bool tiles = bit(edx, 22) && bit(edx, 24) && (saved & 0x60000u) == 0x60000u;
+  const bool tiles = bit(edx, 22) && bit(edx, 24) && bit(edx, 25) && (saved & 0x60000u) == 0x60000u;
   unsigned sub_eax = 0;
   // Sub-leaf 1 exists only where sub-leaf 0 says so in eax.
   if (eax < 1 || !__get_cpuid_count(7, 1, &sub_eax, &ebx, &ecx, &edx)) return Isa::avx512;

@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kGrainBytes = 32 << 10;
 // A thread's part of few rows is a multiple of this many outputs: as many as the widest register has lanes.
 constexpr int64_t kBlock = 16;
+// Rows that are not packed: the loops of vectors are as fast.
+constexpr int64_t kAloneRows = 4;
 // Rows that make the interleaving of a panel a small part of the work on it.
 constexpr int64_t kPanelRows = 128;
 
@@ -72,15 +74,19 @@ at::Tensor linear_w8a8_cpu(const at::Tensor& x, const at::Tensor& weight, const 
   args.k = weight.size(1);
   args.rows = out.numel() / args.n;
 
-  // Words, which want the alignment that torch's allocator gives, then scales and offsets.
+  // Words, which want the alignment that torch's allocator gives, then those that are packed, scales and offsets.
   const int64_t words = kernels.words(args.k);
-  const at::Tensor quantized = empty_cpu({args.rows * (words + 2)}, at::kInt);
+  const bool is_packed = args.rows > kAloneRows && args.rows <= kernels.most_packed_rows;
+  const int64_t packed_words = is_packed ? kernels.some_words(args.rows, args.k) : 0;
+  const at::Tensor quantized = empty_cpu({args.rows * (words + 2) + packed_words}, at::kInt);
   args.words = quantized.mutable_data_ptr<int32_t>();
-  args.row_offsets = args.words + args.rows * words;
+  args.packed = is_packed ? args.words + args.rows * words : nullptr;
+  args.row_offsets = args.words + args.rows * words + packed_words;
   args.row_scales = reinterpret_cast<float*>(args.row_offsets + args.rows);
   parallel_rows(args.rows, args.k,
                 [&](int64_t begin, int64_t end) { kernels.quantize(dtype, args, begin, end); });
-  args.rows > kInt8FewRows ? run_panels(kernels, dtype, args) : run_few(kernels, dtype, args);
+  if (is_packed) kernels.pack_some(args, args.packed);
+  is_packed || args.rows <= kInt8FewRows ? run_few(kernels, dtype, args) : run_panels(kernels, dtype, args);
   return out;
 }
 

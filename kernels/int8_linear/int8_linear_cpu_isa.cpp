@@ -5,6 +5,9 @@
 #include "common/largest.h"
 #include "common/vec.h"
 #include "int8_linear/int8_products.h"
+#if defined(__AMX_INT8__)
+#include "int8_linear/int8_linear_amx.h"
+#endif
 
 namespace liteboost {
 namespace LB_ISA {
@@ -181,6 +184,12 @@ void few_rows(const Int8LinearArgs& args, int64_t row, int64_t column) {
 
 template <typename T>
 void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
+#if defined(__AMX_INT8__)
+  if (args.packed != nullptr) {
+    return run_some(args, begin, end,
+                    [&](VI sums, int64_t row, int64_t column) { finish<T>(args, sums, row, column); });
+  }
+#endif
   for (int64_t column = begin; column < end; column += kLanes) {
     int64_t row = 0;
     for (; row + kFewRows <= args.rows; row += kFewRows) few_rows<T, kFewRows>(args, row, column);
@@ -192,7 +201,7 @@ void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
 
 void pack(const Int8LinearArgs& args, int64_t panel, int32_t* packed) {
   const int64_t count = words(args.k);
-  for (int v = 0; v < kTileVectors; ++v) {
+  for (int v = 0; v < kBlockVectors; ++v) {
     const int64_t first = panel * kPanel + v * kLanes;
     for (int64_t w = 0, column = 0; w < count; w += kLanes, column += kColumns) {
       VF block[kLanes];
@@ -206,15 +215,15 @@ void pack(const Int8LinearArgs& args, int64_t panel, int32_t* packed) {
   }
 }
 
-// Rows [row, row + kTileRows) with all of a panel.
+// Rows [row, row + kBlockRows) with all of a panel.
 template <typename T>
 void tile(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t row) {
   const int64_t count = words(args.k);
   const int32_t* x = args.words + row * count;
-  VI sums[kTileRows][kTileVectors] = {};
+  VI sums[kBlockRows][kBlockVectors] = {};
   multiply_panel(x, count, packed, sums);
-  for (int r = 0; r < kTileRows; ++r) {
-    for (int v = 0; v < kTileVectors; ++v) {
+  for (int r = 0; r < kBlockRows; ++r) {
+    for (int v = 0; v < kBlockVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
       if (column < args.n) finish<T>(args, sums[r][v], row + r, column);
     }
@@ -224,8 +233,13 @@ void tile(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int6
 // The last tile begins early enough to be a whole one: rows that two tiles write get the same bits twice.
 template <typename T>
 void run_panel(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; row += kTileRows) {
-    tile<T>(args, panel, packed, row + kTileRows <= end ? row : end - kTileRows);
+#if defined(__AMX_INT8__)
+  run_panel_of_tiles(args, panel, packed, begin, end,
+                     [&](VI sums, int64_t row, int64_t column) { finish<T>(args, sums, row, column); });
+  return;
+#endif
+  for (int64_t row = begin; row < end; row += kBlockRows) {
+    tile<T>(args, panel, packed, row + kBlockRows <= end ? row : end - kBlockRows);
   }
 }
 
@@ -244,11 +258,19 @@ void panel_any(DType dtype, const Int8LinearArgs& args, int64_t panel, const int
   LB_DISPATCH_DTYPE(dtype, T, run_panel<T>(args, panel, packed, begin, end));
 }
 
+#if defined(__AMX_INT8__)
+constexpr int64_t kMostPackedRows = kSomeRows;
+#else
+constexpr int64_t kMostPackedRows = 0;
+int64_t some_words(int64_t, int64_t) { return 0; }
+void pack_some(const Int8LinearArgs&, int32_t*) {}
+#endif
+
 }  // namespace
 
 extern const Int8LinearKernels int8_linear_kernels;
-const Int8LinearKernels int8_linear_kernels = {words,     quantize_any, few_any,  kPanel,
-                                               kTileRows, pack,         panel_any};
+const Int8LinearKernels int8_linear_kernels = {words,   quantize_any, kMostPackedRows, some_words, pack_some,
+                                               few_any, kPanel,       kBlockRows,      pack,       panel_any};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

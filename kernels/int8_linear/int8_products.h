@@ -90,15 +90,15 @@ LB_INLINE VI load_words(const int32_t* p) {
 // Words of a row of x.
 int64_t words(int64_t k) { return (k + kColumns - 1) / kColumns * kLanes; }
 
-// A tile is kTileRows rows of x by kTileVectors vectors of outputs: as many accumulators as the registers hold.
+// A block is kBlockRows rows of x by kBlockVectors vectors of outputs: as many accumulators as the registers hold.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6, kTileVectors = 4;
+constexpr int kBlockRows = 6, kBlockVectors = 4;
 #elif defined(__ARM_FEATURE_DOTPROD)
-constexpr int kTileRows = 4, kTileVectors = 4;
+constexpr int kBlockRows = 4, kBlockVectors = 4;
 #else
-constexpr int kTileRows = 6, kTileVectors = 2;
+constexpr int kBlockRows = 6, kBlockVectors = 2;
 #endif
-constexpr int kPanel = kTileVectors * kLanes;
+constexpr int kPanel = kBlockVectors * kLanes;
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 // Matrices of two rows by eight columns are multiplied at once: a panel has those of two outputs side by side, first all
@@ -118,24 +118,24 @@ LB_INLINE void pack_block(VF (&block)[kLanes], int64_t w, int vector, int32_t* p
 }
 
 // Eight columns of all pairs of rows and of outputs.
-LB_INLINE void multiply_half(const VI (&x)[kTileRows / 2], const int32_t* packed,
-                             VI (&sums)[kTileRows / 2][2 * kTileVectors]) {
+LB_INLINE void multiply_half(const VI (&x)[kBlockRows / 2], const int32_t* packed,
+                             VI (&sums)[kBlockRows / 2][2 * kBlockVectors]) {
 #pragma GCC unroll 8
-  for (int pair = 0; pair < 2 * kTileVectors; ++pair) {
+  for (int pair = 0; pair < 2 * kBlockVectors; ++pair) {
     const int8x16_t weights = (int8x16_t)load_words(packed + pair * kLanes);
 #pragma GCC unroll 4
-    for (int r = 0; r < kTileRows / 2; ++r)
+    for (int r = 0; r < kBlockRows / 2; ++r)
       sums[r][pair] = (VI)vmmlaq_s32((int32x4_t)sums[r][pair], (int8x16_t)x[r], weights);
   }
 }
 
 LB_INLINE void multiply_panel(const int32_t* x, int64_t count, const int32_t* packed,
-                              VI (&sums)[kTileRows][kTileVectors]) {
-  VI squares[kTileRows / 2][2 * kTileVectors] = {};
+                              VI (&sums)[kBlockRows][kBlockVectors]) {
+  VI squares[kBlockRows / 2][2 * kBlockVectors] = {};
   for (int64_t w = 0; w < count; w += kLanes, packed += kLanes * kPanel) {
-    VI low[kTileRows / 2], high[kTileRows / 2];
+    VI low[kBlockRows / 2], high[kBlockRows / 2];
 #pragma GCC unroll 4
-    for (int r = 0; r < kTileRows / 2; ++r) {
+    for (int r = 0; r < kBlockRows / 2; ++r) {
       const VI a = load_words(x + 2 * r * count + w), b = load_words(x + (2 * r + 1) * count + w);
       low[r] = low_halves(a, b);
       high[r] = high_halves(a, b);
@@ -144,9 +144,9 @@ LB_INLINE void multiply_panel(const int32_t* x, int64_t count, const int32_t* pa
     multiply_half(high, packed + 2 * kPanel, squares);
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < kTileRows / 2; ++r) {
+  for (int r = 0; r < kBlockRows / 2; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) {
+    for (int v = 0; v < kBlockVectors; ++v) {
       sums[2 * r][v] = low_halves(squares[r][2 * v], squares[r][2 * v + 1]);
       sums[2 * r + 1][v] = high_halves(squares[r][2 * v], squares[r][2 * v + 1]);
     }
@@ -163,23 +163,23 @@ LB_INLINE void pack_block(VF (&block)[kLanes], int64_t w, int vector, int32_t* p
 #if defined(__ARM_FEATURE_DOTPROD)
 // x as elements of registers, which costs no instruction: four words at a time.
 template <int lane>
-LB_INLINE void multiply_word(const int8x16_t (&x)[kTileRows], const int32_t* packed,
-                             VI (&sums)[kTileRows][kTileVectors]) {
+LB_INLINE void multiply_word(const int8x16_t (&x)[kBlockRows], const int32_t* packed,
+                             VI (&sums)[kBlockRows][kBlockVectors]) {
 #pragma GCC unroll 4
-  for (int v = 0; v < kTileVectors; ++v) {
+  for (int v = 0; v < kBlockVectors; ++v) {
     const int8x16_t weights = (int8x16_t)load_words(packed + lane * kPanel + v * kLanes);
 #pragma GCC unroll 4
-    for (int r = 0; r < kTileRows; ++r)
+    for (int r = 0; r < kBlockRows; ++r)
       sums[r][v] = (VI)vdotq_laneq_s32((int32x4_t)sums[r][v], weights, x[r], lane);
   }
 }
 
 LB_INLINE void multiply_panel(const int32_t* x, int64_t count, const int32_t* packed,
-                              VI (&sums)[kTileRows][kTileVectors]) {
+                              VI (&sums)[kBlockRows][kBlockVectors]) {
   for (int64_t w = 0; w < count; w += kLanes, packed += kLanes * kPanel) {
-    int8x16_t words[kTileRows];
+    int8x16_t words[kBlockRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kTileRows; ++r) words[r] = (int8x16_t)load_words(x + r * count + w);
+    for (int r = 0; r < kBlockRows; ++r) words[r] = (int8x16_t)load_words(x + r * count + w);
     multiply_word<0>(words, packed, sums);
     multiply_word<1>(words, packed, sums);
     multiply_word<2>(words, packed, sums);
@@ -187,18 +187,18 @@ LB_INLINE void multiply_panel(const int32_t* x, int64_t count, const int32_t* pa
   }
 }
 #else
-// sums[row][vector] = kTileRows rows of x, `count` words each, times a panel.
+// sums[row][vector] = kBlockRows rows of x, `count` words each, times a panel.
 LB_INLINE void multiply_panel(const int32_t* x, int64_t count, const int32_t* packed,
-                              VI (&sums)[kTileRows][kTileVectors]) {
+                              VI (&sums)[kBlockRows][kBlockVectors]) {
   for (int64_t w = 0; w < count; ++w) {
-    VI weights[kTileVectors];
+    VI weights[kBlockVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) weights[v] = load_words(packed + w * kPanel + v * kLanes);
+    for (int v = 0; v < kBlockVectors; ++v) weights[v] = load_words(packed + w * kPanel + v * kLanes);
 #pragma GCC unroll 12
-    for (int r = 0; r < kTileRows; ++r) {
+    for (int r = 0; r < kBlockRows; ++r) {
       const VI word = splat_i(x[r * count + w]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kTileVectors; ++v) sums[r][v] = multiply_add(sums[r][v], weights[v], word);
+      for (int v = 0; v < kBlockVectors; ++v) sums[r][v] = multiply_add(sums[r][v], weights[v], word);
     }
   }
 }

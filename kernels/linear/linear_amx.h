@@ -1,19 +1,14 @@
 // Products of bf16 by the tiles of AMX, for two rows of x and more. Part of linear_cpu_isa.cpp; compiled where there are
 // tiles.
 //
-// A tile register holds 16 rows of 64 bytes. One instruction multiplies 16 rows of weight, 32 elements of K as they lie in
-// memory, by as many elements of 16 rows of x, and adds to 256 sums in fp32:
-//
-//   sums [row of weight][row of x] += weight [row of weight][word] . x [word][row of x]      a word: a pair of bf16
-//
-// So the weight, which is large, is not packed, and x is: as [group of up to two tiles of 16 rows][step][tile][word][row],
-// zero beyond its rows and beyond K. A *step* is 32 elements of K.
+// The weight, which is large, is not packed (common/tiles.h), and x is: as [group of up to two tiles of 16 rows][step][tile][word][row],
+// zero beyond its rows and beyond K. A step is 32 elements of K.
 //
 // A *panel* is the rows of weight whose sums are in registers together; it is walked in *blocks* of K for all groups of
 // x. Sums wait in memory from one block to the next.
 #pragma once
 
-#include "common/prefetch.h"
+#include "common/tiles.h"
 #include "common/vec.h"
 #include "common/vec_transpose.h"
 #include "linear/linear.h"
@@ -22,10 +17,8 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-constexpr int64_t kTileRows = 16;
 constexpr int64_t kStepK = 32;
-constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kTileFloats = 256;
+constexpr int64_t kTileFloats = kTileBytes / 4;
 // Rows of x whose sums wait in memory: beside them weights are read once.
 constexpr int64_t kMostTiledRows = 256;
 constexpr int64_t kMostGroups = kMostTiledRows / (2 * kTileRows);
@@ -33,7 +26,6 @@ static_assert(kMostTiledRows >= kLinearRows && kMostTiledRows % (2 * kTileRows) 
 // The most steps of a block.
 constexpr int64_t kBlockSteps = 32;
 
-LB_INLINE int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 LB_INLINE int64_t tile_steps(int64_t k) { return (k + kStepK - 1) / kStepK; }
 
 int64_t packed_tile_bytes(int64_t rows, int64_t k) { return tiles_of(rows) * tile_steps(k) * kTileBytes; }
@@ -57,91 +49,6 @@ void pack_tiles(const bf16* x, int64_t rows, int64_t k, char* packed) {
       }
     }
   }
-}
-
-// Which tile registers are what: 0 to 3 sums, 4 and 5 x, 6 and 7 weights, of which there are `rows` rows in each.
-void configure_tiles(int64_t rows) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = static_cast<uint8_t>(i == 4 || i == 5 ? kTileRows : rows);
-  }
-  _tile_loadconfig(&config);
-}
-
-// A part of a panel: `steps` steps of K of N tiles of rows of weight, whose rows are `row_bytes` apart and steps
-// `step_bytes`.
-struct TilePart {
-  const char* weight;
-  int64_t row_bytes, step_bytes, steps;
-};
-
-// Asks for `steps` cache lines of each of the rows at `row`, one row after the other.
-struct TileFetch {
-  const char* row;
-  int64_t row_bytes, steps, step = 0;
-
-  LB_INLINE void lines(int count) {
-    for (int i = 0; i < count; ++i) {
-      fetch_ahead(row + step * 64);
-      if (++step == steps) {
-        step = 0;
-        row += row_bytes;
-      }
-    }
-  }
-};
-
-// sums[N][X] (tiles) += the part times x [step][X], from zero on where it `is_first`. Meanwhile fetches as many lines.
-template <int N, int X, bool fetches>
-void multiply_tiles(const TilePart& part, TileFetch fetch, const char* x, float* sums, bool is_first) {
-  static_assert((N == 4 && X == 1) || (N <= 2 && X <= 2), "as many sums as registers");
-  const int64_t row_bytes = part.row_bytes;
-  const char* weight = part.weight;
-  if (is_first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, sums, 64);
-    if constexpr (N * X > 1) _tile_loadd(1, sums + kTileFloats, 64);
-    if constexpr (N * X > 2) _tile_loadd(2, sums + 2 * kTileFloats, 64);
-    if constexpr (N * X > 2) _tile_loadd(3, sums + 3 * kTileFloats, 64);
-  }
-  for (int64_t step = 0; step < part.steps; ++step, weight += part.step_bytes, x += X * kTileBytes) {
-    if constexpr (fetches) fetch.lines(N * static_cast<int>(kTileRows));
-    if constexpr (!fetches) {
-      // Many rows of x come from the second cache.
-      for (int i = 0; i < X * static_cast<int>(kTileRows); ++i)
-        __builtin_prefetch(x + X * kTileBytes + i * 64, 0, 3);
-    }
-    _tile_loadd(4, x, 64);
-    if constexpr (X == 2) _tile_loadd(5, x + kTileBytes, 64);
-    _tile_loadd(6, weight, row_bytes);
-    _tile_dpbf16ps(0, 6, 4);
-    if constexpr (X == 2) _tile_dpbf16ps(1, 6, 5);
-    if constexpr (N > 1) {
-      _tile_loadd(7, weight + kTileRows * row_bytes, row_bytes);
-      if constexpr (X == 1) _tile_dpbf16ps(1, 7, 4);
-      if constexpr (X == 2) _tile_dpbf16ps(2, 7, 4);
-      if constexpr (X == 2) _tile_dpbf16ps(3, 7, 5);
-    }
-    if constexpr (N > 2) {
-      _tile_loadd(6, weight + 2 * kTileRows * row_bytes, row_bytes);
-      _tile_dpbf16ps(2, 6, 4);
-      _tile_loadd(7, weight + 3 * kTileRows * row_bytes, row_bytes);
-      _tile_dpbf16ps(3, 7, 4);
-    }
-  }
-  _tile_stored(0, sums, 64);
-  if constexpr (N * X > 1) _tile_stored(1, sums + kTileFloats, 64);
-  if constexpr (N * X > 2) _tile_stored(2, sums + 2 * kTileFloats, 64);
-  if constexpr (N * X > 2) _tile_stored(3, sums + 3 * kTileFloats, 64);
 }
 
 // Copies `k` elements of `rows` rows of weight to `staged` [step][row of N tiles][32], zero beyond them, and fetches as
@@ -222,10 +129,10 @@ void run_panel_of_tiles(const LinearArgs& args, int64_t at, int64_t count, int64
       const char* x_part = x + (2 * group * steps + width * step) * kTileBytes;
       float* into = sums + group * 4 * kTileFloats;
       if (width == kWide) {
-        is_staged ? multiply_tiles<N, kWide, false>(part, fetch, x_part, into, step == 0)
-                  : multiply_tiles<N, kWide, true>(part, fetch, x_part, into, step == 0);
+        is_staged ? multiply_tiles<MultiplyBf16, N, kWide, false>(part, fetch, x_part, into, step == 0)
+                  : multiply_tiles<MultiplyBf16, N, kWide, true>(part, fetch, x_part, into, step == 0);
       } else if constexpr (N <= 2) {
-        multiply_tiles<N, 1, false>(part, fetch, x_part, into, step == 0);
+        multiply_tiles<MultiplyBf16, N, 1, false>(part, fetch, x_part, into, step == 0);
       }
     }
   }

@@ -18,7 +18,7 @@ _X86_FLAGS = {
     "avx2": _AVX2,
     "avx512": _AVX512,
     "avx512_bf16": _AVX512_BF16,
-    "amx_bf16": _AVX512_BF16 | {"amx_tile", "amx_bf16"},
+    "amx_bf16": _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
 }
 _DOTPROD = frozenset({"atomics", "asimdrdm", "asimddp"})
 _ARM_FLAGS = {

@@ -66,10 +66,21 @@ void test_shape(int rows, int n, int k, bool with_bias) {
     }
   };
   // In two ranges, as two threads would.
-  const int64_t half = n / 2 / 16 * 16;
-  kernels.few(dtype_of<T>(), args, 0, half);
-  kernels.few(dtype_of<T>(), args, half, n);
+  const auto run_few = [&] {
+    const int64_t half = n / 2 / 16 * 16;
+    out.fill(random);
+    kernels.few(dtype_of<T>(), args, 0, half);
+    kernels.few(dtype_of<T>(), args, half, n);
+  };
+  run_few();
   check_all("int8_linear few");
+  if (rows <= kernels.most_packed_rows) {
+    std::vector<char> packed_memory(static_cast<size_t>(kernels.some_words(rows, k) * 4) + 64);
+    args.packed = aligned(packed_memory);
+    kernels.pack_some(args, args.packed);
+    run_few();
+    check_all("int8_linear packed");
+  }
   if (rows >= kernels.least_rows) {
     const int64_t panels = (n + kernels.panel_columns - 1) / kernels.panel_columns;
     out.fill(random);
@@ -87,8 +98,9 @@ void test_type() {
   for (int k = 1; k <= 2 * kMaxLength; ++k) {
     for (const int rows : {1, 3, 7}) test_shape<T>(rows, 7, k, k % 2 == 0);
   }
-  for (int rows = 1; rows <= 20; ++rows) test_shape<T>(rows, 70, 70, rows % 2 == 0);
+  for (int rows = 1; rows <= 36; ++rows) test_shape<T>(rows, 70, 70, rows % 2 == 0);
   test_shape<T>(13, 129, 1000, true);
+  for (const int rows : {47, 64, 65, 113}) test_shape<T>(rows, 83, 200, true);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ def test_detection_agrees_with_the_kernels_list_of_flags() -> None:
     if IS_X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
         assert ("avx512_bf16" in ops._isas()) == has_flags(AVX512_BF16)
         # Linux lists what it saves for a process that asks.
-        assert ("amx_bf16" in ops._isas()) == has_flags(AVX512_BF16 | {"amx_tile", "amx_bf16"})
+        assert ("amx_bf16" in ops._isas()) == has_flags(AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"})
 
 
 def test_limit_and_lift() -> None:
