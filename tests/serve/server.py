@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -105,7 +104,9 @@ def served(
         yield found
     finally:
         if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
+            # Of a launcher, ranks would live on.
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                each.kill()
             process.wait()
 
 
