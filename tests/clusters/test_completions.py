@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import signal
 import socket
@@ -119,6 +120,18 @@ def check_texts(server: Server, texts: dict[str, str]) -> None:
     assert server.streamed(PROMPTS[0], temperature=0.9, top_p=0.9, seed=1) == drawn[0]
 
 
+def check_openai(server: Server, texts: dict[str, str]) -> None:
+    """The ``openai`` package gets the texts, too, as a whole and as a stream."""
+    from openai import OpenAI
+
+    asked: dict[str, Any] = {"model": "any", "prompt": PROMPTS[0], "max_tokens": TOKENS, "temperature": 0}
+    with OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:
+        whole = client.completions.create(**asked)
+        assert whole.choices[0].text == texts[PROMPTS[0]] and whole.usage.completion_tokens == TOKENS
+        parts = [each.choices[0].text for each in client.completions.create(**asked, stream=True)]
+        assert len(parts) > 2 and "".join(parts) == texts[PROMPTS[0]]
+
+
 def check_served(status: dict[str, Any]) -> None:
     for rank in status["ranks"]:
         calls = {rule["id"]: rule["calls"] for rule in rank["rules"]}
@@ -133,6 +146,8 @@ def test_two_replicas_on_two_nodes(two_nodes: Nodes, texts: dict[str, str], tmp_
         for status in found.values():
             assert len(status["ranks"]) == 1
             check_served(status)
+        if importlib.util.find_spec("openai"):  # of the extra `serve`
+            check_openai(server, texts)
         for body, said in (
             ({"prompt": ""}, "400"),
             ({"prompt": "a", "max_tokens": 2000}, "400"),
