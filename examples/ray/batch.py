@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from engine import runtime_env
+from engine import Engine, runtime_env
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
@@ -57,25 +57,29 @@ def planned(path: Path, prompts: dict[str, str], block: int, settings: dict[str,
     return plan["blocks"]
 
 
-def complete(row: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Texts of a block, in one batch, on some node. A prompt that is refused has ``error`` for a text."""
-    from engine import cached
+class Texts:
+    """Makes the texts of blocks, one batch each: an actor, on some node, that has loaded the model once."""
 
-    engine = cached(settings["model"], settings["dtype"], settings["device"])
-    answers: dict[str, dict[str, Any]] = {}
-    tokens = {}
-    for name, prompt in json.loads(row["prompts"]).items():
-        answers[name] = {"name": name, "prompt": prompt}
-        try:
-            tokens[name] = engine.encode(prompt, settings["max_tokens"])
-        except ValueError as fault:
-            answers[name]["error"] = str(fault)
-    if tokens:
-        made = engine.generate(list(tokens.values()), settings["max_tokens"])
-        for name, new in zip(tokens, made, strict=True):
-            answers[name] |= {"text": engine.decode(new), "tokens": len(new)}
-    lines = "".join(json.dumps(answer) + "\n" for answer in answers.values())
-    return {"file": row["file"], "lines": lines}
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.engine = Engine(settings["model"], settings["dtype"], settings["device"])
+        self.max_tokens = settings["max_tokens"]
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A prompt that is refused has ``error`` for a text."""
+        answers: dict[str, dict[str, Any]] = {}
+        tokens = {}
+        for name, prompt in json.loads(row["prompts"]).items():
+            answers[name] = {"name": name, "prompt": prompt}
+            try:
+                tokens[name] = self.engine.encode(prompt, self.max_tokens)
+            except ValueError as fault:
+                answers[name]["error"] = str(fault)
+        if tokens:
+            made = self.engine.generate(list(tokens.values()), self.max_tokens)
+            for name, new in zip(tokens, made, strict=True):
+                answers[name] |= {"text": self.engine.decode(new), "tokens": len(new)}
+        lines = "".join(json.dumps(answer) + "\n" for answer in answers.values())
+        return {"file": row["file"], "lines": lines}
 
 
 def main() -> None:
@@ -107,11 +111,12 @@ def main() -> None:
     if not rows:
         return
     ray.init(options.address, runtime_env=runtime_env())
-    # Tasks, not actors: the work of an actor whose node has died waits until that actor has another place,
-    # a task runs again wherever there is one. Each process keeps its model from task to task (`cached`).
+    # As many actors as the cluster has room for. Of one whose node has died Ray makes another, where there is
+    # room or another actor has nothing left to do, and gives it the blocks that the first one was at.
     texts = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        complete,
-        fn_kwargs={"settings": settings},
+        Texts,
+        fn_constructor_kwargs={"settings": settings},
+        compute=ray.data.ActorPoolStrategy(min_size=1),
         num_cpus=options.threads,
         resources={"NPU": 1} if options.device == "npu" else {},
     )

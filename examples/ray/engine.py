@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,12 +102,6 @@ class Engine:
         import liteboost_adaptor
 
         return liteboost_adaptor.status().to_json()
-
-
-@functools.cache
-def cached(folder: str, dtype: str, device: str) -> Engine:
-    """The model of this process, which is loaded once and serves task after task."""
-    return Engine(folder, dtype, device)
 
 
 def runtime_env() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,11 +46,11 @@ class Nodes:
         self.nodes = [cluster.head_node, *cluster.worker_nodes]
 
     def workers(self, node: int, title: str) -> list[psutil.Process]:
-        """Processes of a node whose titles, which say what each is at, begin so."""
+        """Processes of a node whose titles, which say what each is at, begin with this pattern."""
         found = []
         for process in self._raylet(node).children(recursive=True):
             with _gone_is_fine():
-                if process.cmdline()[0].startswith(title):
+                if re.match(title, process.cmdline()[0]):
                     found.append(process)
         return found
 

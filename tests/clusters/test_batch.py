@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.full, pytest.mark.usefixtures("needs_ray", "native_onl
 
 TOKENS = 24
 BLOCK = 2
+#: The title of an actor that is at a block.
+_AT_WORK = r"ray::MapWorker.*\.submit"
 #: Behind what the model has room for.
 LONG = "night " * 1100
 
@@ -85,10 +87,10 @@ class Batch:
 def test_a_node_is_killed(
     two_nodes: Nodes, prompts: dict[str, str], texts: dict[str, str], tmp_path: Path
 ) -> None:
-    """While it makes a block; the other node makes it then."""
+    """While it makes a block, which the other node makes then."""
     batch = Batch(two_nodes, tmp_path)
     with batch.program() as process:
-        nodes.wait(lambda: batch.files() and two_nodes.workers(1, "ray::Map"), process, batch.log)
+        nodes.wait(lambda: batch.files() and two_nodes.workers(1, _AT_WORK), process, batch.log)
         before = batch.files()
         two_nodes.kill(1)
         batch.finish(process)
