@@ -18,6 +18,7 @@ include_patterns = [
     "docs/**",
     "kernels/README.md",
     "examples/custom_op/README.md",
+    "examples/ray/README.md",
     "tests/cann_sim/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "docs/site"]

@@ -140,7 +140,7 @@ def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
     settings = kwargs.get("generation_config") or model.generation_config
     facts = {
         "call": f"generate of {type(model).__name__}",
-        "settings": plain({**settings.to_dict(), **kwargs}),
+        "settings": _settings(mesh, {**settings.to_dict(), **kwargs}),
         "inputs": digest([args, sorted(kwargs.items())]),
     }
     with contextlib.ExitStack() as stack:
@@ -154,6 +154,18 @@ def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
         result = replicas.generate(whole, model, mesh, args, kwargs)
         _set_random_state(all_gather_object(mesh.world, _random_state())[0])
         return result
+
+
+def _settings(mesh: Mesh, given: dict[str, Any]) -> dict[str, str]:
+    """What of the arguments ``given`` to ``generate`` has to be the same on all ranks.
+
+    A streamer hears the text and does not change it: one rank may have one, and others none.
+    """
+    streamer = given.pop("streamer", None)
+    found = plain(given)
+    if streamer is not None and mesh.data.size > 1:
+        found["streamer"] = "given"  # then a batch is not shared out, by no replica
+    return found
 
 
 def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -144,6 +144,11 @@ def behaviour() -> dict[str, Any]:
     torch.manual_seed(rank)  # each rank would draw something else
     sampled = model.generate(**inputs, do_sample=True, max_new_tokens=8, pad_token_id=0)
     found["sampled"] = sampled.sequences.tolist()
+    heard = _Heard()
+    own = heard if rank == 0 else None  # as scripts have it of which one rank prints
+    first = {name: value[:1] for name, value in inputs.items()}
+    found["streamed"] = _raised(lambda: model.generate(**first, max_new_tokens=4, streamer=own))
+    found["heard"] = heard.tokens
     found["gradients"] = any(parameter.requires_grad for parameter in model.parameters())
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -155,6 +160,18 @@ def behaviour() -> dict[str, Any]:
         lambda: liteboost_adaptor.shard(tiny_models.build(("llama", "gemma")[rank % 2]))
     )
     return found
+
+
+class _Heard:
+    """A streamer that counts what it is given behind the prompt."""
+
+    tokens = -1
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += 1
+
+    def end(self) -> None:
+        pass
 
 
 def _pickled(model: torch.nn.Module) -> torch.nn.Module:

@@ -72,6 +72,10 @@ def replicas(folder: str, files: str = "") -> dict[str, Any]:
     found["other inputs"] = _raised(
         lambda: model.generate(inputs["input_ids"] + torch.distributed.get_rank(), max_new_tokens=2)
     )
+    rank = torch.distributed.get_rank()
+    first = inputs["input_ids"][:1]
+    own = {} if rank else {"streamer": TextStreamer(None)}
+    found["a streamer of one"] = _raised(lambda: model.generate(first, max_new_tokens=2, **own))
     found["whole"] = _whole(alone, model, inputs)
     model.save_pretrained(Path(folder) / "saved")
     found["after"] = torch.equal(*_both(alone, model, inputs))

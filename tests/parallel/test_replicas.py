@@ -26,6 +26,7 @@ def check(results: list[dict[str, Any]], replicas: int) -> None:
         dicts = found["dicts"]
         assert dicts["same class"] and dicts["sequences"] and dicts["beam indices"] and dicts["no cache"]
         assert max(dicts["scores"], dicts["logits"], dicts["beam scores"]) <= 1e-5 and dicts["steps"] == 4
+        assert "different settings" in found["a streamer of one"]
         assert "different inputs" in found["other inputs"] and "LITEBOOST_DP" in found["other inputs"]
         assert found["whole"] == {"streamed": True, "tokens": True, "rows of states": 3, "noted": True}
         assert found["sampled"] == results[0]["sampled"]

@@ -136,7 +136,9 @@ def test_experts_are_whole_where_their_channels_do_not_fit() -> None:
 def test_behaviour() -> None:
     results = ranks.run(2, "parallel.jobs:behaviour")
     assert results[0]["sampled"] == results[1]["sampled"]
+    assert [found["heard"] for found in results] == [4, -1]
     for found in results:
+        assert found["streamed"] == "nothing raised"
         assert "training mode" in found["not_in_training"]
         assert "sharded already" in found["twice"]
         assert found["copied"] and found["pickled"] and not found["gradients"]

@@ -16,7 +16,10 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / name / "README.md" for name in ("kernels", "examples/custom_op", "tests/cann_sim")),
+    *(
+        ROOT / name / "README.md"
+        for name in ("kernels", "examples/custom_op", "examples/ray", "tests/cann_sim")
+    ),
 ]
 #: Where a path in a document may begin: `ops/norm.py` is one of the package, `common/isa.h` one of kernels/.
 STARTS = (ROOT, ROOT / "liteboost_adaptor", ROOT / "kernels")

@@ -29,6 +29,8 @@ _LIVENESS_INTERVAL_S = 0.2
 #: Longest value in the store; longer ones are split.
 _CHUNK_BYTES = 2 << 20
 _FROM_COLLECTIVE = re.compile(r"rank \d+ .*collective|waited for the others")
+#: What gloo says, by which ranks of different hosts communicate: the place in its sources.
+_FROM_GLOO = re.compile(r"/gloo/")
 
 
 class RanksDiverged(Exception):
@@ -236,13 +238,14 @@ class CallGroup:
             yield
         except BaseException as fault:
             self.needs_sync = True
+            lost = self._message(_of_process_group(fault)) if _FROM_GLOO.search(str(fault)) else ""
             with contextlib.suppress(ParallelError):
-                heartbeat.leave(self.name, str(self.call), _summary(fault))
+                heartbeat.leave(self.name, str(self.call), lost or _summary(fault))
             if isinstance(fault, (PeerUnavailable, StoreUnavailable)):
                 raise ParallelError(str(fault)) from fault
             if isinstance(fault, RuntimeError) and not isinstance(fault, ParallelError):
-                if _FROM_COLLECTIVE.search(str(fault)):
-                    text = str(fault).partition("\nException raised from")[0]
+                text = lost or str(fault).partition("\nException raised from")[0]
+                if _FROM_COLLECTIVE.search(text):
                     raise ParallelError(self._why_left() or text) from fault
             raise
         finally:
@@ -326,9 +329,7 @@ class CallGroup:
         value, fault = result[0]
         if isinstance(fault, RuntimeError):
             self.broken.add(group)
-            raise self._unavailable(
-                f"one has ended or does something else ({str(fault).splitlines()[0]})"
-            ) from fault
+            raise self._unavailable(_of_process_group(fault)) from fault
         if fault is not None:
             raise fault
         return value
@@ -372,6 +373,11 @@ class CallGroup:
                 reason = gone or self._monitors[name].reason(others)
                 if reason:
                     _ops()._interrupt(name, self._message(reason))
+
+
+def _of_process_group(fault: BaseException) -> str:
+    """What a failed collective of a process group says of the other ranks."""
+    return f"one has ended or does something else ({str(fault).splitlines()[0]})"
 
 
 def _summary(fault: BaseException) -> str:
