@@ -84,7 +84,9 @@ def test_bf16_is_used_where_it_may_be(host_build: Path, isas: list[str]) -> None
 @pytest.mark.parametrize("x86_isa", X86_ISAS)
 def test_tiles_are_in_their_objects_only(host_build: Path, isas: list[str], x86_isa: str) -> None:
     found = set.union(*(mnemonics(path) for path in objects(host_build, x86_isa)))
-    expected = {"tdpbf16ps", "tdpbssd", "tdpbsud", "tilerelease", "tilezero"} if x86_isa == "amx_bf16" else set()
+    expected = (
+        {"tdpbf16ps", "tdpbssd", "tdpbsud", "tilerelease", "tilezero"} if x86_isa == "amx_bf16" else set()
+    )
     assert expected <= matching(TILES, found) and bool(matching(TILES, found)) == bool(expected)
 
 
