@@ -22,13 +22,9 @@ constexpr const char* kNames[] = {LB_EACH_ISA(LB_ISA_NAME)};
 // admits them, too.
 Isa supported_isa() {
   const std::string torch_limit = at::get_cpu_capability();
-  Isa limit = Isa::baseline;
-  if (torch_limit == "AVX512") {
-    limit = Isa::amx_bf16;
-  } else if (torch_limit == "AVX2") {
-    limit = Isa::avx2;
-  }
-  return std::min(limit, detect_isa());
+  const Isa detected = detect_isa();
+  if (torch_limit == "AVX512") return detected;
+  return std::min(torch_limit == "AVX2" ? Isa::avx2 : Isa::baseline, detected);
 }
 #else
 // Torch's levels are of SVE, which none of ours are: "DEFAULT" is what it says of most Arm CPUs, whatever they have.

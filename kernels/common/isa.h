@@ -9,10 +9,13 @@
 
 // X(isa, ...) for each instruction set of this architecture, in rising order: a limit admits everything up to itself.
 // Also listed, with their compiler flags, in kernels/CMakeLists.txt and, all together, in liteboost_adaptor/config.py.
-#if defined(LB_X86_ISAS)
+#if defined(LB_X86_TILES)
 #define LB_EACH_ISA(X, ...) \
   X(baseline, __VA_ARGS__)  \
   X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__) X(avx512_bf16, __VA_ARGS__) X(amx_bf16, __VA_ARGS__)
+#elif defined(LB_X86_ISAS)  // by a compiler that knows no tiles
+#define LB_EACH_ISA(X, ...) \
+  X(baseline, __VA_ARGS__) X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__) X(avx512_bf16, __VA_ARGS__)
 #elif defined(LB_ARM_ISAS)
 #define LB_EACH_ISA(X, ...) X(baseline, __VA_ARGS__) X(dotprod, __VA_ARGS__) X(i8mm_bf16, __VA_ARGS__)
 #else
