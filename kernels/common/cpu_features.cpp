@@ -4,7 +4,7 @@
 
 #if defined(LB_X86_ISAS)
 #include <cpuid.h>
-#if defined(LB_X86_TILES) && defined(__linux__)
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -29,7 +29,6 @@ unsigned saved_state() {
   return low;
 }
 
-#if defined(LB_X86_TILES)
 // Whether the operating system lets this process use tiles (Linux, Documentation/arch/x86/xstate.rst): of their 8 KB a
 // thread it saves only what was asked for. It refuses where a thread's stack for signals has no room for them.
 bool may_use_tiles() {
@@ -40,7 +39,6 @@ bool may_use_tiles() {
   return false;
 #endif
 }
-#endif
 
 }  // namespace
 
@@ -55,17 +53,12 @@ Isa detect_isa() {
   const bool avx512 = bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 28) && bit(ebx, 30) && bit(ebx, 31);
   if (!avx512 || (saved & 0xe6u) != 0xe6u) return Isa::avx2;
   const bool vnni = bit(ecx, 11);
-#if defined(LB_X86_TILES)
   const bool tiles = bit(edx, 22) && bit(edx, 24) && (saved & 0x60000u) == 0x60000u;
-#endif
   unsigned sub_eax = 0;
   // Sub-leaf 1 exists only where sub-leaf 0 says so in eax.
   if (eax < 1 || !__get_cpuid_count(7, 1, &sub_eax, &ebx, &ecx, &edx)) return Isa::avx512;
   if (!vnni || !bit(sub_eax, 5)) return Isa::avx512;
-#if defined(LB_X86_TILES)
-  if (tiles && may_use_tiles()) return Isa::amx_bf16;
-#endif
-  return Isa::avx512_bf16;
+  return tiles && may_use_tiles() ? Isa::amx_bf16 : Isa::avx512_bf16;
 }
 #elif defined(LB_ARM_ISAS)
 namespace {

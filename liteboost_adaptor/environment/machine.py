@@ -63,14 +63,14 @@ def cpu_isas() -> list[str]:
 
 
 def isas_left_out(build_info: Mapping[str, Any]) -> str | None:
-    """What to say of instruction sets that this CPU has and kernels have not; None where they have all.
+    """What to say of instruction sets that this CPU has beyond the best of the kernels; None where there are none.
 
     Args:
         build_info: What the kernels were built with. A compiler may be too old for the last sets.
     """
-    if "isas" not in build_info:
-        return None
-    missing = ", ".join(isa for isa in cpu_isas() if isa not in build_info["isas"])
+    found = cpu_isas()
+    ranks = [found.index(isa) for isa in build_info.get("isas", ()) if isa in found]
+    missing = ", ".join(found[ranks[-1] + 1 :]) if ranks else ""
     if not missing:
         return None
     compiler = build_info.get("compiler", "the compiler")

@@ -103,6 +103,14 @@ def test_a_compiler_without_tiles_offers_none(tmp_path: Path) -> None:
     assert best == here[-1]
 
 
+def test_native_is_baseline_and_the_best_of_this_cpu(tmp_path: Path) -> None:
+    folder = kernel_build.configure(tmp_path, "-DLITEBOOST_ISAS=native")
+    best = machine.cpu_isas()[-1]
+    assert kernel_build.built_isas(folder) == list(dict.fromkeys(["baseline", best]))
+    kernel_build.build(folder, "detect_isa")
+    assert kernel_build.run([str(folder / "csrc" / "detect_isa")]).strip() == best
+
+
 def test_no_symbol_of_an_object_can_serve_another(host_build: Path, isas: list[str]) -> None:
     nm = kernel_build.find("nm", why="lists symbols; Debian has it in binutils")
     for isa in isas:
