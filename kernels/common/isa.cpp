@@ -33,9 +33,7 @@ Isa supported_isa() {
 }
 #else
 // Torch's levels are of SVE, which none of ours are: "DEFAULT" is what it says of most Arm CPUs, whatever they have.
-Isa supported_isa() {
-  return detect_isa();
-}
+Isa supported_isa() { return detect_isa(); }
 #endif
 
 // How many of those compiled may run here, the first of which always may.

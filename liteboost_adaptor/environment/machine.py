@@ -63,7 +63,7 @@ def cpu_isas() -> list[str]:
 
 
 def isas_left_out(build_info: Mapping[str, Any]) -> str | None:
-    """What to say of instruction sets that this CPU has beyond the best of the kernels; None where there are none.
+    """What to say of instruction sets of this CPU beyond the best of the kernels; None where there are none.
 
     Args:
         build_info: What the kernels were built with. A compiler may be too old for the last sets.
