@@ -19,6 +19,12 @@ SETUP_KEY := $(shell { "$(PYTHON)" -VV || echo none; pwd; find $(SETUP_INPUTS) -
 	| LC_ALL=C sort -z | xargs -0 sha256sum; } 2>/dev/null | sha256sum | cut -c1-16)
 READY := .venv/ready-$(SETUP_KEY)
 DEMO_READY := .venv/demo-$(SETUP_KEY)
+# With WHEEL the example runs from that wheel of ours, in an environment of its own.
+WHEEL ?=
+WHEEL_KEY := $(if $(WHEEL),$(shell { "$(PYTHON)" -VV || echo none; pwd; sha256sum constraints.txt "$(WHEEL)"; } 2>/dev/null \
+	| sha256sum | cut -c1-16))
+WHEEL_PYTHON := .venv-demo/bin/python
+WHEEL_READY := .venv-demo/ready-$(WHEEL_KEY)
 # torch_npu has an environment of its own: without CANN it breaks `import torch` for everybody.
 NPU_PYTHON := .venv-npu/bin/python
 NPU_READY := .venv-npu/ready-$(SETUP_KEY)
@@ -29,6 +35,9 @@ NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 WITH_CXX_TESTS := --config-settings=cmake.define.LITEBOOST_CXX_TESTS=ON
 WITH_RUNNER := --config-settings=cmake.define.LITEBOOST_RUNNER=ON
 WITH_WERROR := --config-settings=cmake.define.LITEBOOST_WERROR=ON
+# Both say it, because CMake remembers what it was told last.
+WITH_ISAS := --config-settings=cmake.define.LITEBOOST_ISAS=all
+WITH_NATIVE_ISAS := --config-settings=cmake.define.LITEBOOST_ISAS=native
 # The first tier: a process a core; those done with their share take from the others'.
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist worksteal
 # A cross-section of the first tier: something of every part that shows a mistake soon. At most 3 minutes on 2 cores.
@@ -50,7 +59,7 @@ CPP_FILES = $$(find kernels tests examples -name '*.cpp' -o -name '*.h')
 .PHONY: help setup demo test test-fast test-full asan tsan lint format docs clean
 
 help:
-	@echo "make demo       run the example without the package and at levels 0, 1 and 2"
+	@echo "make demo       run the example without the package and at levels 0, 1 and 2; WHEEL=dist/NAME.whl compiles nothing"
 	@echo "make test-fast  a cross-section of the first tier, at most 3 minutes on 2 cores"
 	@echo "make test       first tier of the tests, on the CPU and then on a simulated NPU, at most 30 minutes on 2 cores"
 	@echo "make test-npu   its second half: torch_npu in an environment of its own, CANN simulated (tests/cann_sim)"
@@ -83,21 +92,38 @@ $(READY):
 	@echo "Setting up .venv (once; a few minutes, most of it for torch and the kernels)"
 	$(CREATE_VENV)
 	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) $(WITH_CXX_TESTS) $(WITH_RUNNER) \
-		--editable '.[test,bench,dev]'
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) $(WITH_ISAS) $(WITH_CXX_TESTS) \
+		$(WITH_RUNNER) --editable '.[test,bench,dev]'
 	@touch $@
 
-# Less of the same: what the example needs. The kernels are those of `make setup`, which goes on from here; Python
-# compiles what it imports, not all that is installed.
+# Less of the same: what the example needs. Of the kernels those for this CPU, from which `make setup` goes on; Python
+# compiles what it imports, not all that is installed, and once before four processes do.
+$(DEMO_READY): export PYTHONDONTWRITEBYTECODE :=
 $(DEMO_READY):
 	@echo "Setting up .venv for the example (once; a few minutes, most of it for torch and the kernels)"
 	$(CREATE_VENV)
 	@$(PIP_INSTALL) --no-compile torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-compile --no-build-isolation $(WITH_WERROR) --editable .
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-compile --no-build-isolation $(WITH_WERROR) $(WITH_NATIVE_ISAS) \
+		--editable .
+	@$(VENV_PYTHON) examples/generate.py --new-tokens 1 >/dev/null
 	@touch $@
 
+$(WHEEL_READY): export PYTHONDONTWRITEBYTECODE :=
+$(WHEEL_READY):
+	@test -f "$(WHEEL)" || { echo "WHEEL names no file: $(WHEEL). \`make wheels\` makes some, in dist/" >&2; exit 1; }
+	@echo "Setting up .venv-demo for the example (once; a minute, most of it for torch)"
+	@"$(PYTHON)" -m venv --clear .venv-demo
+	@$(subst $(VENV_PYTHON),$(WHEEL_PYTHON),$(PIP_INSTALL)) --no-compile "$(WHEEL)"
+	@$(WHEEL_PYTHON) examples/generate.py --new-tokens 1 >/dev/null
+	@touch $@
+
+ifeq ($(WHEEL),)
 demo: $(if $(wildcard $(READY)),,$(DEMO_READY))
 	@$(VENV_PYTHON) examples/demo.py
+else
+demo: $(WHEEL_READY)
+	@$(WHEEL_PYTHON) examples/demo.py
+endif
 
 test: $(READY)
 	@status=0; $(VENV_PYTHON) -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS) || status=$$?; \
@@ -200,4 +226,4 @@ test-versions: $(READY)
 	@PYTHONPATH=tests:tests/install $(VENV_PYTHON) -m versions $(VERSIONS_ARGS)
 
 clean:
-	rm -rf .venv .venv-npu .venv-docs .venv-wheels build dist liteboost_adaptor/_native
+	rm -rf .venv .venv-demo .venv-npu .venv-docs .venv-wheels build dist liteboost_adaptor/_native

@@ -11,6 +11,7 @@ import torch
 from . import __version__, config, environment, native, native_npu, rule_ids
 from .config import settings, with_overrides
 from .engine import swap
+from .environment import machine
 from .environment.npu import fixes
 from .errors import ConfigError
 from .huggingface import features
@@ -218,6 +219,8 @@ def status(*, full: bool = False) -> Status:
     if runtime.is_dismissed:
         notes.append("Switched off by undo() for models not applied by name; apply() switches it on.")
     library = native.load()
+    if library.loaded and (left_out := machine.isas_left_out(library.build_info)):
+        notes.append(left_out)
     backend = "native" if library.loaded else "reference"
     models = [
         {

@@ -20,7 +20,7 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -391,8 +391,17 @@ def loader_words(path: Path, fault: OSError) -> str:
 
 
 def _limit_isa(torch: Any) -> str:
-    limit = config.settings().isa
-    # A limit above what this CPU offers limits nothing.
-    if limit in torch.ops.liteboost._isas():
+    if limit := _best_within(config.settings().isa, torch.ops.liteboost._isas()):
         torch.ops.liteboost._limit_isa(limit)
     return str(torch.ops.liteboost._isa())
+
+
+def _best_within(limit: str, offered: Sequence[str]) -> str:
+    """The best instruction set of those ``offered`` that is not above ``limit``, which may not be among them.
+
+    No limit, or one for CPUs of another architecture, limits nothing.
+    """
+    for order in (config.X86_ISAS, config.ARM_ISAS):
+        if limit in order and set(offered) <= set(order):
+            return [isa for isa in offered if order.index(isa) <= order.index(limit)][-1]
+    return ""

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -13,59 +14,60 @@
 namespace liteboost {
 namespace {
 
+// Those compiled.
 #define LB_ISA_NAME(isa, ...) #isa,
+#define LB_ISA_VALUE(isa, ...) Isa::isa,
 constexpr const char* kNames[] = {LB_EACH_ISA(LB_ISA_NAME)};
+constexpr Isa kIsas[] = {LB_EACH_ISA(LB_ISA_VALUE)};
 #undef LB_ISA_NAME
+#undef LB_ISA_VALUE
 
 #ifdef LB_X86_ISAS
 // Torch's own limit and the CPU's features, read once. Torch has no level for BF16 or AMX, so its "AVX512"
 // admits them, too.
 Isa supported_isa() {
   const std::string torch_limit = at::get_cpu_capability();
-  Isa limit = Isa::baseline;
-  if (torch_limit == "AVX512") {
-    limit = Isa::amx_bf16;
-  } else if (torch_limit == "AVX2") {
-    limit = Isa::avx2;
-  }
-  return std::min(limit, detect_isa());
+  const Isa detected = detect_isa();
+  if (torch_limit == "AVX512") return detected;
+  return std::min(torch_limit == "AVX2" ? Isa::avx2 : Isa::baseline, detected);
 }
 #else
 // Torch's levels are of SVE, which none of ours are: "DEFAULT" is what it says of most Arm CPUs, whatever they have.
-Isa supported_isa() {
-  static const Isa isa = detect_isa();
-  return isa;
-}
+Isa supported_isa() { return detect_isa(); }
 #endif
 
+// How many of those compiled may run here, the first of which always may.
+size_t count_allowed() {
+  static const size_t count =
+      std::upper_bound(std::begin(kIsas), std::end(kIsas), supported_isa()) - std::begin(kIsas);
+  return count;
+}
+
 std::atomic<Isa>& state() {
-  static std::atomic<Isa> isa{supported_isa()};
+  static std::atomic<Isa> isa{kIsas[count_allowed() - 1]};
   return isa;
 }
 
-std::vector<std::string> isas() {
-  static const Isa supported = supported_isa();
-  return {kNames, kNames + static_cast<int>(supported) + 1};
-}
+std::vector<std::string> isas() { return {kNames, kNames + count_allowed()}; }
 
-std::string isa() { return kNames[static_cast<int>(current_isa())]; }
+std::string isa() { return kNames[std::find(std::begin(kIsas), std::end(kIsas), current_isa()) - kIsas]; }
 
 void limit_isa(c10::string_view name) {
   const auto allowed = isas();
   if (name.empty()) {
-    state().store(static_cast<Isa>(allowed.size() - 1), std::memory_order_relaxed);
+    state().store(kIsas[allowed.size() - 1], std::memory_order_relaxed);
     return;
   }
   for (size_t i = 0; i < allowed.size(); ++i) {
     if (name == c10::string_view(allowed[i])) {
-      state().store(static_cast<Isa>(i), std::memory_order_relaxed);
+      state().store(kIsas[i], std::memory_order_relaxed);
       return;
     }
   }
   std::string list;
   for (const auto& entry : allowed) list += (list.empty() ? "" : ", ") + entry;
   LB_CHECK_VALUE(false, "_limit_isa", "name must be one of ", list, " (or '' for no limit), got '", name,
-                 "'; this CPU, and ATEN_CPU_CAPABILITY if it is set, allow no other");
+                 "'; this CPU, and ATEN_CPU_CAPABILITY if it is set, allow no other that is compiled");
 }
 
 }  // namespace

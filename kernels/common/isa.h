@@ -7,25 +7,22 @@
 
 #include <stdint.h>
 
-// X(isa, ...) for each instruction set of this architecture, in rising order: a limit admits everything up to itself.
-// Also listed, with their compiler flags, in kernels/CMakeLists.txt and, all together, in liteboost_adaptor/config.py.
-#if defined(LB_X86_ISAS)
-#define LB_EACH_ISA(X, ...) \
-  X(baseline, __VA_ARGS__)  \
-  X(avx2, __VA_ARGS__) X(avx512, __VA_ARGS__) X(avx512_bf16, __VA_ARGS__) X(amx_bf16, __VA_ARGS__)
-#elif defined(LB_ARM_ISAS)
-#define LB_EACH_ISA(X, ...) X(baseline, __VA_ARGS__) X(dotprod, __VA_ARGS__) X(i8mm_bf16, __VA_ARGS__)
-#else
-#define LB_EACH_ISA(X, ...) X(baseline, __VA_ARGS__)
-#endif
+// LB_EACH_ISA(X, ...): X(isa, ...) for each instruction set that is compiled, in rising order. CMake writes it.
+#include "isas.h"
 
 namespace liteboost {
 
-#define LB_ISA_ENUMERATOR(isa, ...) isa,
-enum class Isa : int32_t { LB_EACH_ISA(LB_ISA_ENUMERATOR) };
-#undef LB_ISA_ENUMERATOR
+// All of this architecture, in rising order: a limit admits everything up to itself. Also listed, with their compiler
+// flags, in kernels/CMakeLists.txt and, all together, in liteboost_adaptor/config.py.
+#if defined(LB_X86_ISAS)
+enum class Isa : int32_t { baseline, avx2, avx512, avx512_bf16, amx_bf16 };
+#elif defined(LB_ARM_ISAS)
+enum class Isa : int32_t { baseline, dotprod, i8mm_bf16 };
+#else
+enum class Isa : int32_t { baseline };
+#endif
 
-// The instruction set in use: the least of the user's limit, torch's own limit on x86-64
+// The instruction set in use: the best compiled that is within the user's limit, torch's own limit on x86-64
 // (at::get_cpu_capability(), which honours ATEN_CPU_CAPABILITY) and what this CPU has.
 Isa current_isa();
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 #: Packages whose versions a bug report needs.
 PACKAGES = ("torch", "torch_npu", "transformers", "accelerate", "safetensors", "wrapt", "rich", "typer")
@@ -58,6 +60,21 @@ def cpu_isas() -> list[str]:
     key, flags_of = ISA_FLAGS[platform.machine()]
     flags = set(_cpuinfo().get(key, "").split())
     return [name for name, needed in flags_of.items() if needed <= flags]
+
+
+def isas_left_out(build_info: Mapping[str, Any]) -> str | None:
+    """What to say of instruction sets of this CPU beyond the best of the kernels; None where there are none.
+
+    Args:
+        build_info: What the kernels were built with. A compiler may be too old for the last sets.
+    """
+    found = cpu_isas()
+    ranks = [found.index(isa) for isa in build_info.get("isas", ()) if isa in found]
+    missing = ", ".join(found[ranks[-1] + 1 :]) if ranks else ""
+    if not missing:
+        return None
+    compiler = build_info.get("compiler", "the compiler")
+    return f"this CPU has {missing}, the kernels have not: {compiler}, with which they were built, knows none"
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support import kernel_build
 
 from liteboost_adaptor.config import X86_ISAS
+from liteboost_adaptor.environment import machine
 
 BF16_OR_VNNI = r"vdpbf16ps|vcvtne(2)?ps2bf16|vpdp(bu|wu|bs|ws)[su]ds?"
 TILES = r"tdp\w+|(ld|st)tilecfg|tile\w+"
@@ -83,11 +85,32 @@ def test_bf16_is_used_where_it_may_be(host_build: Path, isas: list[str]) -> None
 
 @pytest.mark.parametrize("x86_isa", X86_ISAS)
 def test_tiles_are_in_their_objects_only(host_build: Path, isas: list[str], x86_isa: str) -> None:
+    if x86_isa not in isas:
+        pytest.skip(f"the compiler knows no {x86_isa}")
     found = set.union(*(mnemonics(path) for path in objects(host_build, x86_isa)))
     expected = (
         {"tdpbf16ps", "tdpbssd", "tdpbsud", "tilerelease", "tilezero"} if x86_isa == "amx_bf16" else set()
     )
     assert expected <= matching(TILES, found) and bool(matching(TILES, found)) == bool(expected)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="tiles are of x86-64")
+def test_a_compiler_without_tiles_offers_none(tmp_path: Path) -> None:
+    # What CMake finds out of a compiler such as GCC 10.
+    folder = kernel_build.configure(tmp_path, "-DLB_COMPILER_HAS_TILES=OFF")
+    assert kernel_build.built_isas(folder) == list(X86_ISAS[:-1])
+    kernel_build.build(folder, "detect_isa")
+    best = kernel_build.run([str(folder / "csrc" / "detect_isa")]).strip()
+    here = [isa for isa in machine.cpu_isas() if isa != "amx_bf16"]
+    assert best == here[-1]
+
+
+def test_native_is_baseline_and_the_best_of_this_cpu(tmp_path: Path) -> None:
+    folder = kernel_build.configure(tmp_path, "-DLITEBOOST_ISAS=native")
+    best = machine.cpu_isas()[-1]
+    assert kernel_build.built_isas(folder) == list(dict.fromkeys(["baseline", best]))
+    kernel_build.build(folder, "detect_isa")
+    assert kernel_build.run([str(folder / "csrc" / "detect_isa")]).strip() == best
 
 
 def test_no_symbol_of_an_object_can_serve_another(host_build: Path, isas: list[str]) -> None:

@@ -1,10 +1,12 @@
-// Prints the best instruction set that this CPU is found to have.
+// Prints the best instruction set compiled that this CPU is found to have.
 #include <cstdio>
 
 #include "common/isa.h"
 
 int main() {
-#define LB_NAME(isa, ...) #isa,
-  constexpr const char* names[] = {LB_EACH_ISA(LB_NAME)};
-  printf("%s\n", names[static_cast<int>(liteboost::detect_isa())]);
+  const char* best = "";
+#define LB_BEST(isa, ...) \
+  if (liteboost::Isa::isa <= liteboost::detect_isa()) best = #isa;
+  LB_EACH_ISA(LB_BEST)
+  printf("%s\n", best);
 }

@@ -113,6 +113,24 @@ def test_the_demo_sets_up_what_it_needs_and_nothing_where_all_is_there(clone: Pa
         (clone / ready).unlink()
 
 
+def test_the_demo_of_a_wheel_compiles_nothing(clone: Path) -> None:
+    assert "LITEBOOST_ISAS=native" in make(clone, "--dry-run", "demo").stdout
+    wheel = clone / "a wheel.whl"
+    wheel.write_bytes(b"one")
+    recipe = make(clone, "--dry-run", "demo", f"WHEEL={wheel}").stdout
+    (install,) = [line for line in recipe.splitlines() if "pip install" in line]
+    assert str(wheel) in install and "--constraint constraints.txt" in install and "--editable" not in recipe
+    assert ".venv/" not in recipe and "cmake" not in recipe
+    (ready,) = {word for word in recipe.split() if word.startswith(".venv-demo/ready-")}
+    (clone / ".venv-demo").mkdir()
+    (clone / ready).touch()
+    assert "pip install" not in make(clone, "--dry-run", "demo", f"WHEEL={wheel}").stdout
+    wheel.write_bytes(b"another")
+    assert "pip install" in make(clone, "--dry-run", "demo", f"WHEEL={wheel}").stdout
+    refused = make(clone, "demo", "WHEEL=absent.whl")
+    assert refused.returncode != 0 and "WHEEL names no file: absent.whl" in refused.stderr
+
+
 @pytest.mark.parametrize("target", ["setup", "demo"])
 def test_set_up_never_lets_pip_choose_a_torch(target: str, clone: Path) -> None:
     recipe = make(clone, "--dry-run", target).stdout

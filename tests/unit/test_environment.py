@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import liteboost_adaptor
+from liteboost_adaptor import native
 from liteboost_adaptor.environment import ascend, backend_autoload, diagnosis, machine
 
 FAULT = "libhccl.so: cannot open shared object file: No such file or directory"
@@ -140,8 +142,6 @@ def test_survey_imports_neither_torch_nor_torch_npu() -> None:
 
 
 def test_instruction_sets_agree_with_the_kernels() -> None:
-    from liteboost_adaptor import native
-
     library = native.find()
     if library is None or library.reason is not None:
         pytest.skip("needs the compiled kernels")
@@ -152,7 +152,27 @@ def test_instruction_sets_agree_with_the_kernels() -> None:
         print(*torch.ops.liteboost._isas())
     """
     done = run(code, ATEN_CPU_CAPABILITY="")
-    assert done.stdout.split() == machine.cpu_isas(), done.stderr
+    built = library.build_info["isas"]
+    assert done.stdout.split() == [isa for isa in machine.cpu_isas() if isa in built], done.stderr
+
+
+def test_instruction_sets_that_the_compiler_did_not_know_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"compiler": "GNU 10.2.1", "isas": ["baseline", "avx2"]}
+    monkeypatch.setattr(machine, "cpu_isas", lambda: ["baseline", "avx2"])
+    assert machine.isas_left_out(info) is None and machine.isas_left_out({}) is None
+    monkeypatch.setattr(machine, "cpu_isas", lambda: ["baseline", "avx2", "amx_bf16"])
+    assert machine.isas_left_out(info) == (
+        "this CPU has amx_bf16, the kernels have not: GNU 10.2.1, with which they were built, knows none"
+    )
+
+
+@pytest.mark.usefixtures("native_only")
+def test_what_the_compiler_left_out_is_in_status_and_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [note for note in liteboost_adaptor.status().environment if "the kernels have not" in note]
+    monkeypatch.setattr(machine, "cpu_isas", lambda: ["baseline", "tiles_of_tomorrow"])
+    assert [note for note in liteboost_adaptor.status().environment if "has tiles_of_tomorrow," in note]
+    (problem,) = [each for each in diagnosis.diagnose().problems if "tiles_of_tomorrow" in each.what]
+    assert not problem.fatal and "newer compiler" in problem.do and native.BUILD_COMMAND in problem.do
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

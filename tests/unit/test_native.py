@@ -110,6 +110,22 @@ def test_isa_setting_is_an_upper_limit(library: Path, limit: str) -> None:
     assert offered.index(limited) <= (offered.index(limit) if limit in offered else len(offered))
 
 
+@pytest.mark.parametrize(
+    ("limit", "offered", "best"),
+    [
+        ("", ["baseline", "avx2"], ""),
+        ("avx2", ["baseline", "avx2", "avx512"], "avx2"),
+        ("amx_bf16", ["baseline", "avx2"], "avx2"),
+        ("avx512", ["baseline", "amx_bf16"], "baseline"),  # compiled for the CPU here, LITEBOOST_ISAS=native
+        ("baseline", ["baseline", "i8mm_bf16"], "baseline"),
+        ("dotprod", ["baseline", "avx2"], ""),
+        ("avx2", ["baseline", "dotprod"], ""),
+    ],
+)
+def test_limit_is_the_best_set_not_above_it(limit: str, offered: list[str], best: str) -> None:
+    assert native._best_within(limit, offered) == best
+
+
 def test_the_most_recent_usable_library_is_taken(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
