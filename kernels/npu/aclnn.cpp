@@ -38,7 +38,7 @@ uint32_t apply_determinism() {
   }
   TORCH_CHECK(
       SetExecConfig != nullptr, "liteboost: this torch_npu has neither c10_npu::GetDeterministicLevel nor ",
-      "SetExecConfig, by which operators are told to be deterministic; use one of 2.9.0.post4 to 2.14");
+      "SetExecConfig, by which operators are told to be deterministic; use one of 2.9.0 to 2.14");
   SetExecConfig();
   return is_asked ? 1 : 0;
 }
