@@ -36,9 +36,9 @@ uint32_t apply_determinism() {
     at_npu::native::ApplyDeterministicLevel(static_cast<int64_t>(level), is_asked, true);
     return level;
   }
-  TORCH_CHECK(
-      SetExecConfig != nullptr, "liteboost: this torch_npu has neither c10_npu::GetDeterministicLevel nor ",
-      "SetExecConfig, by which operators are told to be deterministic; use one of 2.9.0.post4 to 2.14");
+  TORCH_CHECK(SetExecConfig != nullptr,
+              "liteboost: this torch_npu has neither c10_npu::GetDeterministicLevel nor ",
+              "SetExecConfig, by which operators are told to be deterministic; use one of 2.9.0 to 2.14");
   SetExecConfig();
   return is_asked ? 1 : 0;
 }

@@ -2,9 +2,8 @@
 //
 // They are what its own macro EXEC_NPU_CMD_EXT, for libraries like this one, calls (op_api_common_base.h of
 // torch_npu 2.9.0.post4 to 2.14). Declared here because that header includes Python's, which are often not installed, and
-// because its macro does not look at what the first phase answers. A torch_npu without one of them does not
-// load `_C_npu.so`; the loader names the missing one. What only some of these releases have is weak: null where it
-// lacks.
+// because its macro does not look at what the first phase answers. For a torch_npu without one of them they are
+// defined in torch_npu_api.cpp. What else only some of these releases have is weak: null where it lacks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -88,7 +88,7 @@ at::Tensor product(const at::Tensor& rows, const at::Tensor& weight, const at::T
       return t.size(0) == 1 ? t.squeeze(0) : t.t().contiguous().t();
     };
     kV2(rows, weight.t(), turned(scales), turned(offsets), none, none, bias, group, out);
-  } else if (kV3.available()) {
+  } else if (kV3.available() && npu::soc() != npu::Soc::a310p) {  // CANN's documents name V2 alone for a 310P
     kV3(rows, weight.t(), scales, offsets, none, none, bias, group, kPrecise, out);
   } else {
     kV2(rows, weight.t(), scales, offsets, none, none, bias, group, out);

@@ -35,7 +35,8 @@ extern "C" int aclnnMix(void* workspace, uint64_t size, void* executor, void* st
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return custom_op.build(tmp_path_factory.mktemp("custom_op"))
+    folder = tmp_path_factory.mktemp("custom_op")
+    return custom_op.build(folder, options=("-DCMAKE_UNITY_BUILD=ON",))  # torch's headers are read less often
 
 
 def test_op_runs_as_one_operator_of_cann(example: Path, tmp_path: Path) -> None:
@@ -63,3 +64,16 @@ def test_op_runs_as_an_operator_of_the_users_own(example: Path, tmp_path: Path) 
     )
     assert (row["state"], row["calls"]) == ("applied", 4) and calls.read_text() == "called\n" * 4
     assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-6
+
+
+@pytest.mark.full
+def test_op_runs_beside_a_torch_npu_without_the_calls_for_libraries(tmp_path: Path) -> None:
+    """As 2.9.0 and 2.10.0: CANN is called as their own operators call it, with and without its cache."""
+    example = custom_op.build(tmp_path, options=("-DLITEBOOST_OWN_TORCH_NPU_API=ON",))
+    library = example / "build" / "mix_npu.so"
+    names = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True).stdout
+    assert re.search(r" [tT] ConvertType\(", names)
+    for cache in ("0", "1"):
+        row, printed = custom_op.status(example, "npu", SIMCANN_EXEC_CACHE=cache)
+        assert (row["state"], row["calls"], row["fallbacks"]) == ("applied", 4, {})
+        assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from cann_sim.environment import environment
 from cann_sim.faults import failing
 from npu.simulator.programs import output
+from support.npu_ops import covering
 
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.selftest.case import kinds_of, ops_with_cases
@@ -87,13 +88,20 @@ FUSED = (
 ).split()
 
 
+def in_bf16(op: str) -> list[str]:
+    return [kind for kind in kinds_of(op) if kind.startswith("bf16") and not kind.endswith(" long")]
+
+
+@pytest.mark.parametrize(
+    "choose", [covering, pytest.param(list, marks=pytest.mark.full)], ids=["some", "all"]
+)
 @pytest.mark.parametrize("op", ops_with_cases())
-def test_every_op_computes_what_its_operator_refuses(op: str) -> None:
+def test_every_op_computes_what_its_operator_refuses(
+    op: str, choose: Callable[[list[str]], list[str]]
+) -> None:
     refusing = [f"aclnn{name}:561002" for name in FUSED]
     served = False
-    for kind in kinds_of(op):
-        if not kind.startswith("bf16") or kind.endswith(" long"):
-            continue
+    for kind in choose(in_bf16(op)):
         with failing(*refusing):
             figures = compare(op, kind, "npu").figures
         assert figures and all(figure.passed for figure in figures), (kind, figures)

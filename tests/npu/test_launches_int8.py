@@ -35,7 +35,7 @@ def a_token(model: torch.nn.Module) -> Trace:
     return decoded(model, prompt=20, new=40)
 
 
-@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_two_roundings_a_layer_are_left(layers: int) -> None:
     liteboost_adaptor.apply(level=1)
     before = a_token(made(layers))

@@ -10,14 +10,12 @@ import ctypes
 import json
 import subprocess
 import sys
-import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from liteboost_adaptor import config, native_npu
-
-full = pytest.mark.full
 
 PREAMBLE = """
 #include <dlfcn.h>
@@ -103,8 +101,20 @@ PLANTS = {
     ),
 }
 
-#: In the second tier: a mistake of the same kind is in the first.
-LATER = {("rope", "wrong layout constant"), ("kv_append", "one of the caches twice")}
+#: Mistakes in operators of their own, which one process meets. Those of one operator are apart.
+TOGETHER = (
+    (
+        ("rope", "cos and sin swapped"),
+        ("kv_append", "key and value exchanged"),
+        ("rms_norm", "missing output tensor"),
+    ),
+    (
+        ("rope", "wrong layout constant"),
+        ("kv_append", "one of the caches twice"),
+        ("rms_norm", "double passed for float"),
+    ),
+    (("rms_norm", "stale executor after a shape change"),),
+)
 
 CALLS = {
     "rms_norm": (
@@ -131,36 +141,48 @@ import json, torch, torch_npu
 from liteboost_adaptor import native_npu
 
 assert native_npu.load().loaded
-torch.manual_seed(0)
 torch.set_grad_enabled(False)
-{inputs}
-expected = {reference}
-for name, value in list(globals().items()):
-    if torch.is_tensor(value):
-        globals()[name] = value.npu()
-found = {ours}
-print(json.dumps([native_npu.verdicts(), native_npu.calls(), (found - expected).abs().max().item()]))
+found = {{}}
+for op, (inputs, reference, ours) in {calls!r}.items():
+    torch.manual_seed(0)
+    values = {{"torch": torch}}
+    exec(inputs, values)
+    expected = eval(reference, values)
+    values |= {{name: value.npu() for name, value in values.items() if torch.is_tensor(value)}}
+    error = (eval(ours, values).cpu() - expected).abs().max().item()
+    own = [[each for each in all if each[0] == op] for all in (native_npu.verdicts(), native_npu.calls())]
+    found[op] = [*own, error]
+print(json.dumps(found))
 """
 
+#: verdicts, calls, and the error of the result
+Found = tuple[list[list[str]], list[list[object]], float]
 
-def run(op: str, folder: Path, plant: str | None, **environment: str) -> tuple[list, list, float]:
-    """Call an op once in a process with a planted library: verdicts, calls, and the error of the result."""
+
+def run(folder: Path, plants: dict[str, str], ops: Iterable[str], **environment: str) -> dict[str, Found]:
+    """What one process finds that calls each op once.
+
+    Args:
+        plants: Op -> what is planted for it, all in one library.
+        environment: Changes of it.
+    """
     variables = {"XDG_CACHE_HOME": str(folder / "cache"), "TASK_QUEUE_ENABLE": "0", **environment}
-    if plant is not None:
+    if plants:
         vendor = folder / "vendor" / "op_api" / "lib"
         vendor.mkdir(parents=True)
-        (folder / "plant.cpp").write_text(PREAMBLE + plant)
+        (folder / "plant.cpp").write_text(PREAMBLE + "".join(plants.values()))
         compiler = ["c++", "-std=c++17", "-shared", "-fPIC", folder / "plant.cpp", "-ldl"]
         subprocess.run([*compiler, "-o", vendor / "libcust_opapi.so"], check=True)
         variables["ASCEND_CUSTOM_OPP_PATH"] = str(folder / "vendor")
-    inputs, call = CALLS[op]
-    program = PROGRAM.format(
-        inputs=inputs,
-        ours=call.format(namespace="liteboost"),
-        reference=call.format(namespace="liteboost_reference"),
-    )
+    spelled = {
+        op: (
+            CALLS[op][0],
+            *(CALLS[op][1].format(namespace=name) for name in ("liteboost_reference", "liteboost")),
+        )
+        for op in ops
+    }
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", PROGRAM.format(calls=spelled)],
         env=config.child_environment(**variables),
         capture_output=True,
         text=True,
@@ -168,43 +190,46 @@ def run(op: str, folder: Path, plant: str | None, **environment: str) -> tuple[l
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    return tuple(json.loads(done.stdout.splitlines()[-1]))
+    found: dict[str, Found] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def skip_without_kernel(op: str) -> None:
-    if op in native_npu.load().references:
-        pytest.skip(f"{op} has no NPU kernel")
+def check_served(found: dict[str, Found]) -> None:
+    for op, (verdicts, calls, error) in found.items():
+        assert [verdict[2] for verdict in verdicts] == [""] and calls == [[op, "", 1]] and error < 1e-5, op
 
 
-@pytest.mark.parametrize("op", CALLS)
-def test_unplanted_op_is_served(op: str, tmp_path: Path) -> None:
-    skip_without_kernel(op)
-    verdicts, calls, error = run(op, tmp_path, None)
-    assert [verdict[2] for verdict in verdicts] == [""] and calls == [[op, "", 1]] and error < 1e-5
+def with_kernels() -> list[str]:
+    """The ops that have one."""
+    return [op for op in CALLS if op not in native_npu.load().references]
 
 
-@pytest.mark.parametrize(
-    ("op", "mistake"), [pytest.param(*case, marks=full if case in LATER else ()) for case in PLANTS]
-)
-def test_mistake_is_refused_with_figures_and_the_result_is_right(
-    op: str, mistake: str, tmp_path: Path
+def test_unplanted_ops_are_served(tmp_path: Path) -> None:
+    check_served(run(tmp_path, {}, with_kernels()))
+
+
+@pytest.mark.parametrize("mistakes", TOGETHER, ids=lambda mistakes: ", ".join(name for _, name in mistakes))
+def test_mistakes_are_refused_with_figures_and_the_results_are_right(
+    mistakes: tuple[tuple[str, str], ...], tmp_path: Path
 ) -> None:
-    skip_without_kernel(op)
-    plant, words = PLANTS[op, mistake]
-    ((found_op, _, reason),), calls, error = run(op, tmp_path, plant)
-    assert found_op == op and words in reason
-    assert calls == [[op, reason, 1]] and error < 1e-5
+    planted = {op: PLANTS[op, mistake] for op, mistake in mistakes if op in with_kernels()}
+    found = run(tmp_path, {op: plant for op, (plant, _) in planted.items()}, planted)
+    for op, (_, words) in planted.items():
+        ((found_op, _, reason),), calls, error = found[op]
+        assert found_op == op and words in reason
+        assert calls == [[op, reason, 1]] and error < 1e-5
 
 
-@pytest.mark.parametrize("op", ["rms_norm", *(pytest.param(op, marks=full) for op in ("rope", "kv_append"))])
-def test_cached_executors_serve_calls_of_other_shapes(op: str, tmp_path: Path) -> None:
-    skip_without_kernel(op)
-    verdicts, calls, error = run(op, tmp_path, None, SIMCANN_EXEC_CACHE="1")
-    assert [verdict[2] for verdict in verdicts] == [""] and calls == [[op, "", 1]] and error < 1e-5
+def test_every_mistake_is_planted() -> None:
+    assert sorted(mistake for mistakes in TOGETHER for mistake in mistakes) == sorted(PLANTS)
+
+
+def test_cached_executors_serve_calls_of_other_shapes(tmp_path: Path) -> None:
+    check_served(run(tmp_path, {}, with_kernels(), SIMCANN_EXEC_CACHE="1"))
 
 
 def test_operator_that_computes_something_else_is_refused(tmp_path: Path) -> None:
-    (verdict,), calls, error = run("rms_norm", tmp_path, None, SIMCANN_WRONG="aclnnRmsNorm")
+    (verdict,), calls, error = run(tmp_path, {}, ["rms_norm"], SIMCANN_WRONG="aclnnRmsNorm")["rms_norm"]
     assert "differs from its reference (fp32) in 14 of 14" in verdict[2]
     assert calls == [["rms_norm", verdict[2], 1]] and error < 1e-5
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cann_sim.environment import environment as simulated
-from npu.launching import run_ranks
+from npu.launching import Launch, run_ranks, torchrun, without_torchrun
 from support import tiny_models
 
 import liteboost_adaptor
@@ -39,6 +39,7 @@ def ran(
     with_launches: bool = False,
     sizes: str = "",
     soc: str = "",
+    launch: Launch = without_torchrun,
 ) -> Any:
     """What one process gave, and what each rank found.
 
@@ -59,7 +60,9 @@ def ran(
         }
         changes = {f"LITEBOOST_{name}": size for name, size in _sizes(sizes).items()}
         environment = simulated(soc=soc) if soc else {}
-        return alone, run_ranks(ranks, "ranks_program.py", task, Path(scratch), **environment | changes)
+        return alone, run_ranks(
+            ranks, "ranks_program.py", task, Path(scratch), launch, **environment | changes
+        )
 
 
 def _sizes(text: str) -> dict[str, str]:
@@ -69,7 +72,7 @@ def _sizes(text: str) -> dict[str, str]:
 def check(alone: dict[str, Any], found: list[dict[str, Any]], ranks: int) -> None:
     for rank, results in enumerate(found):
         for script, result in results.items():
-            if script == "launches":
+            if script in ("launches", "fused"):
                 continue
             family = script.split()[0]
             assert result["greedy"] == alone[family]["tokens"], script
@@ -85,27 +88,30 @@ def check(alone: dict[str, Any], found: list[dict[str, Any]], ranks: int) -> Non
 
 
 def test_two_ranks() -> None:
-    """Tokens, sizes and exchanges; a layer's launches are those of one process."""
-    alone, found = ran(2, FAMILIES, PLACES, with_launches=True)
-    assert len(found[0]) == len(PLACES) + len(FAMILIES)
+    """Tokens, sizes, exchanges; launches of a layer, and a prompt's products as one operator with sums."""
+    alone, found = ran(2, FAMILIES, PLACES, with_launches=True, soc="910B", launch=torchrun)
+    assert len(found[0]) == len(PLACES) + len(FAMILIES) + 1
     check(alone, found, 2)
+    check_products(found, is_fused=True)
     for results in found:
         (launches, none), (divided, exchanges) = results["launches"]["alone"], results["launches"]["divided"]
         assert none == 0 and exchanges == 2
         assert divided == launches
 
 
-@pytest.mark.parametrize(
-    ("soc", "is_fused"), [("910B", True), pytest.param("910C", False, marks=pytest.mark.full)]
-)
-def test_products_of_a_prompt_are_fused_with_their_sums(soc: str, is_fused: bool) -> None:
-    """On an A2 alone, and not for a single token."""
-    for results in ran(2, (), (), soc=soc)[1]:
-        found = results["fused"]
+def check_products(found: list[dict[str, Any]], is_fused: bool) -> None:
+    """A prompt's products and their sums, as one operator or apart; a single token's always apart."""
+    for results in found:
+        ways = results["fused"]
         layers = 2 * 2  # sums of two layers; beside them that of the embedding
-        assert found["fused"] == [layers if is_fused else 0, 0]
-        assert found["sums"] == [1 if is_fused else layers + 1, layers + 1]
-        assert found["divided"] <= 1.5 * found["alone"]
+        assert ways["fused"] == [layers if is_fused else 0, 0]
+        assert ways["sums"] == [1 if is_fused else layers + 1, layers + 1]
+        assert ways["divided"] <= 1.5 * ways["alone"]
+
+
+@pytest.mark.full
+def test_products_of_a_prompt_are_not_fused_with_their_sums_on_an_a3() -> None:
+    check_products(ran(2, (), (), soc="910C")[1], is_fused=False)
 
 
 @pytest.mark.full

@@ -18,11 +18,14 @@ from liteboost_adaptor import native_npu
     ],
 )
 def test_what_some_releases_lack_does_not_keep_the_library_from_loading(function: str) -> None:
-    """A weak symbol (w) is null where it is not found; any other (U) is an error of the loader."""
+    """A weak symbol (w) is null where it is not found; any other (U) is an error of the loader.
+
+    One that is not listed is defined by ourselves (kernels/npu/torch_npu_api.cpp).
+    """
     library = native_npu.find()
     assert library is not None
     listed = subprocess.run(
         ["nm", "--dynamic", "--undefined-only", str(library.path)], capture_output=True, text=True, check=True
     )
     kinds = {line.split()[-1]: line.split()[0] for line in listed.stdout.splitlines()}
-    assert kinds[function] == "w"
+    assert kinds.get(function, "w") == "w"

@@ -17,13 +17,17 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "custom_op"
 
 
-def build(folder: Path, *targets: str) -> Path:
-    """A copy of the example in ``folder``, compiled as its README says; only ``targets`` if given."""
+def build(folder: Path, *targets: str, options: tuple[str, ...] = ()) -> Path:
+    """A copy of the example in ``folder``, compiled as its README says; only ``targets`` if given.
+
+    Args:
+        options: For CMake's first step.
+    """
     if not (native_build.find_program("cmake") and native_build.find_program("ninja")):
         pytest.skip("needs CMake and ninja")
     example = folder / "custom op"
     shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("build", "__pycache__"))
-    _configure_and_build(example, targets)
+    _configure_and_build(example, targets, options)
     return example
 
 
@@ -33,11 +37,12 @@ def rebuild(example: Path) -> None:
     _configure_and_build(example, ())
 
 
-def _configure_and_build(example: Path, targets: tuple[str, ...]) -> None:
+def _configure_and_build(example: Path, targets: tuple[str, ...], options: tuple[str, ...] = ()) -> None:
     cmake, ninja = (native_build.find_program(name) for name in ("cmake", "ninja"))
     _run(
         *(cmake, "-S", example, "-B", example / "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"),
         f"-DPython_EXECUTABLE={sys.executable}",
+        *options,
     )
     wanted = ["--target", *targets] if targets else []
     _run(cmake, "--build", example / "build", *wanted)

@@ -91,3 +91,14 @@ def check(name: str, /, roundings: int = 1, noise: float = NOISE, **arguments: A
 
 def _listed(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def covering(kinds: list[str]) -> list[str]:
+    """Those in which a word comes that none before had: all that they tell apart, not every combination."""
+    seen: set[str] = set()
+    chosen = []
+    for kind in kinds:
+        if not seen.issuperset(kind.split()):
+            chosen.append(kind)
+            seen.update(kind.split())
+    return chosen

@@ -37,6 +37,13 @@ void check_operands(T a, const char* a_name, T b, const char* b_name, const Tens
   check_math(a, math);
 }
 
+/// CheckDtypeValid in matmul_util.cpp and batch_matmul_util.cpp, CheckWeightNzDtypeValid in aclnn_matmul.cpp, 8.5.0 to
+/// master: in mode 0 (KEEP_DTYPE) a product of Float is not rounded to Half.
+void check_kept(T a, const TensorHandle& out, int8_t math) {
+  require(math != 0 || a->scalar_type() != at::kFloat || out->scalar_type() != at::kHalf,
+          "cubeMathType 0 keeps the dtype of self, Float, and out is Half");
+}
+
 /// (m, k) x (k, n) -> (m, n).
 void check_matrices(T a, const char* a_name, T b, const char* b_name, const TensorHandle& out, int8_t math) {
   check_operands(a, a_name, b, b_name, out, math);
@@ -90,6 +97,7 @@ void check_self(T self, const TensorHandle& out) {
 
 LIMITS(aclnnMm, T, a, T, b, O, out, int8_t, math) {
   check_matrices(a, "self", b, "mat2", out, math);
+  check_kept(a, out, math);
   check_formats(a, b, out);
 }
 
@@ -105,6 +113,7 @@ LIMITS(aclnnMatmul, T, a, T, b, O, out, int8_t, math) {
 
 LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
   check_operands(a, "self", b, "mat2", out, math);
+  check_kept(a, out, math);
   require_axes(a, "self", 3, 3);
   require_axes(b, "mat2", 3, 3);
   require(a->size(2) == b->size(1), "self has shape ", a->sizes(), ", mat2 ", b->sizes());
@@ -118,6 +127,7 @@ LIMITS(aclnnBatchMatMul, T, a, T, b, O, out, int8_t, math) {
 
 LIMITS(aclnnMatmulWeightNz, T, a, T, b, O, out, int8_t, math) {
   check_matrices(a, "self", b, "mat2", out, math);
+  check_kept(a, out, math);
   // CheckWeightNzDtypeValid and CheckWeightNzDtype in aclnn_matmul.cpp.
   const bool is_wide = a->scalar_type() == at::kFloat || b->scalar_type() == at::kFloat;
   require(!is_wide || (release_is("9.0.0") && !is_310p()),

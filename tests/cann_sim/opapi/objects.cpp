@@ -68,8 +68,11 @@ void expect(const void* object, Kind kind) {
               " is expected");
 }
 
+// ACL_FLOAT8_E5M2 and ACL_FLOAT8_E4M3FN, which headers before CANN 9 do not name.
+constexpr int kFloat8E5M2 = 35, kFloat8E4M3 = 36;
+
 at::ScalarType scalar_type(aclDataType dtype) {
-  switch (dtype) {
+  switch (static_cast<int>(dtype)) {
     case ACL_FLOAT:
       return at::kFloat;
     case ACL_FLOAT16:
@@ -102,9 +105,9 @@ at::ScalarType scalar_type(aclDataType dtype) {
       return at::kComplexFloat;
     case ACL_COMPLEX128:
       return at::kComplexDouble;
-    case ACL_FLOAT8_E5M2:
+    case kFloat8E5M2:
       return at::kFloat8_e5m2;
-    case ACL_FLOAT8_E4M3FN:
+    case kFloat8E4M3:
       return at::kFloat8_e4m3fn;
     default:
       TORCH_CHECK(false, "dtype ", static_cast<int>(dtype), " is not simulated");

@@ -20,6 +20,10 @@ class Overruling:
 
 
 _NORM = "ops-nn, norm/add_rms_norm/op_host/add_rms_norm_def.cpp"
+_ROW_NORM = (
+    "ops-nn, norm/add_rms_norm_dynamic_quant/op_host/op_api/aclnn_add_rms_norm_dynamic_quant.cpp, "
+    "CheckDtypeValid"
+)
 _GROUPED = "ops-transformer, gmm/grouped_matmul, op_api/aclnn_grouped_matmul.cpp, "
 _WEIGHT = "ops-nn, matmul/weight_quant_batch_matmul_v2, op_api/aclnn_weight_quant_batch_matmul_v2.cpp, "
 _QUANT = "ops-nn, matmul/quant_batch_matmul_v3/op_api/aclnn_quant_matmul_v4.cpp, "
@@ -63,6 +67,8 @@ OVERRULINGS = (
     Overruling("aclnnGroupedMatmulV4", "as many outputs as weights", _GROUPED + "CheckCaseSplitM"),
     Overruling("aclnnGroupedMatmulV4", "groupType -1 takes no groupList", _GROUPED + "PreCheckGroupType"),
     Overruling("aclnnAddRmsNorm", "rstdOut is BFloat16", _NORM),
+    # Its tiling knows integers of 4 bits for aclnnAddRmsNormDynamicQuantV2, which takes them packed.
+    Overruling("aclnnAddRmsNormDynamicQuant", "y1Out is Int; supported", _ROW_NORM),
     Overruling("aclnnGroupedMatmulV4", "needs splitItem", _GROUPED + "SplitMSingleXSingleWeightSingleY"),
     Overruling("aclnnGroupedMatmulV4", "perTokenScale has shape", _GROUPED + "CheckPerTokenScale"),
     Overruling("aclnnGroupedMatmulV4", "groupType 2 needs x transposed", _GROUPED + "CheckCaseSplitK"),

@@ -256,11 +256,13 @@ aclError aclrtGetMemUceInfo(int32_t, aclrtMemUceInfo*, size_t, size_t* n) {
   return ACL_SUCCESS;
 }
 aclError aclrtMemUceRepair(int32_t, aclrtMemUceInfo*, size_t) { return ACL_SUCCESS; }
+#ifdef SIM_HAS_ERROR_INFO
 aclError aclrtGetErrorVerbose(int32_t, aclrtErrorInfo* e) {
   memset(e, 0, sizeof *e);
   return ACL_SUCCESS;
 }
 aclError aclrtRepairError(int32_t, const aclrtErrorInfo*) { return ACL_SUCCESS; }
+#endif
 aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
 aclError aclrtGetSysParamOpt(aclSysParamOpt, int64_t* v) {
   *v = 0;

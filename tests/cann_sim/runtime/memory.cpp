@@ -7,6 +7,10 @@
 
 using namespace sim;
 
+template <class First, class... Others>
+First first_argument(aclError (*)(First, Others...));
+using DeviceId = decltype(first_argument(&aclrtGetMemUsageInfo));  // unsigned in headers before CANN 9
+
 /// The allocation that holds an address, or null. The caller holds the lock.
 static const Allocation* allocation_of(const void* p) {
   auto& all = state().allocations;
@@ -109,7 +113,7 @@ aclError aclrtGetMemInfo(aclrtMemAttr, size_t* f, size_t* t) {
   *f = device_memory() - state().used[current_device()];
   return ACL_SUCCESS;
 }
-aclError aclrtGetMemUsageInfo(int32_t, aclrtMemUsageInfo*, size_t, size_t* n) {
+aclError aclrtGetMemUsageInfo(DeviceId, aclrtMemUsageInfo*, size_t, size_t* n) {
   *n = 0;
   return ACL_SUCCESS;
 }

@@ -14,6 +14,13 @@
 #include <thread>
 #include <vector>
 
+// The headers that torch_npu 2.9 brings are older than this error and aclrtErrorInfo.
+#ifdef ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD
+#define SIM_HAS_ERROR_INFO 1
+#else
+#define ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD 107038
+#endif
+
 namespace sim {
 
 inline int env_int(const char* name, int otherwise) {

@@ -141,7 +141,7 @@ aclError aclrtLaunchCallback(aclrtCallback fn, void* u, aclrtCallbackBlockType, 
   fn(u);
   return ACL_SUCCESS;
 }
-aclError aclrtLaunchHostFunc(aclrtStream s, aclrtHostFunc fn, void* a) {
+aclError aclrtLaunchHostFunc(aclrtStream s, void (*fn)(void*), void* a) {
   std::function<int()> task = [=] {
     fn(a);
     return 0;

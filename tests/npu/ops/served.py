@@ -13,6 +13,7 @@ import torch
 
 from liteboost_adaptor import native_npu
 from liteboost_adaptor.ops import ops
+from liteboost_adaptor.ops.quantized_linear import prepack, prepack_scales
 from liteboost_adaptor.selftest.compare import placed
 
 
@@ -35,7 +36,12 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[str, dict[str, Any]]]:
         "scales": torch.rand(32) * 0.01,
     }
     # Operators on integers take 16-bit activations only.
-    beside_16_bits = {"linear_w8a8": ("linear_w8a8", {"x": x, **integers, "bias": ones[:32]})}
+    tiles = {"tiles": prepack(integers["weight"]), "scales": prepack_scales(integers["scales"])}
+    tiles |= {"zero_points": None, "bias": None, "out_features": 32}
+    beside_16_bits = {
+        "linear_w8a8": ("linear_w8a8", {"x": x, **integers, "bias": ones[:32]}),
+        "linear_w8a16": ("linear_packed", {"x": x, **tiles}),
+    }
     states = {name: normal(1, 2, 5, 64) for name in ("key", "value")} | {"mask": None, "is_causal": True}
     query = normal(1, 5, 4, 64).transpose(1, 2)
     # On others it has tests of its own.

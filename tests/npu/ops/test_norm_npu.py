@@ -71,7 +71,10 @@ def test_add_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, late: bool) ->
 def test_inverse_rms(dtype: torch.dtype) -> None:
     for shape in SHAPES:
         found = npu_ops.check("inverse_rms", x=torch.randn(shape).to(dtype), eps=EPS)
-        assert found.launches == (["RmsNorm"] if dtype == torch.float32 else ["RmsNorm", "InplaceCopy"])
+        norm, *casts = found.launches  # by which operator, differs between torch_npu's releases
+        assert norm == "RmsNorm" and casts in (
+            [[]] if dtype == torch.float32 else [["InplaceCopy"], ["Cast"]]
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -175,6 +175,7 @@ def test_products_refuse() -> None:
     refused("aclnnMm", a, b, out.t(), KEEP, message="out has shape [4, 3]")
     refused("aclnnMm", a.int(), b.int(), out.int(), KEEP, message="self is Int")
     refused("aclnnMm", a, b, out, 5, message="cubeMathType is 5")
+    refused("aclnnMm", a, b, out.half(), KEEP, message="cubeMathType 0 keeps the dtype of self, Float")
     refused("aclnnBatchMatMul", a, b, out, KEEP, message="self has 2 axes")
     batches = torch.ones(3, 4, 8), torch.ones(2, 8, 5), torch.ones(6, 4, 5)
     refused("aclnnBatchMatMul", *batches, KEEP, message="the batches do not broadcast")

@@ -283,6 +283,12 @@ def test_limits_of_weight_quant():
     packed = torch.zeros(128, 8, dtype=torch.int32)
     refused("must be transposed", *weight_quant(weight=Nz(packed)))
     refused("not per tensor", *weight_quant(weight=Nz(packed), scale=torch.ones(1, dtype=half)))
+    integers = {"quant_scale": torch.ones(64, dtype=torch.int64), "y": torch.empty(4, 64, dtype=torch.int8)}
+    bytes_in_nz = weight_quant(weight=Nz(torch.zeros(128, 64, dtype=torch.int8)), **integers)
+    refused("an NZ weight excludes int8 y", *bytes_in_nz)
+    with in_release("9.2.0"):
+        refused("an NZ weight excludes int8 y", *weight_quant(weight=Nz(packed), **integers))
+        call(*bytes_in_nz)
     refused("64 or 128", *weight_quant(weight=Nz(packed), group=32, scale=torch.ones(4, 64, dtype=half)))
     refused(
         "per tensor or per channel",
@@ -304,7 +310,7 @@ def test_limits_of_weight_quant():
         refused("weight .310P. is Int", *weight_quant(weight=packed))
         tall = torch.zeros(1, dtype=half).expand(4_000_001, 128)
         refused("m . k of at most 512000000, m is 4000001", *weight_quant(x=tall, group=64))
-        refused("310P", V3, *rest[:-1], 0, rest[-1])
+        call(V3, *rest[:-1], 0, rest[-1])
     with on_soc("950"):
         turned = torch.zeros(64, 16, dtype=torch.int32).t()  # stored as (n, k)
         scale = torch.ones(2, 64, dtype=half)
