@@ -50,7 +50,7 @@ def _compared_in_the_process_itself() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _formats_of_later_releases() -> None:
-    """torch_npu 2.9.0 allows private formats, and convolves by the graph engine then, which is not simulated."""
+    """torch_npu 2.9.0 allows private formats, and then convolves by the graph engine: not simulated."""
     if not _missing():
         torch.npu.config.allow_internal_format = False  # the default behind it
 
