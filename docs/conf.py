@@ -33,6 +33,7 @@ autodoc_typehints = "signature"
 default_role = "code"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # autoapi describes attributes, too
 napoleon_custom_sections = ["Numerics", "Source"]
 
 myst_heading_anchors = 4  # links to headings are checked, too
