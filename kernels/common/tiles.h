@@ -20,18 +20,23 @@ constexpr int64_t kTileBytes = 1024;
 
 LB_INLINE int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-// Which tile registers are what: 0 to 3 sums, 4 and 5 x, 6 and 7 weights, of which there are `rows` rows in each.
-void configure_tiles(int64_t rows) {
+// The rows of each tile register; one without rows is not there at all.
+void load_tile_config(const int64_t (&rows)[8]) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
   } config;
   for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = static_cast<uint8_t>(i == 4 || i == 5 ? kTileRows : rows);
+    config.row_bytes[i] = rows[i] > 0 ? 64 : 0;
+    config.rows[i] = static_cast<uint8_t>(rows[i]);
   }
   _tile_loadconfig(&config);
+}
+
+// Which tile registers are what: 0 to 3 sums, 4 and 5 x, 6 and 7 weights, of which there are `rows` rows in each.
+void configure_tiles(int64_t rows) {
+  load_tile_config({rows, rows, rows, rows, kTileRows, kTileRows, rows, rows});
 }
 
 // The instruction that multiplies and adds: registers of sums, of weights and of x. The intrinsics take numbers only.

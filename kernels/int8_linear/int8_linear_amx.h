@@ -132,19 +132,8 @@ void run_some(const Int8LinearArgs& args, int64_t begin, int64_t end, Finish fin
 
 // As configure_tiles, where x is what is read by rows: two tiles of it with so many rows in each.
 void configure_rows(int64_t first_rows, int64_t second_rows) {
-  struct alignas(64) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  const int64_t rows[8] = {first_rows, first_rows,  second_rows, second_rows,
-                           first_rows, second_rows, kTileRows,   kTileRows};
-  for (int i = 0; i < 8; ++i) {
-    // One without rows is not there at all.
-    config.row_bytes[i] = rows[i] > 0 ? 64 : 0;
-    config.rows[i] = static_cast<uint8_t>(rows[i]);
-  }
-  _tile_loadconfig(&config);
+  load_tile_config(
+      {first_rows, first_rows, second_rows, second_rows, first_rows, second_rows, kTileRows, kTileRows});
 }
 
 // sums [two tiles of rows][row][two tiles of outputs] of x, `count` words a row, times two tiles of a panel.

@@ -95,7 +95,7 @@ def _native(versions: dict[str, str | None], problems: list[Problem]) -> dict[st
         if not status.loaded:
             problems.append(_kernels_problem(status, tools))
         elif left_out := machine.isas_left_out(status.build_info):
-            remedy = f"Install a newer compiler (GCC 11, Clang 12), then {native.BUILD_COMMAND}"
+            remedy = f"With GCC 11, Clang 12 or a newer compiler: {native.BUILD_COMMAND}"
             problems.append(Problem(left_out[0].upper() + left_out[1:], remedy))
     return {**status.to_dict(), "tools": tools}
 

@@ -66,7 +66,8 @@ def isas_left_out(build_info: Mapping[str, Any]) -> str | None:
     """What to say of instruction sets of this CPU beyond the best of the kernels; None where there are none.
 
     Args:
-        build_info: What the kernels were built with. A compiler may be too old for the last sets.
+        build_info: What the kernels were built with. A compiler may be too old for the last sets, and with
+            LITEBOOST_ISAS=native they were left out where the CPU that compiled had none.
     """
     found = cpu_isas()
     ranks = [found.index(isa) for isa in build_info.get("isas", ()) if isa in found]
@@ -74,7 +75,10 @@ def isas_left_out(build_info: Mapping[str, Any]) -> str | None:
     if not missing:
         return None
     compiler = build_info.get("compiler", "the compiler")
-    return f"this CPU has {missing}, the kernels have not: {compiler}, with which they were built, knows none"
+    return (
+        f"this CPU has {missing}, the kernels have not: {compiler}, with which they were built, knows none, "
+        "or they were built for another CPU (LITEBOOST_ISAS=native)"
+    )
 
 
 def _cpuinfo() -> dict[str, str]:

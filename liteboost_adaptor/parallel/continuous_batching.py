@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -26,13 +27,11 @@ from .tensor.plan import ShardingPlan
 
 #: Where transformers looks for what says that KV heads are sharded, among the rules of its own plan.
 _KV_RULES = ("layers.*.self_attn.k_proj", "layers.*.self_attn.v_proj")
-#: The methods of a model that are replaced.
-METHODS = ("generate_batch", "init_continuous_batching")
 
 
 def follow(model: nn.Module, mesh: Mesh) -> None:
     """Let the ranks of ``mesh`` run the batches of ``model`` together."""
-    if hasattr(model, METHODS[1]):
+    if hasattr(model, "init_continuous_batching"):
         vars(model).update(
             generate_batch=functools.partial(_generate_batch, model, mesh),
             init_continuous_batching=functools.partial(_init, model, mesh),
@@ -44,17 +43,10 @@ def _generate_batch(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
     whole = functools.partial(type(model).generate_batch, model)
     if groups.world().heartbeat.depth:
         return whole(*args, **kwargs)
-    settings = kwargs.get("generation_config") or model.generation_config
-    prompts = kwargs.get("inputs", args[0] if args else None)
-    others = {name: value for name, value in kwargs.items() if name != "inputs"}
-    facts = {
-        "call": f"generate_batch of {type(model).__name__}",
-        "settings": plain({**settings.to_dict(), **others}),
-        "inputs": hashlib.blake2b(repr(prompts).encode(), digest_size=8).hexdigest(),
-    }
+    facts, draws = _facts(model, "generate_batch", args, kwargs)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(synchronized_call(model, mesh.world, facts, bool(settings.do_sample)))
+            stack.enter_context(synchronized_call(model, mesh.world, facts, draws))
         except RanksDiverged:
             return model.generate_batch(*args, **kwargs)
         return whole(*args, **kwargs)
@@ -75,33 +67,60 @@ def _init(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
             groups.divergence.reason = reason
             unsharded.unshard(model, reason)
             return model.init_continuous_batching(*args, **kwargs)
-        facts = {"call": f"init_continuous_batching of {type(model).__name__}", "settings": {}, "inputs": ""}
+        facts, _ = _facts(model, "init_continuous_batching", args, kwargs)
         with synchronized_call(model, mesh.world, facts):
             return _init(model, mesh, *args, **kwargs)
-    manager = type(model).init_continuous_batching(model, *args, **kwargs)
     if mesh.sequence.size > 1:
         raise ParallelError(
             "continuous batching packs the tokens of many prompts, which LITEBOOST_SP and LITEBOOST_CP do "
             "not share. Start it with LITEBOOST_TP alone."
         )
-    if mesh.tensor.size > 1 and not manager.is_running():
-        _share(manager, model, mesh)
+    begin = functools.partial(type(model).init_continuous_batching, model, *args, **kwargs)
+    if mesh.tensor.size == 1:
+        return begin()
+    # Before there is a manager, which changes the model's attention.
+    has_own_heads = _shards_kv_heads(
+        model, vars(model)[PLAN], model.config.get_text_config(), mesh.tensor.size
+    )
+    manager = begin()
+    if not manager.is_running():
+        _share(manager, mesh, has_own_heads)
     return manager
 
 
-def _share(manager: Any, model: nn.Module, mesh: Mesh) -> None:
-    """Let ``manager`` run its batches with those of the other ranks that hold shards of ``model``."""
+def _facts(
+    model: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """What ranks compare before they call ``method`` with these arguments, and whether numbers are drawn."""
+    given = inspect.signature(getattr(type(model), method)).bind(model, *args, **kwargs).arguments
+    settings = given.get("generation_config") or model.generation_config
+    given |= given.pop("kwargs", {})
+    # Prompts may be arrays, which are not printed whole.
+    prompts = [list(map(int, prompt)) for prompt in given.pop("inputs", ())]
+    others = {name: value for name, value in given.items() if name not in ("self", "generation_config")}
+    others["continuous_batching_config"] = repr(others.get("continuous_batching_config"))
+    facts = {
+        "call": f"{method} of {type(model).__name__}",
+        "settings": plain({**settings.to_dict(), **others}),
+        "inputs": hashlib.blake2b(repr(prompts).encode(), digest_size=8).hexdigest(),
+    }
+    return facts, bool(settings.do_sample)
+
+
+def _share(manager: Any, mesh: Mesh, has_own_heads: bool) -> None:
+    """Let ``manager`` run its batches with those of the other ranks that hold shards of its model.
+
+    Args:
+        has_own_heads: Whether a rank keeps a part of the KV heads.
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
-    text_config = model.config.get_text_config()
-    sharded = _shards_kv_heads(model, vars(model)[PLAN], text_config, mesh.tensor.size)
-    tensor = groups.process_group(mesh.tensor)
-    device = "npu" if model.device.type == "npu" else "cpu"
+    device = "npu" if manager.model.device.type == "npu" else "cpu"
     call_group = groups.call_group_of(mesh.tensor)
     manager.distributed_helper = _helper_class()(
-        device_mesh=DeviceMesh.from_group(tensor, device, mesh_dim_names=("tp",)),
+        device_mesh=DeviceMesh.from_group(groups.process_group(mesh.tensor), device, mesh_dim_names=("tp",)),
         cpu_group_timeout=manager.continuous_batching_config.cpu_group_timeout,
-        tp_plan=dict.fromkeys(_KV_RULES, "colwise") if sharded else {},
+        tp_plan=dict.fromkeys(_KV_RULES, "colwise") if has_own_heads else {},
     )
     manager.distributed_helper.call_group = call_group
     manager.is_tp_driver = manager.distributed_helper.is_tp_driver

@@ -29,7 +29,7 @@ from .runtime.heartbeat import LivenessMonitor, StoreUnavailable
 
 _SERVER = "transformers.cli.serving.server"
 _KEY = "serving"
-_POLL_INTERVAL_S = 0.05
+_POLL_INTERVAL_S = 0.2
 _BEGIN, _END = "begin", "end"
 
 
@@ -70,7 +70,8 @@ def _check(models: Any, state: Any) -> None:
         if plan is None or plan.world_size != size:
             raise ParallelError(
                 f"transformers serve was started in {size} processes, and {type(loaded.model).__name__} is "
-                "not divided among all of them. Start one process, or as many as LITEBOOST_TP says."
+                "not divided among all of them: models are at level 2, where status() says what is not. "
+                "Start one process, or as many as LITEBOOST_TP says at level 2."
             )
 
 
@@ -120,13 +121,16 @@ def _lead(models: Any, state: Any) -> None:
         )
 
     def end() -> None:
+        # The server ends in its main thread; `/reset`, which unloads models, is answered in another one.
         if threading.current_thread() is not threading.main_thread():
             raise ParallelError(
                 "the model is divided among processes, and stays loaded until the server ends. Restart it."
             )
-        state.shutdown()
-        commands.put(_END)
-        shutdown()
+        try:
+            state.shutdown()
+        finally:
+            commands.put(_END)
+            shutdown()
 
     vars(state).update(get_manager=manager_of, use_continuous_batching=use_continuous_batching)
     vars(models)["shutdown"] = end

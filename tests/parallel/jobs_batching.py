@@ -76,6 +76,16 @@ def behaviour(folder: str) -> dict[str, Any]:
     rank = torch.distributed.get_rank()
     found["by hand"] = _by_hand(model, inputs)
     found["other prompts"] = _raised(lambda: _batch(model, prompts(model.config.vocab_size, rank)))
+    # Of which printing leaves out the middle, where they differ.
+    long = [torch.zeros(2000, dtype=torch.long) for _ in inputs]
+    long[0][1000] = rank
+    found["other tensors"] = _raised(lambda: _batch(model, long))
+    other = GenerationConfig(max_new_tokens=2 + rank, eos_token_id=-1, pad_token_id=0, do_sample=False)
+    found["other settings"] = [
+        _raised(lambda: model.generate_batch(inputs, other)),
+        _raised(lambda: model.init_continuous_batching(other, _pages())),
+        _raised(lambda: model.generate_batch(inputs, continuous_batching_config=_pages(rank))),
+    ]
     found["after"] = _batch(model, inputs)
     rules = json.loads(liteboost_adaptor.status().to_json())["rules"]
     found["paged"] = sum(rule["calls"] for rule in rules if rule["id"].startswith("paged."))

@@ -51,7 +51,8 @@ def test_requests_are_those_of_rank_0(tmp_path: Path) -> None:
         # A manager gives texts on all ranks, though only rank 0's requests count.
         assert found["found"] == found["by hand"] == found["after"] == found["expected"]
         assert found["sampled"] == results[0]["sampled"] != found["expected"]
-        assert "different inputs" in found["other prompts"]
+        assert "different inputs" in found["other prompts"] and "different inputs" in found["other tensors"]
+        assert all("different settings" in said for said in found["other settings"]), found["other settings"]
 
 
 @pytest.mark.parametrize("by_hand", [False, pytest.param(True, marks=pytest.mark.full)])

@@ -87,10 +87,10 @@ async def _end(server: Server, texts: dict[str, list[str]], accounts: Accounts) 
     client = Client(server, texts)
     prompts = [text for text in texts if text != plan.long_prompt(0) and text != plan.long_prompt(1)]
     last = [Planned(-1 - n, plan.GREEDY, prompts[n], plan.TOKENS, True) for n in range(LAST)]
-    received = _received(server)
+    before = received(server)
     running = [asyncio.ensure_future(client.fault_of(request)) for request in last]
     until = time.monotonic() + PATIENCE
-    while _received(server) < received + len(last) and time.monotonic() < until:
+    while received(server) < before + len(last) and time.monotonic() < until:
         await asyncio.sleep(0.01)
     server.process.send_signal(signal.SIGTERM)
     for request, fault in zip(last, await asyncio.gather(*running), strict=True):
@@ -99,6 +99,6 @@ async def _end(server: Server, texts: dict[str, list[str]], accounts: Accounts) 
     await client.close()
 
 
-def _received(server: Server) -> int:
+def received(server: Server) -> int:
     """Of how many requests the server has said that it has them."""
     return server.log.read_bytes().count(b"[Request received]")

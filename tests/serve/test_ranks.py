@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -82,6 +83,7 @@ def test_texts_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_killed_ends_the_server(tmp_path: Path, killed: int) -> None:
+    from serve import soak
     from serve.client import Client
 
     with served(chat_model(tmp_path), tmp_path, *CONTINUOUS, ranks=2) as server:
@@ -94,7 +96,9 @@ def test_a_rank_that_is_killed_ends_the_server(tmp_path: Path, killed: int) -> N
                 asyncio.ensure_future(client.text("What news?", _LONG, stream=stream))
                 for stream in (True, False)
             ]
-            await asyncio.sleep(0.5)
+            until = time.monotonic() + PATIENCE
+            while soak.received(server) < 1 + len(running) and time.monotonic() < until:
+                await asyncio.sleep(0.01)
             ranks[killed].send_signal(signal.SIGKILL)
             found = await asyncio.gather(*running, return_exceptions=True)
             await client.close()

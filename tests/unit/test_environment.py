@@ -162,7 +162,8 @@ def test_instruction_sets_that_the_compiler_did_not_know_are_named(monkeypatch: 
     assert machine.isas_left_out(info) is None and machine.isas_left_out({}) is None
     monkeypatch.setattr(machine, "cpu_isas", lambda: ["baseline", "avx2", "amx_bf16"])
     assert machine.isas_left_out(info) == (
-        "this CPU has amx_bf16, the kernels have not: GNU 10.2.1, with which they were built, knows none"
+        "this CPU has amx_bf16, the kernels have not: GNU 10.2.1, with which they were built, knows none, "
+        "or they were built for another CPU (LITEBOOST_ISAS=native)"
     )
 
 

@@ -342,9 +342,7 @@ class CallGroup:
         with contextlib.suppress(StoreUnavailable):
             while not (reason := monitor.reason(self._others)) and time.monotonic() < until:
                 time.sleep(_POLL_INTERVALS_S[1])
-        return self._unavailable(
-            reason or f"one has ended or does something else ({str(fault).splitlines()[0]})"
-        )
+        return self._unavailable(reason or _of_process_group(fault))
 
     def _monitor(self, store: SharedStore | None) -> LivenessMonitor:
         if self.heartbeat.depth:
