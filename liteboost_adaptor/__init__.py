@@ -23,10 +23,12 @@ status_file.start(_settings.status_file)
 
 
 def _activate(_: Any) -> None:
+    from .environment import vector_math
     from .huggingface.runtime import runtime
     from .parallel.checkpoint import offline
     from .parallel.runtime import mesh
 
+    vector_math.set_up()
     offline.follow(runtime)
     if config.launched() or mesh.needs_several_processes(_settings):
         from .parallel import from_pretrained

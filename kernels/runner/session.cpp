@@ -2,8 +2,10 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <sys/mman.h>
 
@@ -74,6 +76,8 @@ Session::Session(const std::string& path, const liteboost_options& options) {
   const auto file = folder.open(kManifest);
   manifest_ = Manifest::parse(Json::parse(file->text(), kManifest));
   load_kernels(options.kernels != nullptr ? options.kernels : "", manifest_.schemas);
+  // MKL looks at the CPU at the first of these; of threads whose first calls meet, one may be given loops of low accuracy.
+  at::exp(at::zeros({16}));
   if (options.threads > 0) at::set_num_threads(options.threads);
   folder.check_all(kWeights);
   load(folder, options.without_checksums == 0);

@@ -267,3 +267,26 @@ def test_instruction_sets_of_arm_cpus(
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr(machine, "_cpuinfo", lambda: {"Features": features})
     assert machine.cpu_isas() == isas
+
+
+@pytest.mark.parametrize("before", ["import liteboost_adaptor", ""], ids=["before transformers", "after"])
+def test_one_thread_has_set_up_vector_math_before_models_run(before: str) -> None:
+    code = f"""
+        {before or "import transformers.modeling_utils"}
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        called = []
+
+        class Calls(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                called.append(str(function))
+                return function(*args, **(kwargs or {{}}))
+
+        with Calls():
+            import transformers.modeling_utils
+            import liteboost_adaptor
+        assert "aten.exp.default" in called, called
+    """
+    done = run(code)
+    assert done.returncode == 0, done.stderr
