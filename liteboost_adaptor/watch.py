@@ -40,6 +40,7 @@ _ALIASES = {
     "__call__": "_wrapped_call_impl",
     "forward": "_forward_unimplemented",
     "logsigmoid": "log_sigmoid",
+    "type_raw": "type",  # as torch_npu 2.9.0 keeps it
     "threshold": "_threshold",
     "__torch_dispatch__": "_disabled_torch_dispatch_impl",
     "has_torch_function": "_has_torch_function",

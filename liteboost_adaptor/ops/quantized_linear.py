@@ -50,7 +50,7 @@ def pack_w4(integers: Tensor) -> Tensor:
     """
     rows, columns = integers.shape
     parts = integers.reshape(rows, columns // PACK, 4, 8)
-    low, high = parts[:, :, 0] | parts[:, :, 1] << 4, parts[:, :, 2] | parts[:, :, 3] << 4
+    low, high = parts[:, :, 0] | parts[:, :, 1] * 16, parts[:, :, 2] | parts[:, :, 3] * 16
     return torch.stack([low, high], dim=-1).reshape(rows, columns // 2)
 
 
@@ -58,8 +58,13 @@ def unpack_w4(packed: Tensor) -> Tensor:
     """The integers that `pack_w4` packed."""
     rows, half = packed.shape
     low, high = packed.reshape(rows, 2 * half // PACK, 8, 2).unbind(-1)
-    parts = torch.stack([low & 15, low >> 4, high & 15, high >> 4], dim=2)
+    parts = torch.stack([low & 15, _upper(low), high & 15, _upper(high)], dim=2)
     return parts.reshape(rows, 2 * half)
+
+
+def _upper(octets: Tensor) -> Tensor:
+    """The upper 4 bits of each byte; a shift of an NPU's tensor is no aclnn operator beside torch_npu 2.9.0."""
+    return octets >> 4 if octets.is_cpu else octets // 16
 
 
 def prepack(tensor: Tensor) -> Tensor:
@@ -138,7 +143,7 @@ def from_int4(words: Tensor) -> Tensor:
         ``[out_features, in_features / 2]``, uint8, as of `pack_w4`, whose 8 is 0 here.
     """
     pairs = words.contiguous().view(torch.uint8)
-    integers = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(1)
+    integers = torch.stack([pairs & 15, _upper(pairs)], dim=-1).flatten(1)
     return pack_w4(integers ^ 8)
 
 

@@ -90,6 +90,15 @@ def test_what_torch_makes_of_functions_is_looked_into() -> None:
             assert asked() == f"{place} was replaced by someone else"
 
 
+def test_a_method_that_torch_npu_keeps_under_another_name_is_torchs_own() -> None:
+    """torch_npu 2.9.0 puts its own `type` on tensors, which calls this."""
+    place = watch.place_in_class(torch.Tensor, "type_raw")
+    with replaced(place, torch.Tensor.type):
+        assert watch.Watch([place])() == ""
+    with replaced(place, torch.Tensor.to):
+        assert watch.Watch([place])() == f"{place} was replaced by someone else"
+
+
 def test_importing_a_part_of_a_package_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     package, part = types.ModuleType("lazy"), types.ModuleType("lazy.part")
     for kind in ("torch.lazy", "lazy"):
