@@ -76,7 +76,7 @@ Session::Session(const std::string& path, const liteboost_options& options) {
   const auto file = folder.open(kManifest);
   manifest_ = Manifest::parse(Json::parse(file->text(), kManifest));
   load_kernels(options.kernels != nullptr ? options.kernels : "", manifest_.schemas);
-  // MKL looks at the CPU at the first of these; of threads whose first calls meet, one may be given loops of low accuracy.
+  // Where first calls of MKL's functions meet in several threads, one of them may get values that are off by 1.5e-4.
   at::exp(at::zeros({16}));
   if (options.threads > 0) at::set_num_threads(options.threads);
   folder.check_all(kWeights);

@@ -63,7 +63,7 @@ def unpack_w4(packed: Tensor) -> Tensor:
 
 
 def _upper(octets: Tensor) -> Tensor:
-    """The upper 4 bits of each byte; a shift of an NPU's tensor is no aclnn operator beside torch_npu 2.9.0."""
+    """The upper 4 bits of each byte. On an NPU a shift is no aclnn operator beside torch_npu 2.9.0."""
     return octets >> 4 if octets.is_cpu else octets // 16
 
 

@@ -71,7 +71,7 @@ def build(family: str, seed: int = 0) -> torch.nn.Module:
 def examine(family: str) -> Outcome:
     """Measure a family: coverage on one seed, distances over all."""
     outcome = Outcome(family)
-    liteboost_adaptor.apply(level=0)  # the original, too, runs with what a release of torch_npu needs to run it
+    liteboost_adaptor.apply(level=0)  # the original, too, has what it needs beside older torch_npu
     model = families.cast(build(family), torch.bfloat16).to("npu")
     plain, padded = _inputs(model, 0, "npu")
     assert native_npu.load().loaded
