@@ -11,7 +11,7 @@ import torch
 from .npu_routing import Routing, grouped_routings
 from .passes import Step, is_slot
 from .recording import Call, Recording, Slot
-from .uses import Uses, is_npu
+from .uses import Uses, as_torch_casts, casts, is_npu
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _VIEWS = (aten.view.default, aten.unsqueeze.default, aten.reshape.default)
@@ -170,10 +170,10 @@ def _softmax_before(
     if softmax is None or not _is_of_rows(softmax):
         return None
     own, values, logits = [softmax, topk], Slot(topk.results[0]), softmax.args[0]
-    rounded = uses.maker(scores, aten._to_copy.default)
+    rounded = uses.maker(scores, *casts())
     if rounded is not None:
         widened = _widened(logits, uses)
-        if widened is None or set(rounded.kwargs) != {"dtype"} or len(rounded.args) != 1:
+        if widened is None or set(as_torch_casts(rounded).kwargs) != {"dtype"}:
             return None
         own += [widened, rounded]
         logits, scores = widened.args[0], rounded.args[0]
@@ -194,14 +194,7 @@ _DIVISIONS = (aten.div_.Tensor, aten.div.Tensor)
 
 def _widened(value: Slot, uses: Uses) -> Call | None:
     """The call that made fp32 of it."""
-    cast = uses.maker(value, aten._to_copy.default, *_npu_casts())
-    if cast is None:
+    cast = uses.maker(value, *casts())
+    if cast is None or as_torch_casts(cast).kwargs != {"dtype": torch.float32}:
         return None
-    kwargs = {"dtype": cast.args[1]} if len(cast.args) == 2 else dict(cast.kwargs)
-    return cast if kwargs == {"dtype": torch.float32} else None
-
-
-def _npu_casts() -> list[Any]:
-    """What torch_npu casts by."""
-    cast = getattr(torch.ops.npu, "_npu_dtype_cast", None)
-    return [] if cast is None else [cast.default]
+    return cast

@@ -11,7 +11,7 @@ import torch
 
 from .passes import Step, is_slot, slots_read
 from .recording import Call, Recording, Slot
-from .uses import Uses, is_npu, memories, memory_of
+from .uses import Uses, as_torch_casts, is_npu, memories, memory_of
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 #: Of one tensor, element by element.
@@ -259,7 +259,7 @@ def _with_decays_at_once(
 def _chain(slot: int, uses: Uses) -> list[Call]:
     """What is made of a constant element by element, by calls each the only reader of what is before it."""
     chain: list[Call] = []
-    while len(readers := uses.readers(slot)) == 1 and readers[0].function in _ELEMENTWISE:
+    while len(readers := uses.readers(slot)) == 1 and as_torch_casts(readers[0]).function in _ELEMENTWISE:
         chain.append(readers[0])
         slot = readers[0].results[0]
     while chain and not uses.is_inside(chain, chain[-1].results):

@@ -10,7 +10,7 @@ import torch
 
 from .passes import Step
 from .recording import Call, Slot
-from .uses import Uses
+from .uses import Uses, as_torch_casts
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
@@ -79,7 +79,7 @@ def grouped_routings(
             own = [each for each in calls[at : at + len(form)] if isinstance(each, Call)]
             found: dict[str, Any] = {}
             is_it = len(own) == len(form) and all(
-                _is_line(line, each, found) for line, each in zip(form, own, strict=True)
+                _is_line(line, as_torch_casts(each), found) for line, each in zip(form, own, strict=True)
             )
             if is_it:
                 routing = _routing(own, found, shapes)

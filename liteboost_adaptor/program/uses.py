@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -55,6 +56,19 @@ class Uses:
         """Whether nothing is written between ``first`` and who reads one of ``slots`` last."""
         places = [self.at[id(each)] for slot in slots for each in self._readers.get(slot, [])]
         return not any(self.at[id(first)] < at < max(places, default=0) for at in self.mutable)
+
+
+def casts() -> list[Any]:
+    """What casts to another dtype: torch's operator, and torch_npu's own, by which 2.9.0 makes every cast."""
+    own = getattr(torch.ops.npu, "_npu_dtype_cast", None)
+    return [torch.ops.aten._to_copy.default, *([] if own is None else [own.default])]
+
+
+def as_torch_casts(call: Call) -> Call:
+    """``call`` with torch's operator where it is torch_npu's cast: to compare, not to run."""
+    if call.function not in casts()[1:]:
+        return call
+    return replace(call, function=casts()[0], args=call.args[:1], kwargs={"dtype": call.args[1]})
 
 
 def is_npu(tensor: Any) -> TypeGuard[torch.Tensor]:

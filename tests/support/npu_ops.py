@@ -25,7 +25,7 @@ class Run:
 
     Attributes:
         results: On the CPU; behind them what the op wrote to.
-        launches: Names of the operators launched, in order, without ``aclnn``.
+        launches: Names of the operators launched, in order, as `named`.
         reasons: Why the reference ran; empty when the op was served.
     """
 
@@ -56,8 +56,14 @@ def run(name: str, /, in_nz: tuple[str, ...] = (), counted_as: str = "", **argum
             again = outputs(op(**third), third)
     assert sum(count for op_name, _, count in counts if op_name == counted_as) == 1, counts
     assert all(torch.equal(a, b.cpu()) for a, b in zip(results, again, strict=True))
-    launches = [launch.removeprefix("aclnn") for launch in recorded.ops]
-    return Run(results, launches, [reason for _, reason, _ in counts if reason])
+    return Run(results, named(recorded.ops), [reason for _, reason, _ in counts if reason])
+
+
+def named(launches: list[str]) -> list[str]:
+    """Without ``aclnn``, and casts as torch_npu launches them from 2.10 on: 2.9 has an operator for them."""
+    casts = {"Cast": "InplaceCopy"} if torch.__version__.startswith("2.9.") else {}
+    short = [launch.removeprefix("aclnn") for launch in launches]
+    return [casts.get(launch, launch) for launch in short]
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from cann_sim.trace import recording
 from npu.launching import simulated
 from support import npu_ops
 
-from liteboost_adaptor.selftest.compare import placed
 
 PROGRAM = Path(__file__).with_name("delta_rule_calls.py")
 SERVED = ("a prompt", "a long prompt", "no state", "transposed", "g in bf16")
@@ -180,16 +179,12 @@ def test_a_token_with_a_state_in_bf16_is_a_norm_and_one_operator(sizes: tuple[in
     exact_state = state.double()
     doubled = {name: each.double() if torch.is_tensor(each) else each for name, each in form.items()}
     exact = npu_ops.ops()["recurrent_gated_delta_rule"].reference(**doubled, state=exact_state)
-    given = placed({**form, "state": state}, "npu")
-    torch.ops.liteboost.recurrent_gated_delta_rule(**{**given, "state": given["state"].clone()})
-    with recording() as trace:
-        out = torch.ops.liteboost.recurrent_gated_delta_rule(**given)
-    assert trace.ops == ["aclnnRmsNorm", "aclnnRecurrentGatedDeltaRule"]
-    eps = torch.finfo(torch.bfloat16).eps
-    assert (out.cpu().double() - exact).norm() <= 2 * eps * exact.norm()
-    after = given["state"]
-    assert after.dtype == torch.bfloat16 and after.stride() == state.stride()
-    assert (after.cpu().double() - exact_state).norm() <= eps * exact_state.norm()
+    found = npu_ops.run("recurrent_gated_delta_rule", **form, state=state)
+    assert found.reasons == [] and found.launches == ["RmsNorm", "RecurrentGatedDeltaRule"]
+    eps, (out, after) = torch.finfo(torch.bfloat16).eps, found.results
+    assert (out.double() - exact).norm() <= 2 * eps * exact.norm()
+    assert after.dtype == torch.bfloat16
+    assert (after.double() - exact_state).norm() <= eps * exact_state.norm()
 
 
 def test_states_in_bf16_that_are_computed_as_the_reference() -> None:
