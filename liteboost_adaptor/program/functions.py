@@ -100,6 +100,8 @@ _SET_BY_OPERATORS = frozenset({"real", "imag"})
 #: Make tensors of Python's numbers, by `__getitem__` and `__setitem__` of lists of them.
 _OF_NUMBERS = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "scalar_tensor"})
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
+#: Move a tensor and cast it, in one.
+_CASTING = frozenset({"to", "type_as"})
 _PLAIN: tuple[type, ...] = (
     *(bool, int, float, complex, str, type(None), type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -142,6 +144,8 @@ class Functions(TorchFunctionMode):
             self.fault = self.fault or _unknown(func, name)
         if getattr(func, "__name__", "") == "__set__":
             self._set(_attribute(func), args)
+        if name in _CASTING:
+            func, args, kwargs = _as_cast(func, name, args, kwargs)
         former = recorder.numbers_allowed
         if name in _OF_NUMBERS:
             recorder.numbers_allowed = _is_plain((args[1:] if name == "new_tensor" else args, kwargs))
@@ -171,6 +175,27 @@ class Functions(TorchFunctionMode):
         recorder.written.keep(recorder.real(args[0]))
         if any(recorder.real(each) is not each for each in args if isinstance(each, torch.Tensor)):
             recorder.is_tainted = True  # what stands for a tensor got other values than the tensor
+
+
+def _as_cast(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """``x.to(device, dtype)`` as ``x.to(dtype)`` where ``x`` is on that NPU: the same values and strides.
+
+    torch_npu 2.9.0 makes the first of new memory and of a copy into it, and asks for sizes by an operator.
+    """
+    x = args[0]
+    if not isinstance(x, torch.Tensor) or x.device.type != "npu" or "copy" in kwargs:
+        return func, args, kwargs
+    try:
+        # Of ``type_as``, too, whose argument `to` takes as well.
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **kwargs)
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # with ``copy`` by position; a fault of the model's code is raised by `func`
+        return func, args, kwargs
+    if dtype is None or memory_format is not None or device != x.device:
+        return func, args, kwargs
+    return torch.Tensor.to, (x, dtype), {}
 
 
 def _is_of_torch(func: Any) -> bool:

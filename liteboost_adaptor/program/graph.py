@@ -7,6 +7,7 @@ What runs before a replay, what is captured and what is renewed is told by `phas
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -172,12 +173,31 @@ class Graph:
                     graph.capture_end()
         except RuntimeError as raised:
             ops._npu_tasks_forget(tasks)
+            self._take_back(pool)
             self._forget_pool()
             raise GraphRefusedError((str(raised).splitlines() or [""])[0][:160]) from raised
         self._captured, self._tasks = graph, tasks
         self._forget_tasks = weakref.finalize(self, ops._npu_tasks_forget, tasks)
         self._graphs.captured[self._device] += 1
         self._graphs.note()
+
+    def _take_back(self, pool: Any) -> None:
+        """Let go of what torch_npu 2.9.0 keeps when the end of a capture raises: later releases let go of it.
+
+        Its allocator would refuse to give cached memory back, and its generator to draw anything but in a
+        capture; the next capture that ends well, here one of nothing, brings the generator out of this one.
+        """
+        own: Any = sys.modules["torch_npu"]._C
+        index = self._device.index if self._device.index is not None else self._npu.current_device()
+        try:
+            own._npu_endAllocateCurrentStreamToPool(index, pool)
+        except (AttributeError, RuntimeError):  # a later release; it has ended
+            return
+        own._npu_releasePool(index, pool)
+        graph = self._npu.NPUGraph()
+        with self._npu.stream(self._stream()):
+            graph.capture_begin(pool=self._npu.graph_pool_handle(), capture_error_mode="thread_local")
+            graph.capture_end()
 
     def _launch(self, tasks: int) -> None:
         ops._npu_tasks_begin(tasks, False)
