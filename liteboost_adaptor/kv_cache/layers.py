@@ -112,8 +112,9 @@ def release_all() -> None:
         layer = entry.layer()
         if layer is not None:
             own = vars(layer)
-            for name in [name for name in own.get(buffers.BUFFERS, ()) if name in own]:
-                _hand_out(own, name)
+            for name in list(own.get(buffers.BUFFERS, ())):
+                if name in own:  # scales are gone once their integers have been handed out
+                    _hand_out(own, name)
             own.pop(buffers.BUFFERS, None)
             int8_layers.release(own)
     _served.clear()

@@ -86,6 +86,17 @@ def test_integers_and_scales_are_kept_apart_and_steps_are_captured() -> None:
     assert any(row.state == "applied" for row in rows)
 
 
+def test_a_cache_that_is_kept_holds_values_after_undo() -> None:
+    model = llama(2)
+    liteboost_adaptor.apply(model, quant="kv8")
+    cache = model(torch.randint(3, 1000, (1, 20)).npu(), use_cache=True).past_key_values
+    layer = cache.layers[0]
+    expected = int8_layers.kept(vars(layer), "keys").dequantized_kv()
+    liteboost_adaptor.undo()
+    assert {*vars(layer)} >= {"keys", "values"} and not [name for name in vars(layer) if "liteboost" in name]
+    assert type(layer.keys) is torch.Tensor and torch.equal(layer.keys, expected)
+
+
 def test_beams_move_integers_and_scales() -> None:
     model = llama(2)
     ids = torch.randint(3, 1000, (2, 9)).npu()
