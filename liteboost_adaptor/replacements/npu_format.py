@@ -18,7 +18,7 @@ import torch
 from ..eligibility import observed
 
 ND, FRACTAL_NZ = 2, 29
-_OPTION = "ALLOW_INTERNAL_FORMAT"
+_OPTION, _ON = "ALLOW_INTERNAL_FORMAT", b"enable"
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -46,20 +46,23 @@ def padding_of(tensor: torch.Tensor) -> int:
 
 
 class InternalFormats:
-    """torch_npu's ``allow_internal_format``, without which `cast` gives ND. Off by default."""
+    """torch_npu's ``allow_internal_format``, without which `cast` gives ND.
+
+    Off by default; torch_npu 2.9.0 has no default, and casts unless it is off.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._before_us: bool | None = None
+        self._before_us: bytes | None = None
         self._inside = 0
-        self._before_block = False
+        self._before_block = b""
 
     @property
     def are_the_users(self) -> bool:
         """Whether the user had allowed them, so that a tensor in FRACTAL_NZ may be the user's."""
         if self._before_us is not None:
-            return self._before_us
-        return self._before_block if self._inside else _allowed()
+            return self._before_us == _ON
+        return (self._before_block if self._inside else _option()) == _ON
 
     def allow(self) -> None:
         """Allow them for good.
@@ -69,16 +72,16 @@ class InternalFormats:
         """
         with self._lock:
             if self._before_us is None:
-                self._before_us = self._before_block if self._inside else _allowed()
-                _allow(True)
+                self._before_us = self._before_block if self._inside else _option()
+                _set_option(_ON)
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
         """Allow them inside the block, for tensors that nobody else sees."""
         with self._lock:
             if not self._inside:
-                self._before_block = _allowed()
-                _allow(True)
+                self._before_block = _option()
+                _set_option(_ON)
             self._inside += 1
         try:
             yield
@@ -86,19 +89,21 @@ class InternalFormats:
             with self._lock:
                 self._inside -= 1
                 if not self._inside and self._before_us is None:
-                    _allow(self._before_block)
+                    _set_option(self._before_block)
 
 
 internal = InternalFormats()
 
 
-def _allowed() -> bool:
+def _option() -> bytes:
+    """What it is set to; empty where nothing is (torch_npu 2.9.0)."""
     torch.npu.init()  # type: ignore[attr-defined] # torch_npu's; sets the default
-    return sys.modules["torch_npu"]._C._npu_getOption(_OPTION) == b"enable"
+    return sys.modules["torch_npu"]._C._npu_getOption(_OPTION) or b""
 
 
-def _allow(yes: bool) -> None:
-    torch.npu.config.allow_internal_format = yes  # type: ignore[attr-defined] # torch_npu's
+def _set_option(value: bytes) -> None:
+    # Not by `torch.npu.config.allow_internal_format`, which cannot set it back to nothing.
+    sys.modules["torch_npu"]._C._npu_setOption({_OPTION: value.decode()})
 
 
 def layer_unfit(layer: torch.nn.Module) -> str:

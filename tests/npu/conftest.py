@@ -48,11 +48,21 @@ def _compared_in_the_process_itself() -> Iterator[None]:
     config.settings.cache_clear()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _formats_of_later_releases() -> None:
-    """torch_npu 2.9.0 allows private formats, and then convolves by the graph engine: not simulated."""
-    if not _missing():
-        torch.npu.config.allow_internal_format = False  # the default behind it
+@pytest.fixture(autouse=True, scope="module")
+def _formats_of_later_releases() -> Iterator[None]:
+    """torch_npu 2.9.0 allows private formats, and then convolves by the graph engine: not simulated.
+
+    Weights that a test has cast allow them for good; no module leaves tensors to the next.
+    """
+    if _missing():
+        yield
+        return
+    from liteboost_adaptor.replacements import npu_format
+
+    torch.npu.config.allow_internal_format = False  # the default behind it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(npu_format, "internal", npu_format.InternalFormats())
+        yield
 
 
 @pytest.fixture(autouse=True)

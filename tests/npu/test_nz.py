@@ -303,6 +303,20 @@ def test_what_the_user_has_cast_stays_the_users(monkeypatch: pytest.MonkeyPatch)
     assert in_nz(model) == ["lm_head.weight"] and tokens(model) == plain
 
 
+@pytest.mark.parametrize("option", ["", "enable", "disable"])  # torch_npu 2.9.0 begins with none
+def test_a_block_leaves_the_users_option(option: str) -> None:
+    from torch_npu import _C as own
+
+    name = "ALLOW_INTERNAL_FORMAT"
+    before = own._npu_getOption(name).decode()
+    own._npu_setOption({name: option})
+    formats = InternalFormats()
+    with formats.allowed():
+        assert own._npu_getOption(name) == b"enable" and formats.are_the_users is (option == "enable")
+    assert own._npu_getOption(name) == option.encode()
+    own._npu_setOption({name: before})
+
+
 def test_a_state_dict_outlives_undo() -> None:
     model = applied(llama().npu())
     state = model.state_dict()
