@@ -134,7 +134,9 @@ def test_families_with_complex_rotary_embeddings(family: str) -> None:
     inputs = tiny_models.example_inputs(model, padding=3)
     expected = families.prefill(model, inputs)
     found = families.prefill(model.npu(), {name: value.npu() for name, value in inputs.items()})
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-4)
+    # At a padded position, which sees no key, attention gives what it likes, and nothing reads it.
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found.cpu()[real], expected[real], rtol=1e-5, atol=1e-4)
 
 
 def test_a_rotary_embedding_in_float64() -> None:

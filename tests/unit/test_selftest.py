@@ -219,9 +219,14 @@ def test_op_that_raises_is_refused_in_its_own_words(monkeypatch: pytest.MonkeyPa
     assert "RuntimeError: status 161002: the last axis must be a multiple of 16" in reason
 
 
-def test_full_memory_says_nothing_about_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [torch.OutOfMemoryError("no memory left"), RuntimeError("NPU out of memory. Tried to allocate 1 GiB")],
+    ids=["torch", "torch_npu 2.9.0"],
+)
+def test_full_memory_says_nothing_about_an_op(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
     def full(op: Any, given: dict[str, Any]) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no memory left")
+        raise fault
 
     _wrong(monkeypatch, "linear", full)
     with pytest.raises(torch.OutOfMemoryError):

@@ -14,7 +14,6 @@ from cann_sim.trace import recording
 from npu.launching import simulated
 from support import npu_ops
 
-
 PROGRAM = Path(__file__).with_name("delta_rule_calls.py")
 SERVED = ("a prompt", "a long prompt", "no state", "transposed", "g in bf16")
 REFUSED = {

@@ -160,9 +160,11 @@ def test_replayed_launches_name_their_graph() -> None:
         x + 1
     with recording() as trace:
         graph.replay()
-    assert "aclnnAdds" in trace.ops
     (replay,) = trace.of("replay")
-    assert {launch.graph for launch in trace.launches} == {replay.fields["graph"]}
+    # Beside it torch_npu 2.9.0 writes the seed and the offset of its generator, by launches of the host.
+    replayed = [launch for launch in trace.launches if launch.graph]
+    assert "aclnnAdds" in [launch.op for launch in replayed]
+    assert {launch.graph for launch in replayed} == {replay.fields["graph"]}
 
 
 def test_a_summary_divides_by_tokens_and_layers(tmp_path) -> None:
