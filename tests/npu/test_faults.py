@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,10 @@ print(status.backend if status else "no NPU", not any(each["available"] for each
 """
 
 
+@pytest.mark.skipif(
+    version("torch_npu") == "2.9.0",
+    reason="torch_npu 2.9.0 asks libopapi.so while it is imported, and raises",
+)
 def test_broken_operator_libraries_leave_no_operator_available() -> None:
     """Nothing of ours runs then; what torch_npu itself does with such a CANN is torch_npu's error."""
     assert output(BROKEN, environment(broken=True))[-1] == "aclnn True"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
 from cann_sim.trace import recording
 from npu.simulator.ctypes_acl import error_message
+from npu.simulator.programs import output
 
 npu = torch.npu
 
@@ -99,45 +101,56 @@ def test_an_update_has_the_operators_of_the_group(captured: Captured) -> None:
         npu.graph_task_update_end(captured.side)
 
 
-@pytest.mark.parametrize("forbidden", ["synchronize", "item", "stream", "host copy"])
+#: A process of its own: torch_npu 2.9.0 captures nothing any more behind a capture that ended by an error.
+FAILING = """
+import re, torch, torch_npu
+npu = torch.npu
+x, side = torch.ones(4).npu(), npu.Stream()
+npu.synchronize()
+try:
+    with npu.graph(npu.NPUGraph()):
+        {captured}
+    error = ""
+except RuntimeError as raised:
+    error = str(raised)
+print(re.findall("error code is ([0-9]+)", error))
+print((x + 1).tolist())
+"""
+FORBIDDEN = {
+    "synchronize": "npu.synchronize()",
+    "item": "(x + 1).sum().item()",
+    "stream": "npu.current_stream().synchronize()",
+    "host copy": "(x + 1).cpu()",
+}
+
+
+def error_of_capture(captured: str) -> str:
+    """The codes of what ``captured`` raises in a capture, behind which the device works."""
+    *_, codes, values = output(FAILING.format(captured=captured))
+    assert values == str([2.0] * 4)
+    return codes
+
+
+@pytest.mark.parametrize("forbidden", FORBIDDEN.values(), ids=FORBIDDEN.keys())
 def test_the_host_does_not_wait_during_a_capture(forbidden: str) -> None:
-    x = torch.ones(4).npu()
-    npu.synchronize()
-    with pytest.raises(RuntimeError, match=r"10702[0-9]|10703[0-9]|507903"), npu.graph(npu.NPUGraph()):
-        y = x + 1
-        if forbidden == "synchronize":
-            npu.synchronize()
-        elif forbidden == "item":
-            y.sum().item()
-        elif forbidden == "stream":
-            npu.current_stream().synchronize()
-        else:
-            y.cpu()
-    assert (x + 1).tolist() == [2.0] * 4
+    codes = error_of_capture(forbidden)
+    assert re.search(r"10702[0-9]|10703[0-9]|507903", codes), codes
 
 
-@pytest.mark.parametrize("is_joined", [True, False])
-def test_the_capture_ends_with_all_streams_that_it_has_drawn_in(is_joined: bool) -> None:
+def test_the_capture_ends_with_all_streams_that_it_has_drawn_in() -> None:
     x, side, graph = torch.ones(4).npu(), npu.Stream(), npu.NPUGraph()
     npu.synchronize()
-
-    def capture() -> torch.Tensor:
-        with npu.graph(graph):
-            side.wait_stream(npu.current_stream())
-            with npu.stream(side):
-                y = x + 1
-            if is_joined:
-                npu.current_stream().wait_stream(side)
-                y = y * 2
-        return y
-
-    if is_joined:
-        y = capture()
-        graph.replay()
-        assert y.tolist() == [4.0] * 4
-    else:
-        with pytest.raises(RuntimeError, match="107025"):
-            capture()
+    with npu.graph(graph):
+        side.wait_stream(npu.current_stream())
+        with npu.stream(side):
+            y = x + 1
+        npu.current_stream().wait_stream(side)
+        y = y * 2
+    graph.replay()
+    assert y.tolist() == [4.0] * 4
+    drawn_in = "side.wait_stream(npu.current_stream())\n        with npu.stream(side): y = x + 1"
+    codes = error_of_capture(drawn_in)
+    assert "107025" in codes, codes
 
 
 def test_task_groups_belong_to_a_capture() -> None:
