@@ -188,10 +188,7 @@ def _as_cast(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, An
     try:
         # Of ``type_as``, too, whose argument `to` takes as well.
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args[1:], **kwargs)
-    except (
-        RuntimeError,
-        TypeError,
-    ):  # with ``copy`` by position; a fault of the model's code is raised by `func`
+    except (RuntimeError, TypeError):  # ``copy`` by position; a fault of the model's code is raised by `func`
         return func, args, kwargs
     if dtype is None or memory_format is not None or device != x.device:
         return func, args, kwargs
