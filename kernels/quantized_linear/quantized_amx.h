@@ -70,8 +70,8 @@ struct StagedW8 {
   // Byte `byte` of each word as a float in the higher or the lower half of it: the other half is zero.
   template <int byte>
   static LB_INLINE __m512i highest(__m512i words) {
-    const __m512i order = _mm512_set4_epi32(0x0c808080 | byte << 24, 0x08808080 | byte << 24, 0x04808080 | byte << 24,
-                                            0x00808080 | byte << 24);
+    const __m512i order = _mm512_set4_epi32(0x0c808080 | byte << 24, 0x08808080 | byte << 24,
+                                            0x04808080 | byte << 24, 0x00808080 | byte << 24);
     return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_shuffle_epi8(words, order)));
   }
   template <int byte>
@@ -176,7 +176,8 @@ LB_INLINE void multiply_block(const char* staged, const TiledChunks& x, int64_t 
 // sums [part][chunk][row][output] of `blocks` blocks: one product waits for the last one of the same sums, so of few
 // chunks every kParts-th block goes to sums of its own. Returns how many parts there are.
 template <int C>
-int multiply_staged(const char* staged, int64_t blocks, const TiledChunks& x, float* sums, int64_t chunk_floats) {
+int multiply_staged(const char* staged, int64_t blocks, const TiledChunks& x, float* sums,
+                    int64_t chunk_floats) {
   constexpr int kParts = C == 1 ? 4 : C == 2 ? 2 : 1;
   _tile_zero(0);
   _tile_zero(1);
@@ -224,7 +225,8 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
     scale *= unit;
     for (int64_t chunk = 0, width; chunk < chunks; chunk += width) {
       width = chunks - chunk < kRegisterChunks ? chunks - chunk : kRegisterChunks;
-      const TiledChunks part = {x.from + chunk * x.chunk_bytes + block * block_bytes, x.chunk_bytes, block_bytes};
+      const TiledChunks part = {x.from + chunk * x.chunk_bytes + block * block_bytes, x.chunk_bytes,
+                                block_bytes};
       const auto multiply = width == 1   ? multiply_staged<1>
                             : width == 2 ? multiply_staged<2>
                             : width == 3 ? multiply_staged<3>

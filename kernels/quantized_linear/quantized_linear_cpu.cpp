@@ -37,7 +37,8 @@ constexpr int64_t kMultipliedBytes = 4 << 20;
 int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
                      int64_t rows) {
   const int64_t bytes = kernels.packed_bytes(dtype, weight, kLeastRows) / kLeastRows;
-  const bool is_tiled = kernels.has_matrix_unit && dtype == DType::bf16;  // each weight is unpacked once for all
+  const bool is_tiled =
+      kernels.has_matrix_unit && dtype == DType::bf16;  // each weight is unpacked once for all
   const int64_t most = is_tiled ? kPackedTileBytes : kPackedBytes;
   return std::min(rows, std::max(kLeastRows, most / bytes / kLeastRows * kLeastRows));
 }
@@ -153,8 +154,8 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
   return {empty_cpu(sizes, x.scalar_type()), rows};
 }
 
-// Which GEMM a product with this many rows of x takes: integer dot products, tiles of bf16 pairs, or torch on
-// dequantized weights.
+// Which GEMM a product with this many rows of x takes: the loops on integers (of bf16 those of AMX where there is), tiles
+// of bf16 pairs, or torch on dequantized weights.
 enum class GemmPath { int_dot, matrix, dequantized };
 
 GemmPath gemm_path(at::ScalarType dtype, int64_t rows) {

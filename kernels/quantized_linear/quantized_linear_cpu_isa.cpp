@@ -412,8 +412,8 @@ void unpack_any(DType dtype, const QuantizedTiles& weight, int64_t tile, void* o
 }  // namespace
 
 extern const QuantizedLinearKernels quantized_linear_kernels;
-const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any, run_any, unpack_any,
-                                                         kMatrixKernels, kHasMatrixUnit};
+const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any,       run_any,
+                                                         unpack_any,       kMatrixKernels, kHasMatrixUnit};
 
 }  // namespace LB_ISA
 }  // namespace liteboost
