@@ -35,7 +35,7 @@ void load_tile_config(const int64_t (&rows)[8]) {
 }
 
 // Which tile registers are what: 0 to 3 sums, 4 and 5 x, 6 and 7 weights, of which there are `rows` rows in each.
-void configure_tiles(int64_t rows) {
+LB_INLINE void configure_tiles(int64_t rows) {
   load_tile_config({rows, rows, rows, rows, kTileRows, kTileRows, rows, rows});
 }
 
@@ -52,6 +52,12 @@ struct MultiplyInt8 {
     __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(weight), "i"(x));
   }
 };
+
+// 16 lines of 64 bytes, one behind the other.
+template <int tile>
+LB_INLINE void load_tile(const char* from) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{64}), "i"(tile));
+}
 
 // A part of a panel: `steps` steps of K of N tiles of rows of weight, whose rows are `row_bytes` apart and steps
 // `step_bytes`.

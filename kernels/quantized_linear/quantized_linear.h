@@ -22,10 +22,11 @@
 // _linears_packed is linear_packed of each of several weights, whose tiles the threads share out as if they were one's.
 //
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
-// in fp32, then bias, then one rounding to x.dtype. More than kQuantizedRows rows are multiplied by weights rounded to
-// x.dtype where torch's product of this dtype has units of its own (see quantized_linear_cpu.cpp), and where x is bf16
-// and the CPU has vdpbf16ps; there integers with one group of columns stay what they are. The number of threads changes
-// no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
+// in fp32, then bias, then one rounding to x.dtype. By the tiles of AMX, which multiply bf16 from a few rows on, the sums
+// are of up to 512 columns of a group. More than kQuantizedRows rows are multiplied by weights rounded to x.dtype where
+// torch's product of this dtype has units of its own that the loops do not use (see quantized_linear_cpu.cpp), and where
+// x is bf16 and the CPU has vdpbf16ps but no AMX; there integers with one group of columns stay what they are. The number
+// of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
 // up to three), 32 columns at a time become integers of 24 bits times a power of two, whose products are summed exactly
 // (quantized_limbs.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
 // more. On aarch64 with dot products of bytes (dotprod, i8mm_bf16) so are columns of bf16 and f16 in all loops on
@@ -119,6 +120,8 @@ struct QuantizedLinearKernels {
   // Tile `tile` of the weight, dequantized and rounded to dtype: rows of k, as many as the tile has.
   void (*unpack)(DType dtype, const QuantizedTiles& weight, int64_t tile, void* out);
   MatrixKernels matrix;
+  // Whether `run` multiplies rows of bf16 by the tiles of AMX (quantized_amx.h): nothing else is faster for many.
+  bool has_matrix_unit;
 };
 
 LB_DECLARE_KERNELS(QuantizedLinearKernels, quantized_linear_kernels)

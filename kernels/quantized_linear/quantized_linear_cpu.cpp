@@ -28,7 +28,7 @@ namespace {
 constexpr int64_t kGrainBytes = 32 << 10;
 // Packed x up to this size lives on the stack; of more rows, as many at once as fit the second cache.
 constexpr int64_t kStackBytes = 16 << 10;
-constexpr int64_t kPackedBytes = 384 << 10;
+constexpr int64_t kPackedBytes = 384 << 10, kPackedTileBytes = 1 << 20;
 constexpr int64_t kLeastRows = 64;
 // How much of a weight is dequantized at a time for torch's product: it stays in the last cache until it is read.
 constexpr int64_t kMultipliedBytes = 4 << 20;
@@ -37,7 +37,10 @@ constexpr int64_t kMultipliedBytes = 4 << 20;
 int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
                      int64_t rows) {
   const int64_t bytes = kernels.packed_bytes(dtype, weight, kLeastRows) / kLeastRows;
-  return std::min(rows, std::max(kLeastRows, kPackedBytes / bytes / kLeastRows * kLeastRows));
+  const bool is_tiled =
+      kernels.has_matrix_unit && dtype == DType::bf16;  // each weight is unpacked once for all
+  const int64_t most = is_tiled ? kPackedTileBytes : kPackedBytes;
+  return std::min(rows, std::max(kLeastRows, most / bytes / kLeastRows * kLeastRows));
 }
 
 // A weight that x is multiplied by, of several.
@@ -151,14 +154,17 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
   return {empty_cpu(sizes, x.scalar_type()), rows};
 }
 
-// Which GEMM a product with this many rows of x takes: integer dot products, tiles of bf16 pairs, or torch on
-// dequantized weights.
+// Which GEMM a product with this many rows of x takes: the loops on integers (of bf16 those of AMX where there is), tiles
+// of bf16 pairs, or torch on dequantized weights.
 enum class GemmPath { int_dot, matrix, dequantized };
 
 GemmPath gemm_path(at::ScalarType dtype, int64_t rows) {
-  if (rows <= kQuantizedRows) return GemmPath::int_dot;
+  const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
+  if (rows <= kQuantizedRows || (kernels.has_matrix_unit && dtype == at::kBFloat16)) {
+    return GemmPath::int_dot;
+  }
   if (has_units_of_its_own(dtype)) return GemmPath::dequantized;
-  const bool has_matrix = LB_KERNELS(quantized_linear_kernels).matrix.run != nullptr;
+  const bool has_matrix = kernels.matrix.run != nullptr;
   return dtype == at::kBFloat16 && has_matrix ? GemmPath::matrix : GemmPath::int_dot;
 }
 

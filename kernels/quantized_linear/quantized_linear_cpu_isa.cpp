@@ -11,6 +11,9 @@
 
 #include "common/prefetch.h"
 #include "common/vec.h"
+#if defined(__AMX_BF16__)
+#include "quantized_linear/quantized_amx.h"
+#endif
 #include "quantized_linear/quantized_limbs.h"
 #include "quantized_linear/quantized_matrix.h"
 #include "quantized_linear/quantized_neon.h"
@@ -29,16 +32,6 @@ constexpr int kChunk = 8;
 // Vectors of a tile.
 constexpr int kVectors = static_cast<int>(kTile) / kLanes;
 constexpr int64_t kSummedSteps = 16;  // steps summed by themselves: long sums round more
-// Bytes that are asked for ahead into the first and the second cache: arithmetic takes nearly as long as memory.
-constexpr int64_t kNear = 2048, kFar = 16384;
-
-template <int64_t bytes>
-LB_INLINE void fetch_weights(const char* data) {
-  LB_UNROLL for (int64_t line = 0; line < bytes; line += 64) {
-    __builtin_prefetch(data + kNear + line);
-    fetch_ahead(data + kFar + line);
-  }
-}
 int64_t groups_with_sums(const QuantizedTiles& weight) { return weight.zero_points ? weight.groups : 0; }
 
 // Of `rows` rows of x of which `left` are left, those in the next chunk: all chunks of about the same size.
@@ -373,7 +366,16 @@ LB_INLINE void with_steps(int32_t bits, int64_t, const F& f) {
 }
 #endif
 
+#if defined(__AMX_BF16__)
+constexpr bool kHasMatrixUnit = true;
+#else
+constexpr bool kHasMatrixUnit = false;
+#endif
+
 int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
+#if defined(__AMX_BF16__)
+  if (has_tiled_rows(dtype, weight.bits, rows)) return tiled_bytes(rows, weight.k);
+#endif
   int64_t bytes = 0;
   LB_DISPATCH_DTYPE(dtype, T, with_steps<T>(weight.bits, rows, [&](auto s) {
                       bytes = packed_bytes<decltype(s)>(weight, rows);
@@ -382,12 +384,19 @@ int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows
 }
 
 void pack_any(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, void* packed) {
+#if defined(__AMX_BF16__)
+  if (has_tiled_rows(dtype, weight.bits, rows))
+    return pack_tiled(static_cast<const bf16*>(x), rows, weight.k, static_cast<bf16*>(packed));
+#endif
   LB_DISPATCH_DTYPE(dtype, T, with_steps<T>(weight.bits, rows, [&](auto s) {
                       pack<decltype(s)>(weight, static_cast<const T*>(x), rows, static_cast<char*>(packed));
                     }));
 }
 
 void run_any(DType dtype, const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
+#if defined(__AMX_BF16__)
+  if (has_tiled_rows(dtype, args.weight.bits, args.rows)) return run_tiled(args, begin, end);
+#endif
   LB_DISPATCH_DTYPE(dtype, T, with_steps<T>(args.weight.bits, args.rows, [&](auto s) {
                       run<decltype(s), T>(args, begin, end);
                     }));
@@ -403,8 +412,8 @@ void unpack_any(DType dtype, const QuantizedTiles& weight, int64_t tile, void* o
 }  // namespace
 
 extern const QuantizedLinearKernels quantized_linear_kernels;
-const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any, run_any, unpack_any,
-                                                         kMatrixKernels};
+const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any,       run_any,
+                                                         unpack_any,       kMatrixKernels, kHasMatrixUnit};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

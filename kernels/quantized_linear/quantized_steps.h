@@ -13,6 +13,7 @@
 // multiplies limbs sooner (quantized_limbs.h).
 #pragma once
 
+#include "common/prefetch.h"
 #include "common/vec.h"
 #include "quantized_linear/quantized_linear.h"
 
@@ -43,6 +44,17 @@ LB_INLINE VU load_uint(const char* p) {
   VU v;
   memcpy(&v, p, sizeof(v));
   return v;
+}
+
+// Bytes that are asked for ahead into the first and the second cache: arithmetic takes nearly as long as memory.
+constexpr int64_t kNear = 2048, kFar = 16384;
+
+template <int64_t bytes>
+LB_INLINE void fetch_weights(const char* data) {
+  LB_UNROLL for (int64_t line = 0; line < bytes; line += 64) {
+    __builtin_prefetch(data + kNear + line);
+    fetch_ahead(data + kFar + line);
+  }
 }
 
 // Notes in `not_finite`, which several threads may set, where one of `sums` is not finite.

@@ -184,6 +184,22 @@ void test_matrices() {
   }
 }
 
+// Several registers of rows, several of blocks of columns, and more rows than sums are kept for (quantized_amx.h).
+template <typename T>
+void test_many_rows() {
+  for (const int rows : {16, 17, 32, 33, 48, 49, 64, 65, 81}) {
+    test_shape<T>(8, rows, 19, 201, 1, false, rows % 2 == 0);
+    test_shape<T>(4, rows, 19, 384, 3, rows % 2 == 0, true);
+  }
+  for (const int rows : {4, 20, 40}) {
+    test_shape<T>(8, rows, 5, 1161, 1, false, true);
+    test_shape<T>(4, rows, 5, 1280, 2, true, false);
+    test_shape<T>(4, rows, 5, 1280, 40, true, true);
+  }
+  test_shape<T>(8, 260, 17, 40, 1, false, true);
+  test_shape<T>(4, 300, 17, 64, 2, true, true);
+}
+
 template <typename T>
 void test_type() {
   for (int k = 1; k <= 2 * kMaxLength; ++k) {
@@ -195,6 +211,7 @@ void test_type() {
       test_shape<T>(4, rows, 7, 64 * packs, packs, packs % 2 == 1, packs % 3 == 0);
     }
   }
+  test_many_rows<T>();
   for (int rows = 1; rows <= 20; ++rows) {  // every form of the loops, and more than one chunk
     test_shape<T>(8, rows, 35, 70, 1, false, true);
     test_shape<T>(4, rows, 35, 96, 3, true, true);
