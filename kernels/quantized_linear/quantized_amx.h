@@ -222,7 +222,6 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
     VF scale{};
     const int64_t at = (tile * weight.groups + block / of_group) * kTile;
     LB_DISPATCH_DTYPE(weight.scale_dtype, Scale, scale = load(static_cast<const Scale*>(weight.scales) + at));
-    scale *= unit;
     for (int64_t chunk = 0, width; chunk < chunks; chunk += width) {
       width = chunks - chunk < kRegisterChunks ? chunks - chunk : kRegisterChunks;
       const TiledChunks part = {x.from + chunk * x.chunk_bytes + block * block_bytes, x.chunk_bytes,
@@ -237,7 +236,7 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
         VF found = load(sums + i);
         if (parts > 1) found += load(sums + floats + i);
         if (parts > 2) found += load(sums + 2 * floats + i) + load(sums + 3 * floats + i);
-        found *= scale;
+        found = found * unit * scale;  // in this order: a scale may be among the least floats there are
         store(to + i, block == 0 ? found : load(to + i) + found);
       }
     }
