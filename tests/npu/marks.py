@@ -1,4 +1,4 @@
-"""Marks in the trace of the simulator where ``generate`` goes on to the next token."""
+"""What the simulator's trace says of one token of ``generate``, and of one replay of a graph."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def decoded(model: torch.nn.Module, prompt: int, new: int, before: int = 1) -> T
     with recording() as trace:
         model.generate(ids, logits_processor=LogitsProcessorList([Marks()]), **arguments)
     return trace.part(f"token {new - 1}")
+
+
+def launched_by_a_replay() -> list[str]:
+    """What torch_npu launches for any replay: 2.9.0 writes the seed and the offset of its generator."""
+    x, graph = torch.ones(4).npu(), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = x + 1
+    with recording() as trace:
+        graph.replay()
+    assert y.tolist() == [2.0] * 4
+    return [launch.op for launch in trace.launches if not launch.graph]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cann_sim.trace import Trace, recording
+from npu.marks import launched_by_a_replay
 from npu.test_steps import at_level, llama, prompt, tokens
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -183,17 +184,6 @@ def test_a_cache_of_integers_takes_no_further_launch_of_the_host() -> None:
     # Two are rounded; integers are appended in one launch, scales in two.
     assert [captured.count(f"aclnn{op}") for op in ("DynamicQuant", "ScatterPaKvCache")] == [4, 2]
     assert captured.count("aclnnScatterNdUpdate") == 4
-
-
-def launched_by_a_replay() -> list[str]:
-    """What torch_npu launches for any replay: 2.9.0 writes the seed and the offset of its generator."""
-    x, graph = torch.ones(4).npu(), torch.npu.NPUGraph()
-    with torch.npu.graph(graph):
-        y = x + 1
-    with recording() as trace:
-        graph.replay()
-    assert y.tolist() == [2.0] * 4
-    return [launch.op for launch in trace.launches if not launch.graph]
 
 
 def check_launches(model: LlamaForCausalLM, layers: int, **settings: Any) -> list[str]:
