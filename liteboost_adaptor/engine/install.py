@@ -85,6 +85,15 @@ class UndoStack:
 
         self._push(undo)
 
+    def add_undo(self, undo: Callable[[], None]) -> None:
+        """Call ``undo`` when the rest is taken back: for what others keep of it."""
+
+        def quiet() -> str:
+            undo()
+            return ""
+
+        self._push(quiet)
+
     def _push(self, undo: Callable[[], str]) -> None:
         with self._lock:
             self._undo.append(undo)

@@ -16,11 +16,13 @@ library that asks (transformers, accelerate, PEFT) knows NPUs by itself, or is a
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
 import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ from torch.utils._device import _device_constructors
 
 from ..engine.install import UndoStack
 
+#: ``c10::DeviceType::CUDA``.
+_CUDA = 1
 #: Kernels of the dispatcher that make a tensor on the device they are asked for.
 _KERNELS = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
 #: (owner, name, position of the device among the positional arguments).
@@ -78,12 +82,25 @@ def install(stack: UndoStack) -> int:
     stack.set_attribute("torch", "Tensor.cuda", _to_npu)
     stack.set_attribute("torch", "Generator", _generator)
     stack.set_attribute("torch.cuda", "_lazy_init", lambda original: torch.npu.init)
+    stack.add_undo(_forget_initialization)
     for name in _SAME:
         if hasattr(torch.npu, name):
             stack.set_attribute("torch.cuda", name, functools.partial(_same, getattr(torch.npu, name)))
     for name in _ASKED:
         stack.set_attribute("torch.cuda", name, functools.partial(_for_scripts, getattr(torch.npu, name)))
     return len(stack) - before
+
+
+def _forget_initialization() -> None:
+    """Have torch's C++ call ``torch.cuda._lazy_init`` again: it keeps that ours has returned.
+
+    A torch that is linked with CUDA would go on without CUDA's state there, which ends the process.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
+    # torch::utils::set_requires_device_init(c10::DeviceType, bool)
+    function = getattr(library, "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb", None)
+    if function is not None:
+        function(ctypes.c_int8(_CUDA), ctypes.c_bool(True))
 
 
 def _redirected(name: str) -> Callable[..., torch.Tensor]:
