@@ -204,6 +204,19 @@ def test_undo_takes_it_back() -> None:
             make()
 
 
+def test_undo_has_torch_initialize_cuda_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that is linked with CUDA would crash behind `undo` if it took CUDA for initialized."""
+
+    def refused() -> None:
+        raise RuntimeError("asked to initialize")
+
+    torch.zeros(2, device="cuda")
+    liteboost_adaptor.undo()
+    monkeypatch.setattr(torch.cuda, "_lazy_init", refused)
+    with pytest.raises(RuntimeError, match="asked to initialize"):
+        torch.zeros(2, device="cuda")
+
+
 def test_disabled_it_is_listed_and_does_nothing() -> None:
     status = liteboost_adaptor.apply(disable="npu.cuda")
     assert {row.id: row.state for row in status.rules}["npu.cuda"] == "disabled"

@@ -63,6 +63,14 @@ def test_mapping_entries_come_back():
     assert mapping == {"a": 1}
 
 
+def test_calls_are_made_when_the_rest_is_taken_back():
+    mapping, stack, seen = {}, UndoStack(), []
+    stack.add_undo(lambda: seen.append(dict(mapping)))
+    stack.set_item(mapping, "a", 1, "a")
+    assert seen == [] and stack.undo_all() == []
+    assert seen == [{}]  # last first
+
+
 class Leaf(nn.Module):
     def __init__(self):
         super().__init__()
