@@ -54,6 +54,10 @@ def rehearsed() -> Iterator[None]:
         ops._npu_tasks_rehearse(False)
 
 
+def _first_line(raised: RuntimeError) -> str:
+    return (str(raised).splitlines() or [""])[0][:160]
+
+
 class Graphs:
     """The captured steps of one model: their memory, and the stream on which they are captured and renewed.
 
@@ -173,9 +177,13 @@ class Graph:
                     graph.capture_end()
         except RuntimeError as raised:
             ops._npu_tasks_forget(tasks)
-            self._take_back(pool)
+            reason = _first_line(raised)
+            try:
+                self._take_back(pool)
+            except RuntimeError as behind:  # the step runs as a program all the same
+                reason = f"{reason}; and behind it: {_first_line(behind)}"
             self._forget_pool()
-            raise GraphRefusedError((str(raised).splitlines() or [""])[0][:160]) from raised
+            raise GraphRefusedError(reason) from raised
         self._captured, self._tasks = graph, tasks
         self._forget_tasks = weakref.finalize(self, ops._npu_tasks_forget, tasks)
         self._graphs.captured[self._device] += 1

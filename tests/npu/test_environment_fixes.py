@@ -134,9 +134,11 @@ def test_families_with_complex_rotary_embeddings(family: str) -> None:
     inputs = tiny_models.example_inputs(model, padding=3)
     expected = families.prefill(model, inputs)
     found = families.prefill(model.npu(), {name: value.npu() for name, value in inputs.items()})
-    # At a padded position, which sees no key, attention gives what it likes, and nothing reads it.
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found.cpu()[real], expected[real], rtol=1e-5, atol=1e-4)
+    is_compared = torch.ones_like(inputs["attention_mask"], dtype=torch.bool)
+    if torch.__version__.startswith("2.9."):
+        # A padded position sees no key: there torch_npu 2.9.0 gives the mean of the values.
+        is_compared = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found.cpu()[is_compared], expected[is_compared], rtol=1e-5, atol=1e-4)
 
 
 def test_a_rotary_embedding_in_float64() -> None:

@@ -7,6 +7,7 @@ import torch
 import torch_npu
 from cann_sim.summary import summary
 from cann_sim.trace import Trace, mark, read, recording
+from npu.marks import launched_by_a_replay
 
 F32 = 4
 
@@ -165,6 +166,7 @@ def test_replayed_launches_name_their_graph() -> None:
     replayed = [launch for launch in trace.launches if launch.graph]
     assert "aclnnAdds" in [launch.op for launch in replayed]
     assert {launch.graph for launch in replayed} == {replay.fields["graph"]}
+    assert [launch.op for launch in trace.launches if not launch.graph] == launched_by_a_replay()
 
 
 def test_a_summary_divides_by_tokens_and_layers(tmp_path) -> None:
