@@ -214,7 +214,8 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
   alignas(64) char staged[kMostBlocks * kTileBytes];
   alignas(64) float sums[kRegisterChunks * kTileRows * kTile];
   const int64_t blocks = blocks_of(weight.k), of_group = blocks / weight.groups;
-  const int64_t chunks = (x.rows + x.in_chunk - 1) / x.in_chunk, chunk_floats = x.in_chunk * kTile, block_bytes = x.in_chunk * 64;
+  const int64_t chunks = (x.rows + x.in_chunk - 1) / x.in_chunk, chunk_floats = x.in_chunk * kTile,
+                block_bytes = x.in_chunk * 64;
   for (int64_t block = 0, count; block < blocks; block += count) {
     const int64_t left = of_group - block % of_group;
     count = left < kMostBlocks ? left : kMostBlocks;

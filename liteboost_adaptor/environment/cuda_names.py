@@ -96,7 +96,9 @@ def _forget_initialization() -> None:
     A torch that is linked with CUDA would go on without CUDA's state there, which ends the process.
     """
     # torch::utils::set_requires_device_init(c10::DeviceType, bool), of a library that this one is linked with
-    function = getattr(ctypes.CDLL(torch._C.__file__), "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb", None)
+    function = getattr(
+        ctypes.CDLL(torch._C.__file__), "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb", None
+    )
     if function is not None:
         function(ctypes.c_int8(_CUDA), ctypes.c_bool(True))
 
