@@ -115,8 +115,8 @@ LOOPS = (
     Loop("linear fp32, 4 rows", "dotprod", "linear", r"run_rows<float, 4>"),
     Loop("w8a8, 1 row", "dotprod", "int8_linear", r"few(_any|_rows<.*bf16, 1>)"),
     Loop("w8a8, 4 rows", "dotprod", "int8_linear", r"few_rows<.*bf16, 4>"),
-    Loop("w8a8, many rows", "dotprod", "int8_linear", r"\btile<.*bf16>|panel_any"),
-    Loop("w8a8, many rows", "i8mm_bf16", "int8_linear", r"\btile<.*bf16>|panel_any"),
+    Loop("w8a8, many rows", "dotprod", "int8_linear", r"\btile<.*bf16>|panels_any"),
+    Loop("w8a8, many rows", "i8mm_bf16", "int8_linear", r"\btile<.*bf16>|panels_any"),
     Loop("attention, prefill, fp32", "dotprod", "attention", r"multiply_tile<.*Words32, 6, 4>"),
     Loop("attention, prefill, bf16", "i8mm_bf16", "attention", r"multiply_tile<.*WordsBf16, 6, 4>"),
     Loop(

@@ -52,6 +52,12 @@ struct Int8LinearArgs {
   int64_t rows, n, k;
 };
 
+// Panels of the weight, each interleaved to words(k) * panel_columns words, one behind the other, aligned to 64.
+struct Int8Panels {
+  int64_t first, count;
+  const int32_t* packed;
+};
+
 // Torch-free loops. `dtype` is that of x, bias and out.
 struct Int8LinearKernels {
   // Words of 32 bits that a row of x takes.
@@ -65,13 +71,13 @@ struct Int8LinearKernels {
   void (*pack_some)(const Int8LinearArgs& args, int32_t* packed);
   // out[:, begin:end], the weight read as it lies.
   void (*few)(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end);
-  // Outputs in a panel, and rows that `panel` wants at least.
-  int64_t panel_columns, least_rows;
-  // Panel `panel` of the weight interleaved, to words(k) * panel_columns words, aligned to 64.
+  // Outputs in a panel, panels that are best taken together, and rows that `panels` wants at least.
+  int64_t panel_columns, most_panels, least_rows;
+  // Panel `panel` of the weight interleaved.
   void (*pack)(const Int8LinearArgs& args, int64_t panel, int32_t* packed);
-  // out[begin:end, those of the panel].
-  void (*panel)(DType dtype, const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin,
-                int64_t end);
+  // out[begin:end, those of the panels].
+  void (*panels)(DType dtype, const Int8LinearArgs& args, const Int8Panels& panels, int64_t begin,
+                 int64_t end);
 };
 
 LB_DECLARE_KERNELS(Int8LinearKernels, int8_linear_kernels)

@@ -3,8 +3,8 @@
 //
 // Some rows of x (`run_some`): x is packed as [group of up to two tiles of 16 rows][step][tile][word][row], the
 // weight read as it lies
-// (common/tiles.h). Many rows (`run_panel_of_tiles`): x is read as it lies, 64 bytes of 16 rows, and of the weight
-// a panel, which has the words of 16 outputs side by side.
+// (common/tiles.h). Many rows (`run_panels_of_tiles`): x is read as it lies, 64 bytes of 16 rows, and of the weight
+// panels, each of which has the words of 16 outputs side by side.
 #pragma once
 
 #include "common/tiles.h"
@@ -136,10 +136,30 @@ void configure_rows(int64_t first_rows, int64_t second_rows) {
       {first_rows, first_rows, second_rows, second_rows, first_rows, second_rows, kTileRows, kTileRows});
 }
 
-// sums [two tiles of rows][row][two tiles of outputs] of x, `count` words a row, times two tiles of a panel.
-template <bool has_second>
-LB_INLINE void multiply_pair(const int32_t* x, int64_t count, const int32_t* packed, int32_t* sums) {
-  constexpr int64_t kRowBytes = kPanel * 4, kSumBytes = 2 * kTileRows * 4;
+constexpr int64_t kPair = 2 * kTileRows;
+
+// Sums [row][two tiles of outputs] of up to two tiles of rows, and which rows and columns of `out` they are of.
+struct PairOfSums {
+  alignas(64) int32_t sums[kPair * kPair];
+  int64_t row, rows = 0, column, finished = 0;
+
+  // The next `count` vectors of outputs, row after row, as far as there are any.
+  template <typename Finish>
+  LB_INLINE void finish_some(int64_t n, int64_t count, Finish finish) {
+    const int64_t end = finished + count < 2 * rows ? finished + count : 2 * rows;
+    for (; finished < end; ++finished) {
+      const int64_t at = column + finished % 2 * kTileRows;
+      if (at < n) finish(load_words(sums + finished * kTileRows), row + finished / 2, at);
+    }
+  }
+};
+
+// Sums of x, `count` words a row, times two tiles of a panel. `beside` is called after each step of 64 bytes, all of
+// them before the sums are written: vectors are idle while tiles multiply.
+template <bool has_second, typename Beside>
+LB_INLINE void multiply_pair(const int32_t* x, int64_t count, const int32_t* packed, int32_t* sums,
+                             Beside beside) {
+  constexpr int64_t kRowBytes = kPanel * 4, kSumBytes = kPair * 4;
   const int64_t x_bytes = count * 4;
   _tile_zero(0);
   _tile_zero(1);
@@ -154,6 +174,7 @@ LB_INLINE void multiply_pair(const int32_t* x, int64_t count, const int32_t* pac
     if constexpr (has_second) _tile_loadd(5, x + kTileRows * count + w, x_bytes);
     if constexpr (has_second) _tile_dpbsud(2, 5, 6);
     if constexpr (has_second) _tile_dpbsud(3, 5, 7);
+    beside();
   }
   _tile_stored(0, sums, kSumBytes);
   _tile_stored(1, sums + kTileRows, kSumBytes);
@@ -162,32 +183,33 @@ LB_INLINE void multiply_pair(const int32_t* x, int64_t count, const int32_t* pac
   __asm__ volatile("" ::: "memory");
 }
 
-// Rows [begin, end) with all of a panel; `finish(sums, row, column)` takes kLanes outputs.
+// Rows [begin, end) with all of these panels; `finish(sums, row, column)` takes kLanes outputs. The sums of one pair
+// of tiles are finished beside the products of the next.
 template <typename Finish>
-void run_panel_of_tiles(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin,
-                        int64_t end, Finish finish) {
-  constexpr int64_t kPair = 2 * kTileRows;
-  const int64_t count = words(args.k), first = panel * kPanel;
-  alignas(64) int32_t sums[4 * kTileWords];
+void run_panels_of_tiles(const Int8LinearArgs& args, const Int8Panels& panels, int64_t begin, int64_t end,
+                         Finish finish) {
+  const int64_t count = words(args.k), steps = count / kTileRows;
+  const int64_t first = panels.first * kPanel, last = first + panels.count * kPanel;
+  const int64_t columns = last < args.n ? last : args.n;
+  const int64_t a_step = (2 * kPair + steps - 1) / steps;
+  PairOfSums pair;
+  const auto beside = [&]() __attribute__((always_inline)) { pair.finish_some(args.n, a_step, finish); };
   for (int64_t row = begin, rows, configured = 0; row < end; row += rows) {
     rows = end - row < kPair ? end - row : kPair;
-    if (rows != configured) {
-      configure_rows(rows < kTileRows ? rows : kTileRows, rows < kTileRows ? 0 : rows - kTileRows);
-      configured = rows;
-    }
-    for (int64_t at = 0; at < kPanel && first + at < args.n; at += kPair) {
-      const int32_t* x = args.words + row * count;
-      rows > kTileRows ? multiply_pair<true>(x, count, packed + at, sums)
-                       : multiply_pair<false>(x, count, packed + at, sums);
-      for (int64_t r = 0; r < rows; ++r) {
-        const int64_t column = first + at;
-        finish(load_words(sums + r * kPair), row + r, column);
-        if (column + kTileRows < args.n)
-          finish(load_words(sums + r * kPair + kTileRows), row + r, column + kTileRows);
-      }
+    const bool has_second = rows > kTileRows;
+    if (rows != configured) configure_rows(has_second ? kTileRows : rows, has_second ? rows - kTileRows : 0);
+    configured = rows;
+    const int32_t* x = args.words + row * count;
+    for (int64_t column = first; column < columns; column += kPair) {
+      const int64_t at = column - first;
+      const int32_t* packed = panels.packed + at / kPanel * kPanel * count + at % kPanel;
+      has_second ? multiply_pair<true>(x, count, packed, pair.sums, beside)
+                 : multiply_pair<false>(x, count, packed, pair.sums, beside);
+      pair.row = row, pair.rows = rows, pair.column = column, pair.finished = 0;
     }
   }
   _tile_release();
+  pair.finish_some(args.n, 2 * kPair, finish);
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ constexpr int64_t kBlock = 16;
 constexpr int64_t kAloneRows = 4;
 // Rows that make the interleaving of a panel a small part of the work on it.
 constexpr int64_t kPanelRows = 128;
+// The most bytes of panels of one task where there are several, which stay in the second cache beside rows of x.
+constexpr int64_t kGroupBytes = 1 << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -30,21 +32,26 @@ void run_few(const Int8LinearKernels& kernels, DType dtype, const Int8LinearArgs
   });
 }
 
-// Tasks are a panel and some of the rows: all of them where there are panels enough for the threads.
+// Tasks are some panels and some of the rows: all of them where there are panels enough for the threads. Each row of
+// x is read once for all panels of a task.
 void run_panels(const Int8LinearKernels& kernels, DType dtype, const Int8LinearArgs& args) {
+  const int64_t panel_words = kernels.words(args.k) * kernels.panel_columns;
+  const int64_t most = std::clamp<int64_t>(kGroupBytes / (panel_words * 4), 1, kernels.most_panels);
   const int64_t panels = ceil_div(args.n, kernels.panel_columns);
-  const int64_t wanted = ceil_div(2 * at::get_num_threads(), panels);
+  const int64_t groups = ceil_div(panels, most);
+  const int64_t wanted = ceil_div(4 * at::get_num_threads(), groups);
   const int64_t parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, args.rows / kPanelRows));
-  const int64_t bytes = kernels.words(args.k) * kernels.panel_columns * 4;
-  parallel_for(0, panels * parts, 1, [&](int64_t begin, int64_t end) {
-    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
+  parallel_for(0, groups * parts, 1, [&](int64_t begin, int64_t end) {
+    const c10::DataPtr memory = c10::GetCPUAllocator()->allocate(panel_words * 4 * std::min(most, panels));
     int32_t* packed = static_cast<int32_t*>(memory.get());
     int64_t there = -1;
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t panel = task / parts, part = task % parts;
-      if (panel != there) kernels.pack(args, panel, packed);
-      there = panel;
-      kernels.panel(dtype, args, panel, packed, args.rows * part / parts, args.rows * (part + 1) / parts);
+      const int64_t group = task / parts, part = task % parts, first = group * most;
+      const Int8Panels some = {first, std::min(most, panels - first), packed};
+      for (int64_t i = 0; group != there && i < some.count; ++i)
+        kernels.pack(args, first + i, packed + i * panel_words);
+      there = group;
+      kernels.panels(dtype, args, some, args.rows * part / parts, args.rows * (part + 1) / parts);
     }
   });
 }

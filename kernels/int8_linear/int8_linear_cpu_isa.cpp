@@ -215,16 +215,16 @@ void pack(const Int8LinearArgs& args, int64_t panel, int32_t* packed) {
   }
 }
 
-// Rows [row, row + kBlockRows) with all of a panel.
+// Rows [row, row + kBlockRows) with all of the panel from `first` on.
 template <typename T>
-void tile(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t row) {
+void tile(const Int8LinearArgs& args, int64_t first, const int32_t* packed, int64_t row) {
   const int64_t count = words(args.k);
   const int32_t* x = args.words + row * count;
   VI sums[kBlockRows][kBlockVectors] = {};
   multiply_panel(x, count, packed, sums);
   for (int r = 0; r < kBlockRows; ++r) {
     for (int v = 0; v < kBlockVectors; ++v) {
-      const int64_t column = panel * kPanel + v * kLanes;
+      const int64_t column = first + v * kLanes;
       if (column < args.n) finish<T>(args, sums[r][v], row + r, column);
     }
   }
@@ -232,14 +232,18 @@ void tile(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int6
 
 // The last tile begins early enough to be a whole one: rows that two tiles write get the same bits twice.
 template <typename T>
-void run_panel(const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin, int64_t end) {
+void run_panels(const Int8LinearArgs& args, const Int8Panels& panels, int64_t begin, int64_t end) {
 #if defined(__AMX_INT8__)
-  run_panel_of_tiles(args, panel, packed, begin, end,
-                     [&](VI sums, int64_t row, int64_t column) { finish<T>(args, sums, row, column); });
+  run_panels_of_tiles(args, panels, begin, end,
+                      [&](VI sums, int64_t row, int64_t column) { finish<T>(args, sums, row, column); });
   return;
 #endif
+  const int64_t panel_words = words(args.k) * kPanel;
   for (int64_t row = begin; row < end; row += kBlockRows) {
-    tile<T>(args, panel, packed, row + kBlockRows <= end ? row : end - kBlockRows);
+    for (int64_t i = 0; i < panels.count; ++i) {
+      tile<T>(args, (panels.first + i) * kPanel, panels.packed + i * panel_words,
+              row + kBlockRows <= end ? row : end - kBlockRows);
+    }
   }
 }
 
@@ -253,15 +257,16 @@ void few_any(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end
   LB_DISPATCH_DTYPE(dtype, T, few<T>(args, begin, end));
 }
 
-void panel_any(DType dtype, const Int8LinearArgs& args, int64_t panel, const int32_t* packed, int64_t begin,
-               int64_t end) {
-  LB_DISPATCH_DTYPE(dtype, T, run_panel<T>(args, panel, packed, begin, end));
+void panels_any(DType dtype, const Int8LinearArgs& args, const Int8Panels& panels, int64_t begin,
+                int64_t end) {
+  LB_DISPATCH_DTYPE(dtype, T, run_panels<T>(args, panels, begin, end));
 }
 
 #if defined(__AMX_INT8__)
-constexpr int64_t kMostPackedRows = kSomeRows;
+// Tiles are that fast that reading x again for each panel would hold them up.
+constexpr int64_t kMostPackedRows = kSomeRows, kMostPanels = 4;
 #else
-constexpr int64_t kMostPackedRows = 0;
+constexpr int64_t kMostPackedRows = 0, kMostPanels = 1;
 int64_t some_words(int64_t, int64_t) { return 0; }
 void pack_some(const Int8LinearArgs&, int32_t*) {}
 #endif
@@ -269,8 +274,9 @@ void pack_some(const Int8LinearArgs&, int32_t*) {}
 }  // namespace
 
 extern const Int8LinearKernels int8_linear_kernels;
-const Int8LinearKernels int8_linear_kernels = {words,   quantize_any, kMostPackedRows, some_words, pack_some,
-                                               few_any, kPanel,       kBlockRows,      pack,       panel_any};
+const Int8LinearKernels int8_linear_kernels = {words,      quantize_any, kMostPackedRows, some_words,
+                                               pack_some,  few_any,      kPanel,          kMostPanels,
+                                               kBlockRows, pack,         panels_any};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -1,5 +1,7 @@
 #include "int8_linear/int8_linear.h"
 
+#include <algorithm>
+
 #include "loops.h"
 #include "testing.h"
 
@@ -27,7 +29,9 @@ void test_shape(int rows, int n, int k, bool with_bias) {
     return reinterpret_cast<int32_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
   };
   std::vector<char> word_memory(static_cast<size_t>(rows * words * 4) + 64);
-  std::vector<char> panel_memory(static_cast<size_t>(words * kernels.panel_columns * 4) + 64);
+  const int64_t panels = (n + kernels.panel_columns - 1) / kernels.panel_columns;
+  const int64_t panel_words = words * kernels.panel_columns;
+  std::vector<char> panel_memory(static_cast<size_t>(panels * panel_words * 4) + 64);
   std::vector<float> row_scales(static_cast<size_t>(rows));
   std::vector<int32_t> row_offsets(static_cast<size_t>(rows));
   Int8LinearArgs args{};
@@ -81,14 +85,19 @@ void test_shape(int rows, int n, int k, bool with_bias) {
     run_few();
     check_all("int8_linear packed");
   }
+  // Two panels at a time, and of many rows two ranges, as two threads would.
   if (rows >= kernels.least_rows) {
-    const int64_t panels = (n + kernels.panel_columns - 1) / kernels.panel_columns;
+    const int64_t half = rows >= 2 * kernels.least_rows ? rows / 2 : rows;
     out.fill(random);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      kernels.pack(args, panel, aligned(panel_memory));
-      kernels.panel(dtype_of<T>(), args, panel, aligned(panel_memory), 0, rows);
+    for (int64_t first = 0; first < panels; first += 2) {
+      const Int8Panels some = {first, std::min<int64_t>(2, panels - first),
+                               aligned(panel_memory) + first * panel_words};
+      for (int64_t i = 0; i < some.count; ++i)
+        kernels.pack(args, first + i, aligned(panel_memory) + (first + i) * panel_words);
+      kernels.panels(dtype_of<T>(), args, some, 0, half);
+      if (half < rows) kernels.panels(dtype_of<T>(), args, some, half, rows);
     }
-    check_all("int8_linear panel");
+    check_all("int8_linear panels");
   }
   check(out.intact(), "int8_linear margin", n, k, 0, 0);
 }
@@ -100,6 +109,7 @@ void test_type() {
   }
   for (int rows = 1; rows <= 36; ++rows) test_shape<T>(rows, 70, 70, rows % 2 == 0);
   test_shape<T>(13, 129, 1000, true);
+  test_shape<T>(70, 325, 1100, false);
   for (const int rows : {47, 64, 65, 113}) test_shape<T>(rows, 83, 200, true);
 }
 
