@@ -22,7 +22,7 @@
 //
 //   lse[i] = log(sum_j exp(logit[i][j])), -inf for a row that sees no key     [B, q_len, H], float32
 //
-// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16 and i8mm_bf16 kernels multiplies bf16
+// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16, amx_bf16 and i8mm_bf16 kernels multiplies bf16
 // by bf16 (with the sums of linear.h) and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
 // then sums the rounded ones. Everywhere else probabilities stay fp32. One rounding to the output's dtype.
 // Of rows of integers (int8_attention/) the integers are multiplied, which are exact in bf16, too: a key's factor

@@ -10,26 +10,31 @@
 #include "attention/attention_task.h"
 #include "attention/attention_tile.h"
 #include "common/vec.h"
+#if defined(__AMX_BF16__)
+#include "attention/attention_tile_amx.h"
+#endif
 
 namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-constexpr int64_t kMaxTiles = (kChunkRows + kTileRows - 1) / kTileRows;
+constexpr int64_t kMaxTiles = (kChunkRows + kVectorRows - 1) / kVectorRows;
 // Longer dot products are summed in parts, which keeps the error of a long fp32 sum down.
 constexpr int64_t kWordsAtOnce = 128;
-constexpr float kOnes[kTileRows] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+constexpr float kOnes[16] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f,
+                             1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
 
 struct Tile {
   int64_t row, rows;
   int64_t begin, end;  // keys of the block, in whole vectors; begin at the edge of a panel
 };
 
-// Cuts rows [begin, end) into tiles of nearly the same height, each with the keys that any of its rows sees.
+// Cuts rows [begin, end) into tiles of nearly the same height, at most `height`, each with the keys that any of its
+// rows sees.
 int64_t cut_tiles(const AttentionArgs& a, const Task& t, int64_t begin, int64_t end, int64_t key, int64_t n,
-                  Tile* tiles) {
+                  int64_t height, Tile* tiles) {
   int64_t count = 0;
-  int64_t left = (end - begin + kTileRows - 1) / kTileRows;
+  int64_t left = (end - begin + height - 1) / height;
   for (int64_t row = begin; row < end; --left) {
     const int64_t rows = (end - row + left - 1) / left;
     int64_t first = n;
@@ -47,9 +52,10 @@ int64_t cut_tiles(const AttentionArgs& a, const Task& t, int64_t begin, int64_t 
 }
 
 // One block of keys for rows [begin, end), from packed operands.
-template <typename Words, typename Stored>
+template <typename Words, typename Stored, typename Products>
 void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int64_t count, int64_t begin,
                   int64_t key, int64_t n, Cover cover) {
+  Products products;
   const int64_t words = words_of<Words>(a.head_dim);
   for (int64_t panel = 0; panel < n; panel += kPanel) {
     for (int64_t i = 0; i < count; ++i) {
@@ -59,9 +65,9 @@ void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int6
       const float* queries = t.queries_packed + tile.row * t.query_stride;
       float* logits = t.logits + (tile.row - begin) * kBlockKeys + panel;
       for (int64_t w = 0; w == 0 || w < words; w += kWordsAtOnce) {
-        kTiles<Words>[tile.rows - 1][columns / kLanes - 1](
-            queries + w, t.query_stride, t.keys_packed + panel* words + w* kPanel,
-            min_of(words - w, kWordsAtOnce), logits, kBlockKeys, w > 0 ? kOnes : nullptr);
+        products.template multiply<Words>(
+            queries + w, t.query_stride, t.keys_packed + panel * words + w * kPanel,
+            min_of(words - w, kWordsAtOnce), logits, kBlockKeys, w > 0 ? kOnes : nullptr, tile.rows, columns);
       }
     }
   }
@@ -78,10 +84,11 @@ void packed_chunk(const AttentionArgs& a, const Task& t, const Tile* tiles, int6
     for (int64_t i = 0; i < count; ++i) {
       const Tile& tile = tiles[i];
       const int64_t skipped = tile.begin / Words::kPerWord;
-      kTiles<Words>[tile.rows - 1][columns / kLanes - 1](
-          t.logits + (tile.row - begin)* kBlockKeys + tile.begin, kBlockKeys,
-          t.values_packed + panel* capacity + skipped* kPanel, (tile.end - tile.begin) / Words::kPerWord,
-          t.outputs + tile.row* t.output_stride + panel, t.output_stride, t.decay + tile.row);
+      products.template multiply<Words>(t.logits + (tile.row - begin) * kBlockKeys + tile.begin, kBlockKeys,
+                                        t.values_packed + panel * capacity + skipped * kPanel,
+                                        (tile.end - tile.begin) / Words::kPerWord,
+                                        t.outputs + tile.row * t.output_stride + panel, t.output_stride,
+                                        t.decay + tile.row, tile.rows, columns);
     }
   }
 }
@@ -96,14 +103,14 @@ void pack_block(const AttentionArgs& a, const Task& t, const T* keys, const T* v
   });
 }
 
-template <typename Words, typename T>
-void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
-                  int64_t n) {
+template <typename Words, typename Products, typename T>
+void packed_block_by(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                     int64_t n) {
   bool packed = false;
   for (int64_t begin = 0; begin < t.rows; begin += kChunkRows) {
     const int64_t end = min_of(begin + kChunkRows, t.rows);
     Tile tiles[kMaxTiles];
-    const int64_t count = cut_tiles(a, t, begin, end, key, n, tiles);
+    const int64_t count = cut_tiles(a, t, begin, end, key, n, Products::kRows, tiles);
     if (count == 0) continue;
     const Cover cover = mask_cover(a, t, begin, end, key, n);
     if (cover == Cover::none) continue;
@@ -112,8 +119,20 @@ void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T*
       pack_block<Words>(a, t, keys, values, key, n);
     }
     packed = true;
-    packed_chunk<Words, T>(a, t, tiles, count, begin, key, n, cover);
+    packed_chunk<Words, T, Products>(a, t, tiles, count, begin, key, n, cover);
   }
+}
+
+template <typename Words, typename T>
+void packed_block(const AttentionArgs& a, const Task& t, const T* keys, const T* values, int64_t key,
+                  int64_t n) {
+#if defined(__AMX_BF16__)
+  if constexpr (Words::kPerWord == 2) {
+    if (words_of<Words>(a.head_dim) % kHalfStepWords == 0)
+      return packed_block_by<Words, AmxProducts>(a, t, keys, values, key, n);
+  }
+#endif
+  packed_block_by<Words, VectorProducts>(a, t, keys, values, key, n);
 }
 
 // out = sums * factor, or 0 whatever the sums hold where a row sees no key.

@@ -13,9 +13,9 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-// A tile is up to kTileRows rows by kTileVectors vectors of accumulators: as many as the registers hold
+// A tile is up to kVectorRows rows by kTileVectors vectors of accumulators: as many as the registers hold
 // beside the vectors of the right operand and one broadcast.
-constexpr int kTileRows = 6;
+constexpr int kVectorRows = 6;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileVectors = 4;
 #else
@@ -121,10 +121,21 @@ using TileFunction = void (*)(const float*, int64_t, const float*, int64_t, floa
 
 // By number of rows - 1 and number of vectors - 1.
 template <typename Words>
-constexpr TileFunction kTiles[kTileRows][kTileVectors] = {LB_TILE_ROW(Words, 1), LB_TILE_ROW(Words, 2),
-                                                          LB_TILE_ROW(Words, 3), LB_TILE_ROW(Words, 4),
-                                                          LB_TILE_ROW(Words, 5), LB_TILE_ROW(Words, 6)};
+constexpr TileFunction kTiles[kVectorRows][kTileVectors] = {LB_TILE_ROW(Words, 1), LB_TILE_ROW(Words, 2),
+                                                            LB_TILE_ROW(Words, 3), LB_TILE_ROW(Words, 4),
+                                                            LB_TILE_ROW(Words, 5), LB_TILE_ROW(Words, 6)};
 #undef LB_TILE_ROW
+
+// What multiplies rows of words, up to kRows at a time, by panels: multiply_tile by name, of whole vectors of columns.
+struct VectorProducts {
+  static constexpr int64_t kRows = kVectorRows;
+
+  template <typename Words>
+  LB_INLINE void multiply(const float* a, int64_t a_stride, const float* b, int64_t words, float* c,
+                          int64_t c_stride, const float* decay, int64_t rows, int64_t columns) {
+    kTiles<Words>[rows - 1][columns / kLanes - 1](a, a_stride, b, words, c, c_stride, decay);
+  }
+};
 
 }  // namespace
 }  // namespace LB_ISA

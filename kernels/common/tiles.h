@@ -20,17 +20,20 @@ constexpr int64_t kTileBytes = 1024;
 
 LB_INLINE int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-// The rows of each tile register; one without rows is not there at all.
-void load_tile_config(const int64_t (&rows)[8]) {
+// The rows of each tile register, and the bytes of one; a register without rows is not there at all.
+void load_tile_config(const int64_t (&rows)[8],
+                      const int64_t (&row_bytes)[8] = {64, 64, 64, 64, 64, 64, 64, 64}) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
   } config;
   for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = rows[i] > 0 ? 64 : 0;
+    config.row_bytes[i] = static_cast<uint16_t>(rows[i] > 0 ? row_bytes[i] : 0);
     config.rows[i] = static_cast<uint8_t>(rows[i]);
   }
+  // The intrinsic of GCC says that it reads the first bytes only.
+  __asm__ volatile("" ::"r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 
