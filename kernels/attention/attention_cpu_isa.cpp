@@ -1,7 +1,8 @@
 // Attention's loops over blocks of keys, on raw pointers; compiled once an instruction set.
 //
 // A task walks the keys of one kv head block by block, for all its rows: the queries of several query heads,
-// one head after the other. A block is packed once and multiplied with every row (attention_tile.h), or, for
+// one head after the other. A block is packed once and multiplied with every row (attention_tile.h, by AMX
+// attention_tile_amx.h), or, for
 // few rows, read where it lies (attention_direct.h). Rows are taken in chunks whose logits stay in the cache
 // between the two products. Keys in pages (paged_attention/) are walked the same, page by page.
 #include "attention/attention.h"

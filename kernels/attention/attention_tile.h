@@ -126,7 +126,7 @@ constexpr TileFunction kTiles[kVectorRows][kTileVectors] = {LB_TILE_ROW(Words, 1
                                                             LB_TILE_ROW(Words, 5), LB_TILE_ROW(Words, 6)};
 #undef LB_TILE_ROW
 
-// What multiplies rows of words, up to kRows at a time, by panels: multiply_tile by name, of whole vectors of columns.
+// multiply_tile of up to kRows rows and whole vectors of columns (AmxProducts does the same by tiles).
 struct VectorProducts {
   static constexpr int64_t kRows = kVectorRows;
 

@@ -21,37 +21,22 @@ inline void configure_products(int64_t rows) {
                    {64, 64, 64, 64, 64, 64, kHalfStepWords * 4, 64});
 }
 
-// To the sums of `vectors` tiles: `words`, a multiple of half a step, of the rows at `a` times those of a panel.
-template <int vectors>
-LB_INLINE void multiply_words(const float* a, int64_t a_bytes, const float* b, int64_t words) {
+// To the sums of `vectors` tiles: the rows at `a` times a panel's columns at `b`, in these registers.
+template <int vectors, int rows, int columns>
+LB_INLINE void multiply_step(const float* a, int64_t a_bytes, const float* b) {
   constexpr int64_t kRowBytes = kPanel * 4;
-  int64_t k = 0;
-  for (; k + kStepWords <= words; k += kStepWords) {
-    const float* columns = b + k * kPanel;
-    _tile_loadd(4, a + k, a_bytes);
-    _tile_loadd(5, columns, kRowBytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (vectors > 1) _tile_loadd(5, columns + kLanes, kRowBytes);
-    if constexpr (vectors > 1) _tile_dpbf16ps(1, 4, 5);
-    if constexpr (vectors > 2) _tile_loadd(5, columns + 2 * kLanes, kRowBytes);
-    if constexpr (vectors > 2) _tile_dpbf16ps(2, 4, 5);
-    if constexpr (vectors > 3) _tile_loadd(5, columns + 3 * kLanes, kRowBytes);
-    if constexpr (vectors > 3) _tile_dpbf16ps(3, 4, 5);
-  }
-  if (k == words) return;
-  const float* columns = b + k * kPanel;
-  _tile_loadd(6, a + k, a_bytes);
-  _tile_loadd(7, columns, kRowBytes);
-  _tile_dpbf16ps(0, 6, 7);
-  if constexpr (vectors > 1) _tile_loadd(7, columns + kLanes, kRowBytes);
-  if constexpr (vectors > 1) _tile_dpbf16ps(1, 6, 7);
-  if constexpr (vectors > 2) _tile_loadd(7, columns + 2 * kLanes, kRowBytes);
-  if constexpr (vectors > 2) _tile_dpbf16ps(2, 6, 7);
-  if constexpr (vectors > 3) _tile_loadd(7, columns + 3 * kLanes, kRowBytes);
-  if constexpr (vectors > 3) _tile_dpbf16ps(3, 6, 7);
+  load_tile<rows>(a, a_bytes);
+  load_tile<columns>(b, kRowBytes);
+  MultiplyBf16::add<0, rows, columns>();
+  if constexpr (vectors > 1) load_tile<columns>(b + kLanes, kRowBytes);
+  if constexpr (vectors > 1) MultiplyBf16::add<1, rows, columns>();
+  if constexpr (vectors > 2) load_tile<columns>(b + 2 * kLanes, kRowBytes);
+  if constexpr (vectors > 2) MultiplyBf16::add<2, rows, columns>();
+  if constexpr (vectors > 3) load_tile<columns>(b + 3 * kLanes, kRowBytes);
+  if constexpr (vectors > 3) MultiplyBf16::add<3, rows, columns>();
 }
 
-// As multiply_tile, of as many rows as are configured.
+// As multiply_tile, of as many rows as are configured; `words` is a multiple of half a step.
 template <int vectors>
 void multiply_amx(const float* a, int64_t a_stride, const float* b, int64_t words, float* c, int64_t c_stride,
                   const float* decay, int64_t rows) {
@@ -61,7 +46,10 @@ void multiply_amx(const float* a, int64_t a_stride, const float* b, int64_t word
   if constexpr (vectors > 1) _tile_zero(1);
   if constexpr (vectors > 2) _tile_zero(2);
   if constexpr (vectors > 3) _tile_zero(3);
-  multiply_words<vectors>(a, a_stride * 4, b, words);
+  int64_t k = 0;
+  for (; k + kStepWords <= words; k += kStepWords)
+    multiply_step<vectors, 4, 5>(a + k, a_stride * 4, b + k * kPanel);
+  if (k < words) multiply_step<vectors, 6, 7>(a + k, a_stride * 4, b + k * kPanel);
   alignas(64) float apart[kTileRows * kPanel];
   float* sums = decay == nullptr ? c : apart;
   const int64_t sum_bytes = (decay == nullptr ? c_stride : kPanel) * 4;

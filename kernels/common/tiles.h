@@ -56,10 +56,10 @@ struct MultiplyInt8 {
   }
 };
 
-// 16 lines of 64 bytes, one behind the other.
+// The rows of a tile, `row_bytes` apart.
 template <int tile>
-LB_INLINE void load_tile(const char* from) {
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{64}), "i"(tile));
+LB_INLINE void load_tile(const void* from, int64_t row_bytes = 64) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(tile));
 }
 
 // A part of a panel: `steps` steps of K of N tiles of rows of weight, whose rows are `row_bytes` apart and steps

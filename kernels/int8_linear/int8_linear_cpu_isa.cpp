@@ -263,7 +263,7 @@ void panels_any(DType dtype, const Int8LinearArgs& args, const Int8Panels& panel
 }
 
 #if defined(__AMX_INT8__)
-// Tiles are that fast that reading x again for each panel would hold them up.
+// Tiles are so fast that reading x again for each panel would hold them up.
 constexpr int64_t kMostPackedRows = kSomeRows, kMostPanels = 4;
 #else
 constexpr int64_t kMostPackedRows = 0, kMostPanels = 1;
