@@ -98,6 +98,10 @@ struct AttentionArgs {
   bool direct;
   // Where kv_splits > 1: for each task and row of a tile value_dim sums, their maximum logit and their total.
   float* partials;
+  // Of few rows over pages in which a row of all kv heads is one piece: the call whose keys [next_begin, next_end) this
+  // thread reads next. Its tasks ask for them, each for its share. Null: nothing is known of that.
+  const AttentionArgs* next;
+  int64_t next_begin, next_end;
 };
 
 struct AttentionKernels {

@@ -23,8 +23,7 @@ void dot_rows(const float* queries, int64_t query_stride, const T* keys, int64_t
     const T* key[kKeys];
 #pragma GCC unroll 16
     for (int i = 0; i < kKeys; ++i) key[i] = keys + (j + i < n ? j + i : n - 1) * key_stride;
-    for (int64_t i = j; i < j + kKeys && i < ahead.count; ++i)
-      prefetch(ahead.rows + i * ahead.stride, dim * static_cast<int64_t>(sizeof(T)));
+    for (int64_t i = j; i < j + kKeys; ++i) ahead.ask(i, dim * static_cast<int64_t>(sizeof(T)));
     VF sums[kLanes] = {};
     for (int64_t c = 0; c < whole; c += kStep) {
       VF query[rows];
@@ -87,7 +86,7 @@ void weigh_tile(const float* p, int64_t p_stride, const T* values, int64_t value
                 int64_t ahead_bytes) {
   VF sums[rows][vectors] = {};
   for (int64_t j = 0; j < n; ++j) {
-    if (j < ahead.count) prefetch(ahead.rows + j * ahead.stride, ahead_bytes);
+    ahead.ask(j, ahead_bytes);
     VF value[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
@@ -146,8 +145,8 @@ void weigh_pairs(const float* p, int64_t p_stride, const T* values, int64_t valu
   VF sums[rows][2 * vectors] = {};
   for (int64_t j = 0; j < n; j += 2) {
     const T* at = values + j * value_stride;
-    if (j < ahead.count) prefetch(ahead.rows + j * ahead.stride, ahead_bytes);
-    if (j + 1 < ahead.count) prefetch(ahead.rows + (j + 1) * ahead.stride, ahead_bytes);
+    ahead.ask(j, ahead_bytes);
+    ahead.ask(j + 1, ahead_bytes);
     VF weights[rows];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) weights[r] = splat_word(p + r * p_stride + j / 2);

@@ -17,12 +17,32 @@ LB_INLINE const T* row_in_pages(const AttentionArgs& a, const T* rows, int64_t p
   return rows + a.pages[position / a.page_rows] * page_stride + position % a.page_rows * stride;
 }
 
+// A task's share of what its thread reads next, while it reads rows [first, first + rows) of the `n` keys or values at
+// `key`: as many bytes, of rows of all kv heads. Lines lie in as many streams as a row has: memory delivers those sooner.
+template <typename T>
+Ahead<T> next_rows(const AttentionArgs& a, const Task& t, const void* from, int64_t page_stride,
+                   int64_t stride, int64_t dim, int64_t key, int64_t n, int64_t first, int64_t rows) {
+  const AttentionArgs& next = *a.next;
+  const int64_t share = (n + a.num_kv_heads - 1) / a.num_kv_heads;
+  const int64_t begin = a.next_begin + key - t.begin + t.kv_head * share;
+  const int64_t left = min_of(a.next_end - begin, next.page_rows - begin % next.page_rows);
+  const int64_t line_elements = 64 / static_cast<int64_t>(sizeof(T));
+  const int64_t lines = (dim + line_elements - 1) / line_elements;  // of one head's row
+  const int64_t distance = min_of(share, left) * stride / lines / line_elements;
+  if (left <= 0 || distance <= first) return {static_cast<const T*>(from), 0, 0};
+  const T* row = row_in_pages(next, static_cast<const T*>(from), page_stride, stride, begin);
+  return {row + first * line_elements, line_elements, min_of(rows, distance - first), 64 * distance};
+}
+
 // What is read behind the `rows` keys at `k`, of which the first has the number `first` in the block at `key`: those of
 // the next page, and behind the last of a block its values. Pages lie anywhere.
 template <typename T>
-LB_INLINE Ahead<T> behind_keys(const AttentionArgs& a, const T* keys, const T* values, int64_t key, int64_t n,
-                               int64_t first, int64_t rows, const T* k) {
+LB_INLINE Ahead<T> behind_keys(const AttentionArgs& a, const Task& t, const T* keys, const T* values,
+                               int64_t key, int64_t n, int64_t first, int64_t rows, const T* k) {
   if (a.pages == nullptr) return rows_behind(k, a.key_strides[2], rows, a.head_dim);
+  if (a.next != nullptr)
+    return next_rows<T>(a, t, a.next->key, a.key_page_stride, a.key_strides[2], a.head_dim, key, n, first,
+                        rows);
   const int64_t left = n - first - rows;
   if (left == 0)
     return {row_in_pages(a, values, a.value_page_stride, a.value_strides[2], key), a.value_strides[2], n};
@@ -35,6 +55,9 @@ template <typename T>
 LB_INLINE Ahead<T> behind_values(const AttentionArgs& a, const Task& t, const T* keys, const T* values,
                                  int64_t key, int64_t n, int64_t first, int64_t rows, const T* v) {
   if (a.pages == nullptr) return rows_behind(v, a.value_strides[2], rows, a.value_dim);
+  if (a.next != nullptr)
+    return next_rows<T>(a, t, a.next->value, a.value_page_stride, a.value_strides[2], a.value_dim, key, n,
+                        first, rows);
   const int64_t next = key + first + rows, left = key + n - next;
   if (left > 0)
     return {row_in_pages(a, values, a.value_page_stride, a.value_strides[2], next), a.value_strides[2], left};
@@ -60,7 +83,7 @@ void dot_block(const AttentionArgs& a, const Task& t, const T* keys, const T* va
                int64_t n) {
   each_stretch(a, keys, values, key, n, [&](int64_t first, int64_t rows, const T* k, const T*) {
     dot_keys<Words>(t.queries_packed, t.query_stride, t.rows, k, a.key_strides[2], rows, a.head_dim,
-                    t.logits + first, kBlockKeys, behind_keys(a, keys, values, key, n, first, rows, k));
+                    t.logits + first, kBlockKeys, behind_keys(a, t, keys, values, key, n, first, rows, k));
   });
 }
 

@@ -81,15 +81,21 @@ LB_INLINE int64_t prefetch_rows(int64_t dim) {
   return kPrefetchBytes / bytes + 4;
 }
 
-LB_INLINE void prefetch(const void* p, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) fetch_ahead(static_cast<const char*>(p) + b);
+LB_INLINE void prefetch(const void* p, int64_t bytes, int64_t distance = 64) {
+  for (int64_t b = 0; b < bytes; b += 64, p = static_cast<const char*>(p) + distance) fetch_ahead(p);
 }
 
-// Rows to ask for while others are read: with row j of those, if there are so many, row j of these.
+// Rows to ask for while others are read: with row j of those, if there are so many, row j of these, whose lines are
+// `line_distance` bytes from each other.
 template <typename T>
 struct Ahead {
   const T* rows;
   int64_t stride, count;
+  int64_t line_distance = 64;
+
+  LB_INLINE void ask(int64_t j, int64_t bytes) const {
+    if (j < count) prefetch(rows + j * stride, bytes, line_distance);
+  }
 };
 
 // What follows `count` rows that lie evenly. Only a hint: it may lie beyond the last of all.

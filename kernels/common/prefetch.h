@@ -12,6 +12,20 @@ namespace {
 // speed of four rows and more. Only a hint: the address may lie beyond the end of a tensor.
 LB_INLINE void fetch_ahead(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// Asks for a line of what is read in one go, `ahead` bytes before it is, where `line` is. A Sapphire Rapids reads four
+// streams of as many pages a third faster than one: there, of each window of 32 KB that is next, lines of its quarters in turn.
+template <int64_t ahead>
+LB_INLINE void fetch_stream_ahead(const char* line) {
+#if defined(__AMX_BF16__)
+  constexpr uintptr_t kWindow = 32 << 10;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(line), inside = at & (kWindow - 1);
+  const uintptr_t quarter = (inside / 64 & 3) * (kWindow / 4);
+  fetch_ahead(reinterpret_cast<const char*>(at - inside + kWindow + quarter + inside / 256 * 64));
+#else
+  fetch_ahead(line + ahead);
+#endif
+}
+
 }  // namespace
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -69,15 +69,24 @@ struct TilePart {
   int64_t row_bytes, step_bytes, steps;
 };
 
-// Asks for `steps` cache lines of each of the rows at `row`, one row after the other.
+// Asks for `steps` cache lines of each of the rows at `row`: of a quarter of them one row after the other, and of each
+// quarter in turn. Memory delivers four streams of as many pages a third faster than one.
 struct TileFetch {
   const char* row;
-  int64_t row_bytes, steps, step = 0;
+  int64_t row_bytes, steps, quarter_bytes;
+  int64_t step = 0, quarter = 0;
+
+  LB_INLINE TileFetch(const void* rows, int64_t row_bytes, int64_t steps, int64_t count)
+      : row(static_cast<const char*>(rows)),
+        row_bytes(row_bytes),
+        steps(steps),
+        quarter_bytes(count / 4 * row_bytes) {}
 
   LB_INLINE void lines(int count) {
     for (int i = 0; i < count; ++i) {
-      fetch_ahead(row + step * 64);
-      if (++step == steps) {
+      fetch_ahead(row + quarter * quarter_bytes + step * 64);
+      quarter = (quarter + 1) & 3;
+      if (quarter == 0 && ++step == steps) {
         step = 0;
         row += row_bytes;
       }

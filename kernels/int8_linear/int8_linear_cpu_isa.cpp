@@ -3,6 +3,7 @@
 #include "int8_linear/int8_linear.h"
 
 #include "common/largest.h"
+#include "common/prefetch.h"
 #include "common/vec.h"
 #include "int8_linear/int8_products.h"
 #if defined(__AMX_INT8__)
@@ -141,6 +142,9 @@ LB_INLINE void dot(const int8_t* weight, int64_t k, const int32_t* x, int64_t co
       const int8_t* at = weight + i * k + column;
       // The rows that are next.
       __builtin_prefetch(at + kFewWeights * k);
+#if defined(__AMX_BF16__)
+      fetch_stream_ahead<0>(reinterpret_cast<const char*>(at));
+#endif
       const VI q = read(at, k - column);
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) sums[i][r] = multiply_add(sums[i][r], q, load_words(x + r * count + w));

@@ -116,7 +116,7 @@ void run_panel_of_tiles(const LinearArgs& args, int64_t at, int64_t count, int64
     } else if (at + 2 * N * kTileRows <= end) {
       next = weight + N * kTileRows * stride;
     }
-    TileFetch fetch = {reinterpret_cast<const char*>(next), stride * 2, size};
+    const TileFetch fetch(next, stride * 2, size, N * kTileRows);
     TilePart part = {reinterpret_cast<const char*>(from), stride * 2, 64, size};
     if (is_staged) {
       const int64_t k = args.k - step * kStepK < size * kStepK ? args.k - step * kStepK : size * kStepK;

@@ -155,27 +155,44 @@ LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, c
   add_sums<N, X>(sums, totals);
 }
 
-// One row of x. The rows of weight are walked one after the other, so that the reads are a single stream,
-// which the hardware prefetches best; the sums hide the latency of the addition.
-template <typename T>
-float dot(const T* weight, const char* x, int64_t k) {
+// Streams in which memory is read at once, where there is little to compute, and how far ahead in each is asked for. A
+// Sapphire Rapids reads 4 streams of as many pages a third faster than one (12.5 against 9.5 GB/s a core), and products of
+// one row a third faster again with lines asked for. A Zen 4 reads one stream fastest.
+#if defined(__AMX_BF16__)
+constexpr int kStreams = 4;
+#else
+constexpr int kStreams = 1;
+#endif
+constexpr int64_t kStreamAhead = 2 << 10;
+
+// One row of x times `N` rows of weight, `distance` elements apart; the sums hide the latency of the addition.
+template <typename T, int N>
+void dots(const T* weight, int64_t distance, const char* x, int64_t k, float* out, int64_t out_distance) {
   typedef Step<T> S;
   constexpr int kSums = kRowSums;
-  VF sums[1][kSums] = {};
+  VF sums[N][kSums] = {};
   int64_t at = 0;
   for (; at + kSums * S::kSize <= k; at += kSums * S::kSize, x += kSums * S::kPackedBytes) {
-    LB_UNROLL for (int i = 0; i < kSums; ++i) {
-      sums[0][i] = S::multiply_add(sums[0][i], S::read(weight + at + i * S::kSize), x + i * S::kPackedBytes);
+    LB_UNROLL for (int n = 0; n < N; ++n) {
+      LB_UNROLL for (int i = 0; i < kSums; ++i) {
+        const T* from = weight + n * distance + at + i * S::kSize;
+        if (N > 1) fetch_ahead(reinterpret_cast<const char*>(from) + kStreamAhead);
+        sums[n][i] = S::multiply_add(sums[n][i], S::read(from), x + i * S::kPackedBytes);
+      }
     }
   }
   for (; at + S::kSize <= k; at += S::kSize, x += S::kPackedBytes) {
-    sums[0][0] = S::multiply_add(sums[0][0], S::read(weight + at), x);
+    LB_UNROLL for (int n = 0; n < N; ++n) sums[n][0] =
+        S::multiply_add(sums[n][0], S::read(weight + n * distance + at), x);
   }
-  if (at < k) {
-    sums[0][1] = S::multiply_add(sums[0][1], S::read(weight + at, static_cast<int>(k - at)), x);
+  LB_UNROLL for (int n = 0; n < N; ++n) {
+    if (at < k) {
+      const typename S::Weights w = S::read(weight + n * distance + at, static_cast<int>(k - at));
+      sums[n][1] = S::multiply_add(sums[n][1], w, x);
+    }
+    LB_UNROLL for (int i = 4; i < kSums; ++i) sums[n][i - 4] += sums[n][i];
+    out[n * out_distance] = sum((sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3]));
   }
-  LB_UNROLL for (int i = 4; i < kSums; ++i) sums[0][i - 4] += sums[0][i];
-  return sum((sums[0][0] + sums[0][1]) + (sums[0][2] + sums[0][3]));
 }
 
 // A block of all rows of x against the same columns of N rows of weight. Each group of rows fetches `Ahead` of
@@ -254,7 +271,11 @@ void run_one_row(const LinearArgs& args, int64_t begin, int64_t end) {
     const int64_t count = end - begin < kPanel ? end - begin : kPanel;
     const T* weight = static_cast<const T*>(args.weight) + begin * args.weight_stride;
     const char* x = static_cast<const char*>(args.packed_x);
-    for (int64_t i = 0; i < count; ++i) sums[i] = dot(weight + i * args.weight_stride, x, args.k);
+    const int64_t distance = count / kStreams, stride = args.weight_stride;
+    for (int64_t i = 0; i < distance; ++i)
+      dots<T, kStreams>(weight + i * stride, distance * stride, x, args.k, sums + i, distance);
+    for (int64_t i = distance * kStreams; i < count; ++i)
+      dots<T, 1>(weight + i * stride, 0, x, args.k, sums + i, 0);
     write_panel<T>(args, begin, count, sums);
   }
 }
@@ -317,15 +338,23 @@ void run(const LinearArgs& args, int64_t begin, int64_t end) {
 }
 
 double stream_sum(const float* x, int64_t count) {
-  constexpr int kSums = 8;
-  VF sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums * kLanes <= count; i += kSums * kLanes) {
-    LB_UNROLL for (int j = 0; j < kSums; ++j) sums[j] += load(x + i + j * kLanes);
+  constexpr int kSums = 4;
+  VF sums[kStreams][kSums] = {};
+  const int64_t distance = count / kStreams / (kSums * kLanes) * (kSums * kLanes);
+  for (int64_t i = 0; i < distance; i += kSums * kLanes) {
+    LB_UNROLL for (int n = 0; n < kStreams; ++n) {
+      LB_UNROLL for (int j = 0; j < kSums; ++j) {
+        const float* from = x + n * distance + i + j * kLanes;
+        if (kStreams > 1) fetch_ahead(reinterpret_cast<const char*>(from) + kStreamAhead);
+        sums[n][j] += load(from);
+      }
+    }
   }
   double total = 0.0;
-  for (int j = 0; j < kSums; ++j) total += sum(sums[j]);
-  for (; i < count; ++i) total += x[i];
+  for (int n = 0; n < kStreams; ++n) {
+    for (int j = 0; j < kSums; ++j) total += sum(sums[n][j]);
+  }
+  for (int64_t i = kStreams * distance; i < count; ++i) total += x[i];
   return total;
 }
 

@@ -79,29 +79,78 @@ struct Planned {
   int64_t tiles, first_task, first_tile, first_partial;
 };
 
+struct Plan {
+  std::vector<Planned> requests;  // and behind them the totals
+  int64_t threads;
+  // Whether threads take all kv heads of some keys together.
+  bool groups_heads;
+  const Planned& totals() const { return requests.back(); }
+};
+
+// Bytes of keys and values of all heads that a thread reads in one go: beside as many that are on their way they stay in
+// its second cache.
+constexpr int64_t kGroupBytes = 768 << 10;
+// Of which what it walks is a multiple of keys.
+constexpr int64_t kGroupKeys = 64;
+
+// Keys of a request that are walked together.
+int64_t group_keys(const AttentionArgs& args) {
+  return (ceil_div(args.kv_len, args.kv_splits) + kGroupKeys - 1) / kGroupKeys * kGroupKeys;
+}
+
+// The parts of a request's keys that fit a cache, or 0 where it has more than a few rows, several tasks of a kv head, or
+// keys and values of which the rows of all kv heads are not one piece.
+int64_t parts_of_whole_rows(const AttentionArgs& a) {
+  const int64_t heads = a.num_kv_heads;
+  const bool has_task_of_head = a.direct && a.task_queries == a.q_len && a.task_heads * heads == a.num_heads;
+  const bool has_whole_rows = a.pages != nullptr && heads > 1 && a.key_strides[1] == a.head_dim &&
+                              a.value_strides[1] == a.value_dim && a.key_strides[2] == heads * a.head_dim &&
+                              a.value_strides[2] == heads * a.value_dim;
+  if (!has_task_of_head || !has_whole_rows || a.window > 0) return 0;
+  const int64_t size = a.dtype == DType::f32 ? 4 : 2;
+  return ceil_div(a.kv_len * heads * (a.head_dim + a.value_dim) * size, kGroupBytes);
+}
+
+// Cuts the requests so that threads read whole rows of keys and values, once and in one piece, if there are enough for
+// all threads; otherwise leaves them.
+bool plan_whole_rows(std::vector<AttentionArgs>& requests, int64_t threads) {
+  int64_t groups = 0;
+  for (const AttentionArgs& args : requests) {
+    const int64_t parts = parts_of_whole_rows(args);
+    if (parts == 0) return false;
+    groups += parts;
+  }
+  if (groups < 2 * threads) return false;
+  for (AttentionArgs& args : requests) args.kv_splits = parts_of_whole_rows(args);
+  return true;
+}
+
 // Plans each request by its share of the work; long tasks come first, so that the last ones to end are short.
-std::vector<Planned> plan_requests(std::vector<AttentionArgs>& requests, int64_t& threads) {
+Plan plan_requests(std::vector<AttentionArgs>& requests) {
   int64_t work = 0;
   for (const AttentionArgs& args : requests) work += attention_work(args);
-  threads = attention_threads(work);
-  const int64_t wanted = attention_tasks(threads);
+  Plan plan = {{}, attention_threads(work), false};
+  const int64_t wanted = attention_tasks(plan.threads);
   std::stable_sort(requests.begin(), requests.end(), [](const AttentionArgs& a, const AttentionArgs& b) {
     return attention_work(a) > attention_work(b);
   });
-  std::vector<Planned> planned;
-  Planned next = {};
   for (AttentionArgs& args : requests) {
     const double share =
         static_cast<double>(attention_work(args)) / static_cast<double>(std::max<int64_t>(work, 1));
     const auto tasks = static_cast<int64_t>(share * static_cast<double>(wanted)) + 1;
-    next.tiles = plan_attention(args, std::min(wanted, tasks));
-    planned.push_back(next);
-    next.first_task += next.tiles * args.kv_splits;
-    next.first_tile += next.tiles;
-    next.first_partial += partial_floats(args, next.tiles);
+    plan.requests.push_back({plan_attention(args, std::min(wanted, tasks)), 0, 0, 0});
   }
-  planned.push_back(next);
-  return planned;
+  plan.groups_heads = plan_whole_rows(requests, plan.threads);
+  Planned next = {};
+  for (size_t r = 0; r < requests.size(); ++r) {
+    next.tiles = plan.requests[r].tiles;
+    plan.requests[r] = next;
+    next.first_task += next.tiles * requests[r].kv_splits;
+    next.first_tile += next.tiles;
+    next.first_partial += partial_floats(requests[r], next.tiles);
+  }
+  plan.requests.push_back(next);
+  return plan;
 }
 
 // Calls f(request, number within it) for the n-th of what `first` counts.
@@ -113,30 +162,69 @@ void find(const std::vector<Planned>& planned, int64_t Planned::* first, int64_t
   f(static_cast<size_t>(found - planned.begin()), n - (*found).*first);
 }
 
+// Keys of a request, all heads of which one thread attends to.
+struct Group {
+  const AttentionArgs* args;
+  int64_t part;
+};
+
+// Each thread knows the group it takes next, and asks for it meanwhile.
+template <typename Run>
+void run_groups(const std::vector<AttentionArgs>& requests, int64_t threads, const Run& run) {
+  std::vector<Group> groups;
+  for (const AttentionArgs& args : requests) {
+    for (int64_t part = 0; part < args.kv_splits; ++part) groups.push_back({&args, part});
+  }
+  std::atomic<size_t> next{0};
+  std::atomic<int64_t> slots{0};
+  parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    const int64_t slot = slots++;
+    for (size_t group = next++, following; group < groups.size(); group = following) {
+      following = next++;
+      AttentionArgs args = *groups[group].args;
+      if (following < groups.size()) {
+        const Group& behind = groups[following];
+        const int64_t keys = group_keys(*behind.args);
+        args.next = behind.args;
+        args.next_begin = behind.part * keys;
+        args.next_end = std::min(args.next_begin + keys, behind.args->kv_len);
+      }
+      for (int64_t head = 0; head < args.num_kv_heads; ++head)
+        run(args, head * args.kv_splits + groups[group].part, slot);
+    }
+  });
+}
+
 void run_requests(std::vector<AttentionArgs>& requests) {
-  int64_t threads = 1;
-  const std::vector<Planned> planned = plan_requests(requests, threads);
-  const Planned& all = planned.back();
+  const Plan plan = plan_requests(requests);
+  const Planned& all = plan.totals();
   const auto& kernels = LB_KERNELS(attention_kernels);
   at::Tensor partials;
   if (all.first_partial > 0) partials = empty_cpu({all.first_partial}, at::kFloat);
   int64_t bytes = 0;
   for (size_t r = 0; r < requests.size(); ++r) {
     if (requests[r].kv_splits > 1) {
-      requests[r].partials = partials.mutable_data_ptr<float>() + planned[r].first_partial;
+      requests[r].partials = partials.mutable_data_ptr<float>() + plan.requests[r].first_partial;
     }
     bytes = std::max(bytes, static_cast<int64_t>(kernels.scratch_bytes(requests[r])));
   }
   // torch aligns CPU allocations to 64 bytes, and scratch_bytes is a multiple of that.
-  at::Tensor scratch = empty_cpu({std::min(all.first_task, threads) * bytes}, at::kByte);
+  at::Tensor scratch = empty_cpu({std::min(all.first_task, plan.threads) * bytes}, at::kByte);
   char* memory = static_cast<char*>(scratch.mutable_data_ptr());
-  run_tasks(all.first_task, threads, [&](int64_t n, int64_t slot) {
-    find(planned, &Planned::first_task, n,
-         [&](size_t r, int64_t task) { kernels.run(requests[r], task, memory + slot * bytes); });
-  });
+  const auto run = [&](const AttentionArgs& args, int64_t task, int64_t slot) {
+    kernels.run(args, task, memory + slot * bytes);
+  };
+  if (plan.groups_heads) {
+    run_groups(requests, plan.threads, run);
+  } else {
+    run_tasks(all.first_task, plan.threads, [&](int64_t n, int64_t slot) {
+      find(plan.requests, &Planned::first_task, n,
+           [&](size_t r, int64_t task) { run(requests[r], task, slot); });
+    });
+  }
   if (all.first_partial == 0) return;
-  run_tasks(all.first_tile, threads, [&](int64_t n, int64_t) {
-    find(planned, &Planned::first_tile, n, [&](size_t r, int64_t tile) {
+  run_tasks(all.first_tile, plan.threads, [&](int64_t n, int64_t) {
+    find(plan.requests, &Planned::first_tile, n, [&](size_t r, int64_t tile) {
       if (requests[r].kv_splits > 1) kernels.merge(requests[r], tile);
     });
   });

@@ -53,7 +53,7 @@ template <int64_t bytes>
 LB_INLINE void fetch_weights(const char* data) {
   LB_UNROLL for (int64_t line = 0; line < bytes; line += 64) {
     __builtin_prefetch(data + kNear + line);
-    fetch_ahead(data + kFar + line);
+    fetch_stream_ahead<kFar>(data + line);
   }
 }
 

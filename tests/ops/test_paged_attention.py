@@ -126,6 +126,25 @@ def test_pages(isa: str, dtype: torch.dtype, rows: int, option: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [20, 256])
+def test_threads_read_whole_rows(isa: str, dtype: torch.dtype, rows: int) -> None:
+    """All kv heads of a part of a request's keys by one thread, where each request has few rows."""
+    lengths = (1, 2100, 64, 777, 130, 3, 1030, 500)  # of which some are several parts
+    for queries, heads in ((1, (8, 4)), (3, (4, 4)), (2, (10, 5))):
+        requests = tuple((queries, keys) for keys in lengths)
+        arguments = make(requests, *heads, 64, 64, rows, dtype)
+        alone = check(arguments)
+        torch.set_num_threads(3)
+        try:
+            torch.testing.assert_close(paged_attention(**arguments), alone, rtol=0, atol=2e-2)
+            check(arguments | {"softcap": 3.0})
+        finally:
+            torch.set_num_threads(1)
+    values_are_wider = make(requests, 4, 2, 32, 48, rows, dtype)
+    check(values_are_wider)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [1, 15, 64, 80, 128, 130])
 def test_head_sizes_and_groups(isa: str, dtype: torch.dtype, dim: int) -> None:
     for heads, kv_heads in ((1, 1), (4, 4), (8, 1), (20, 1)):
