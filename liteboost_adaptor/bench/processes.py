@@ -6,9 +6,10 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .. import config
 from ..errors import LiteBoostError
@@ -22,6 +23,13 @@ class WorkerError(LiteBoostError, RuntimeError):
     """A worker process failed or ended before it answered."""
 
 
+class Asked(Protocol):
+    """What answers requests."""
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+
+
 class Worker:
     """One process running ``worker.py``, and the pipe to it."""
 
@@ -33,6 +41,8 @@ class Worker:
         level: int | None = None,
         quant: str | None = None,
         rank: dict[str, str] | None = None,
+        variables: dict[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, worker.__file__),
     ) -> None:
         """
         Args:
@@ -42,6 +52,8 @@ class Worker:
             level: ``LITEBOOST_LEVEL`` of the process; ``None`` leaves the variable unset.
             quant: ``LITEBOOST_QUANT`` of the process, likewise.
             rank: What a launcher would set, for one process of several.
+            variables: More of the environment.
+            program: The Python and the file that answer.
         """
         self.name = name
         self.log = logs / f"{name}{rank['RANK'] if rank else ''}.log"
@@ -54,10 +66,11 @@ class Worker:
             LITEBOOST_LEVEL=None if level is None else str(level),
             LITEBOOST_QUANT=quant,
             **(rank or {}),
+            **(variables or {}),
         )
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, worker.__file__],
+                [*program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -13,7 +13,7 @@ from .settings import BASELINE, INT8_CACHES, ROUNDING, Settings, divided
 
 if TYPE_CHECKING:
     from .agreement import Agreement
-    from .models import BenchModel
+    from .models import BenchModel, Cost
 
 #: A variant cannot be faster than the machine; a little over one is the noise of two measurements.
 MOST_FRACTION = 1.03
@@ -79,6 +79,20 @@ def summarise(measured: Measurements) -> dict[str, Any]:
     settings = measured.settings
     variants = {name: _variant(measured, name) for name in settings.variants}
     return {
+        **facts_of(measured),
+        "variants": variants,
+        "divided": _divided(measured),
+        "groups": [list(group) for group in measured.groups],
+        "rounds": [vars(one) for one in measured.rounds],
+        "notes": _notes(measured),
+        "failures": _failures(variants),
+    }
+
+
+def facts_of(measured: Measurements) -> dict[str, Any]:
+    """What a run was made on and of: ``machine``, ``settings`` and ``agreement`` of `summarise`."""
+    settings = measured.settings
+    return {
         "machine": {
             "cpu": cpu_name(),
             "threads": settings.threads,
@@ -86,8 +100,6 @@ def summarise(measured: Measurements) -> dict[str, Any]:
             "read_gb_s": measured.read_gb_s,
             "gemm_gflops": measured.gemm_gflops,
         },
-        "variants": variants,
-        "divided": _divided(measured),
         "settings": {
             "arch": measured.model.name,
             **{
@@ -97,21 +109,23 @@ def summarise(measured: Measurements) -> dict[str, Any]:
             **{name: measured.facts[BASELINE].get(name) for name in ("torch", "transformers")},
         },
         "agreement": {name: vars(agreement) for name, agreement in measured.agreements.items()},
-        "groups": [list(group) for group in measured.groups],
-        "rounds": [vars(one) for one in measured.rounds],
-        "notes": _notes(measured),
-        "failures": _failures(variants),
     }
 
 
-def _variant(measured: Measurements, name: str) -> dict[str, float]:
-    settings, cost = measured.settings, measured.model.cost
+def cost_of(measured: Measurements, name: str) -> Cost:
+    """What a pass of one variant costs: of its quantized weights, keys and values, if it has them."""
+    cost = measured.model.cost
     if counted := measured.facts.get(name, {}).get("token_bytes"):
         cost = replace(cost, token_bytes=sum(counted.values()))
     if name in INT8_CACHES and cost.head_dim:
         from ..ops.int8_attention import SCALE_BYTES  # imports torch
 
         cost = replace(cost, kv_itemsize=(cost.head_dim + SCALE_BYTES) / cost.head_dim)
+    return cost
+
+
+def _variant(measured: Measurements, name: str) -> dict[str, float]:
+    settings, cost = measured.settings, cost_of(measured, name)
     rounds = [one for one in measured.rounds if one.variant == name]
     prefill_s = median(one.prefill_s for one in rounds)
     # One step decodes one token of every sequence.

@@ -13,7 +13,7 @@ from ..memory import available_bytes
 from . import models
 from .agreement import Agreement, compare
 from .memory import plan_groups
-from .processes import Ranks, Worker
+from .processes import Asked, Ranks, Worker
 from .report import Measurements, Round
 from .settings import BASELINE, DIVIDED, INT8_CACHES, QUANTISED, ROUNDING, Settings, processes
 
@@ -51,7 +51,7 @@ def run(settings: Settings, workdir: Path | None = None, progress: Progress | No
         groups = plan_groups(
             settings.variants, BASELINE, model.cost.weight_bytes, available_bytes() - settings.read_bytes
         )
-        session = _Session(settings, model, Path(scratch), report, groups)
+        session = Session(settings, model, Path(scratch), report, groups)
         with session.started("limits") as limits:
             session.load({"limits": limits}, session.limits_options())
             for group in groups:
@@ -59,7 +59,7 @@ def run(settings: Settings, workdir: Path | None = None, progress: Progress | No
         return session.measurements()
 
 
-class _Session:
+class Session:
     """The state of one run."""
 
     def __init__(
@@ -82,7 +82,7 @@ class _Session:
         self._report = report
         self._done = 1
         # Loading, comparing and each round are a step of every variant.
-        self._total = 1 + sum(map(len, groups)) * (2 + settings.repeats)
+        self.total = 1 + sum(map(len, groups)) * (2 + settings.repeats)
         self._prompt = _random_prompt(settings, model.vocab_size)
 
     def run_group(self, group: tuple[str, ...], limits: Worker) -> None:
@@ -92,10 +92,10 @@ class _Session:
             self.load(workers, self._variant_options())
             self._compare(workers)
             for number in range(self.settings.repeats):
-                self._round(workers, number, limits)
+                self.round(workers, number, limits)
                 self.limits = limits.ask("best")
             for name, worker in workers.items():
-                self._finish(name, worker)
+                self.finish(name, worker)
 
     def measurements(self) -> Measurements:
         """What was seen."""
@@ -136,7 +136,7 @@ class _Session:
             worker.send("load", options={**common, **options})
         for name, worker in workers.items():
             if name in self.settings.variants:
-                self._step(f"{name}: loading")
+                self.step(f"{name}: loading")
             self.facts[name] = worker.receive()
 
     def limits_options(self) -> dict[str, Any]:
@@ -156,12 +156,12 @@ class _Session:
         """Hold every variant of a group against the baseline of the same group."""
         import torch
 
-        self._step(f"{BASELINE}: comparing")
+        self.step(f"{BASELINE}: comparing")
         tokens, reference = self._logits(workers[BASELINE], None)
         # Held against itself: forced and free decoding agree, or nothing below means anything.
         for name in sorted(workers, key=lambda name: name != BASELINE):
             if name != BASELINE:
-                self._step(f"{name}: comparing")
+                self.step(f"{name}: comparing")
             _, candidate = self._logits(workers[name], tokens)
             expected = reference
             if name in QUANTISED:  # transformers' own code on what is left after rounding
@@ -190,28 +190,31 @@ class _Session:
         path.unlink()
         return reply["tokens"], logits
 
-    def _round(self, workers: dict[str, Worker | Ranks], number: int, limits: Worker) -> None:
+    def round(self, workers: dict[str, Worker | Ranks], number: int, limits: Worker) -> None:
+        """Let each variant generate once, in an order that rotates."""
         names = list(workers)
         turn = number % len(names)
         index = len({one.index for one in self.rounds})
         before = limits.ask("now")
         for name in names[turn:] + names[:turn]:
-            self._step(f"round {number + 1} of {self.settings.repeats}: {name}")
+            self.step(f"round {number + 1} of {self.settings.repeats}: {name}")
             seconds = workers[name].ask("round")
             behind = limits.ask("now")
             beside = {limit: max(before[limit], behind[limit]) for limit in before}
             self.rounds.append(Round(name, index, **seconds, **beside))
             before = behind
 
-    def _finish(self, name: str, worker: Worker | Ranks) -> None:
+    def finish(self, name: str, worker: Asked) -> None:
+        """Note what a worker says at its end."""
         finish = worker.ask("finish")
         earlier = self.finishes.get(name)
         if earlier:  # the baseline of an earlier group
             finish["peak_rss_mb"] = max(finish["peak_rss_mb"], earlier["peak_rss_mb"])
         self.finishes[name] = finish
 
-    def _step(self, doing: str) -> None:
-        self._report(doing, self._done, self._total)
+    def step(self, doing: str) -> None:
+        """Tell of the next step."""
+        self._report(doing, self._done, self.total)
         self._done += 1
 
 

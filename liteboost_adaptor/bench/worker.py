@@ -45,7 +45,7 @@ class TokenClock:
 
 
 class Variant:
-    """A loaded model and the two things a benchmark asks of it: its logits, and a timed ``generate``."""
+    """A loaded model and what a benchmark asks of it: logits, a timed ``generate`` or ``generate_batch``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.is_quantized = options.get("quantized", False)
@@ -177,6 +177,42 @@ class Variant:
             raise RuntimeError(f"asked for {self.new} tokens, generate made {len(clock.stamps) - 1}")
         return {"prefill_s": first - begin, "decode_s": last - first}
 
+    def batch(self, requests: int) -> dict[str, Any]:
+        """Run ``generate_batch`` once, over random prompts of the length of `prompt`.
+
+        Returns:
+            ``seconds`` it took, and ``stamps``: seconds from its begin to each token, by request.
+        """
+        import torch
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        length = self.prompt.shape[1]
+        generator = torch.Generator().manual_seed(requests)
+        vocab_size = self.model.config.get_text_config().vocab_size
+        inputs = torch.randint(0, vocab_size, (requests, length), generator=generator).tolist()
+        # Of default size, as many as the texts fill: by default they would fill the memory.
+        batching = ContinuousBatchingConfig()
+        page_size = getattr(batching, "page_size", None) or batching.block_size  # the name before 5.23
+        batching.num_blocks = requests * (-(-(length + self.new) // page_size) + 1)
+        gc.collect()
+        begin = time.perf_counter()
+        answers = self.model.generate_batch(
+            inputs,
+            # No token is the end: a text has `new` of them.
+            generation_config=GenerationConfig(
+                max_new_tokens=self.new, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=batching,
+            record_timestamps=True,
+            progress_bar=False,
+        )
+        seconds = time.perf_counter() - begin
+        made = [len(answer.generated_tokens) for answer in answers.values()]
+        if made != [self.new] * requests:
+            raise RuntimeError(f"asked for {requests} texts of {self.new} tokens, generate_batch made {made}")
+        stamps = [[stamp - begin for stamp in answer.timestamps] for answer in answers.values()]
+        return {"seconds": seconds, "stamps": stamps}
+
     def finish(self) -> dict[str, Any]:
         """Peak memory of this process in MiB and, at a level of ours, the status."""
         status = None
@@ -262,6 +298,7 @@ def _handlers(options: dict[str, Any]) -> dict[str, Handler]:
         "ready": variant.ready,
         "check": variant.check,
         "round": variant.round,
+        "batch": variant.batch,
         "finish": variant.finish,
     }
 

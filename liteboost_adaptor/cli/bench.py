@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 
 from ..bench.settings import VARIANTS, Settings, divided, usable_cores
+from ..bench.throughput.settings import Peers, at_once, peers_of
 from ..config import Settings as CoreSettings
 from ..config import with_overrides
 from ..errors import ConfigError
@@ -25,6 +26,16 @@ from .status import console_for
 
 if TYPE_CHECKING:
     from ..bench.runner import Progress
+
+
+_Requests = Annotated[
+    str | None,
+    typer.Option(metavar="1,4,16", help="Measure generate_batch at so many requests at once, instead."),
+]
+_Peers = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=COMMAND", help="With --serve: llama.cpp or vLLM, too; see docs/serving.md."),
+]
 
 
 def bench(
@@ -68,16 +79,19 @@ def bench(
         Path | None,
         typer.Option(metavar="DIR", help="With --sparse: a trained model, and heldout.txt, for the loss."),
     ] = None,
+    serve: _Requests = None,
+    peer: _Peers = None,
 ) -> None:
     """Time transformers without and with this package.
 
-    Once the results agree, the variants take turns, each in a process of its own.
+    Once results agree, variants take turns in processes of their own.
 
+    With --serve: requests that generate_batch answers all at once, beside other engines if they are named.
     With --sparse: attention of one layer over chosen blocks beside dense attention, at --prompt tokens.
 
-    hf-eager and hf-sdpa are transformers without this package; level0, level1 and level2 are the same script
-    with it. With --tp 2: hf-tp2, transformers' own tensor parallelism, and level2-tp2, ours. Exit status 1
-    when two variants disagree, or a figure exceeds what the machine can do.
+    hf-eager, hf-sdpa: transformers without this package; level0, level1, level2: the same script with it.
+    With --tp 2: hf-tp2, transformers' own tensor parallelism, and level2-tp2, ours. Exit status 1 when two
+    variants disagree, or a figure exceeds what the machine can do.
     """
     settings = Settings(
         arch=arch,
@@ -85,23 +99,28 @@ def bench(
         prompt=prompt if prompt is not None else 128 if sparse is None else 8192,
         new=new,
         batch=batch,
-        variants=(*(name.strip() for name in variants.split(",") if name.strip()), *divided(tp)),
+        variants=(*filter(None, map(str.strip, variants.split(","))), *divided(tp)),
         tp=tp,
         repeats=repeats,
         threads=usable_cores() if threads is None else threads,
     )
+    _check_device(device, modelled)
+    if modelled:
+        _modelled(settings, card, json_file)
+    elif serve is not None or peer:
+        _served(settings, at_once(serve or ""), peers_of(peer or ()), json_file, plot, workdir)
+    elif sparse is not None:
+        _sparse(settings, sparse, trained, json_file)
+    else:
+        _timed(settings, json_file, plot, workdir)
+
+
+def _check_device(device: str, modelled: bool) -> None:
     if (device == "npu") != modelled or device not in ("cpu", "npu"):
         raise ConfigError(
             f"--device is cpu, or npu together with --modelled; found --device {device}"
             f"{' --modelled' if modelled else ''}. Times on a real NPU are not measured by this version."
         )
-    if modelled:
-        _modelled(settings, card, json_file)
-        return
-    if sparse is not None:
-        _sparse(settings, sparse, trained, json_file)
-        return
-    _timed(settings, json_file, plot, workdir)
 
 
 def _timed(settings: Settings, json_file: str | None, plot: Path | None, workdir: Path | None) -> None:
@@ -119,6 +138,28 @@ def _timed(settings: Settings, json_file: str | None, plot: Path | None, workdir
         typer.echo(f"error: {failure}", err=True)
     if summary["failures"]:
         raise typer.Exit(1)
+
+
+def _served(
+    settings: Settings,
+    requests: tuple[int, ...],
+    peers: Peers,
+    json_file: str | None,
+    plot: Path | None,
+    workdir: Path | None,
+) -> None:
+    """Print what each variant and peer makes of so many requests at once."""
+    check_outputs(json_file, plot, workdir)
+    if settings.tp > 1 or settings.batch > 1:
+        raise ConfigError("--serve is measured on one process, without --tp; its batch is --serve itself.")
+    from ..bench.throughput import report, runner
+
+    with progress_bar() as progress:
+        summary = report.summarise(*runner.run(settings, requests, peers, workdir, progress))
+    if plot is not None:
+        report.plot(summary, plot)
+    console_for(sys.stderr if json_file == "-" else sys.stdout).print(tables.throughput_table(summary))
+    _write_json(summary, json_file)
 
 
 def _modelled(settings: Settings, card: str, json_file: str | None) -> None:

@@ -277,6 +277,50 @@ def bench_table(summary: Mapping[str, Any]) -> RenderableType:
     return Group(table, *(Text(note, "yellow") for note in summary["notes"]))
 
 
+def throughput_table(summary: Mapping[str, Any]) -> RenderableType:
+    """The figures of requests that were answered all at once.
+
+    Args:
+        summary: From `liteboost_adaptor.bench.throughput.report.summarise`.
+    """
+    settings, machine = summary["settings"], summary["machine"]
+    table = Table(
+        title=f"{settings['arch']}, {settings['dtype']}, prompt {settings['prompt']}, new {settings['new']}, "
+        f"median of {settings['repeats']}",
+        title_justify="left",
+        caption=f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}; measured limits: read "
+        f"{machine['read_gb_s']:.1f} GB/s, GEMM {machine['gemm_gflops']:.0f} GFLOP/s. Of limit: the least "
+        "time they allow, as measured beside each round, over the time taken",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("requests", "", "tokens/s", "to hf-sdpa", "of limit", "of GEMM peak"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for heading in ("first ms", "next p50", "next p99", "peak MiB"):
+        table.add_column(heading, justify="right")
+    for requests, row in summary["requests"].items():
+        for name, figures in row.items():
+            table.add_row(
+                requests,
+                name,
+                f"{figures['tokens_s']:.1f}",
+                f"{figures['times']:.2f}",
+                *(_share(figures[key]) for key in ("limit_fraction", "peak_fraction")),
+                *(_milliseconds(figures[key]) for key in ("first_p50_s", "next_p50_s", "next_p99_s")),
+                f"{summary['peak_rss_mb'][name]:.0f}",
+            )
+        table.add_section()
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1000 * seconds:.0f}"
+
+
 def sparse_table(settings: Any, share: str, gain: Any, losses: Sequence[Any]) -> RenderableType:
     """What block-sparse attention gains and loses.
 

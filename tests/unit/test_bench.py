@@ -226,10 +226,10 @@ class _FakeWorker:
         return {"tokens": self.logits["decode"].argmax(-1).tolist()}
 
 
-def _session(tmp_path: Path) -> runner._Session:
+def _session(tmp_path: Path) -> runner.Session:
     model = models.BenchModel("tiny", tmp_path, 101, models.Cost(0, 0, 0, 0, (), (), 0, 0, 2))
     settings = Settings("tiny", repeats=1, prompt=3)
-    return runner._Session(settings, model, tmp_path, lambda doing, done, total: None, [VARIANTS])
+    return runner.Session(settings, model, tmp_path, lambda doing, done, total: None, [VARIANTS])
 
 
 def test_every_variant_goes_along_the_tokens_of_the_baseline(tmp_path: Path) -> None:

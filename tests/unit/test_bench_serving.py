@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import math
+import os
+import shlex
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from liteboost_adaptor.bench.serving import __main__ as command
-from liteboost_adaptor.bench.serving import client, runner
+from liteboost_adaptor.bench.serving import client, report, runner, server
 from liteboost_adaptor.bench.serving.client import ServingError, read_stream
 from liteboost_adaptor.bench.serving.figures import Answer, Figures, medians, percentile, summarise
-from liteboost_adaptor.bench.serving.runner import Load, Row, compare, table
+from liteboost_adaptor.bench.serving.report import table
+from liteboost_adaptor.bench.serving.runner import OURS, PLAIN, Load, Row, compare
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "shakespeare-llama"
 #: Two clients: one text of three parts, one of two.
@@ -36,15 +44,16 @@ def test_a_percentile_of_nothing_is_an_error() -> None:
 
 
 def test_figures_of_a_round() -> None:
-    found = summarise(ANSWERS)
+    found = summarise(ANSWERS, 77.0)
     assert found.tokens_s == pytest.approx(6 / 2)  # from the first request to the end of the last answer
     assert (found.first_p50_s, found.first_p99_s) == pytest.approx((0.5, 1.0))
     assert (found.next_p50_s, found.next_p99_s) == pytest.approx((0.2, 0.3))
+    assert found.peak_rss_mb == 77.0
 
 
 def test_each_figure_has_a_median_of_its_own() -> None:
-    rounds = [Figures(1, 5, 1, 1, 1), Figures(2, 3, 1, 1, 9), Figures(3, 4, 1, 1, 5)]
-    assert medians(rounds) == Figures(2, 4, 1, 1, 5)
+    rounds = [Figures(1, 5, 1, 1, 1, 7), Figures(2, 3, 1, 1, 9, 7), Figures(3, 4, 1, 1, 5, 8)]
+    assert medians(rounds) == Figures(2, 4, 1, 1, 5, 7)
 
 
 def test_another_text_is_an_error() -> None:
@@ -77,10 +86,80 @@ def test_all_prompts_are_asked_for_in_their_order(monkeypatch: pytest.MonkeyPatc
     assert texts == runner.prompts(9) and len(set(texts)) == 9
 
 
-def test_the_table_compares_a_server_with_the_one_without_us() -> None:
-    lines = list(table([Row(Load(4, 8, 8, 1), Figures(10, 0.1, 0.2, 0.03, 0.04), Figures(25, 0, 0, 0, 0))]))
-    assert lines[2] == "| 4 | without us | 10.0 | 1.00 | 100.0 | 200.0 | 30.0 | 40.0 |\n"
+def test_requests_of_an_open_loop_come_whatever_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    all_there = threading.Barrier(5)
+
+    def ask(port: int, prompt: str, tokens: int) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        all_there.wait(timeout=60)  # nobody is answered before everybody has asked
+        with lock:
+            running -= 1
+        return prompt
+
+    monkeypatch.setattr(client, "_ask", ask)
+    load = Load(None, 5, 8, 1, rate=1000.0)
+    assert load.ask(7, list("abcde"), 8) == list("abcde")
+    assert most == 5 and str(load) == "1000/s" and str(Load(4, 5, 8, 1)) == "4"
+
+
+def test_arrivals_are_random_and_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(client.time, "sleep", slept.append)
+    monkeypatch.setattr(client.time, "perf_counter", lambda: 100.0)
+    monkeypatch.setattr(client, "_ask", lambda port, prompt, tokens: prompt)
+    client.open_loop(7, ["a"] * 400, 8, rate=2.0)
+    arrivals = sorted(slept)
+    gaps = [later - sooner for sooner, later in itertools.pairwise([0.0, *arrivals])]
+    assert sum(gaps) / 400 == pytest.approx(0.5, rel=0.15)
+    # Of exponential times 63 % are below their mean.
+    assert sum(gap < 0.5 for gap in gaps) / 400 == pytest.approx(1 - math.exp(-1), abs=0.08)
+
+
+def test_the_table_compares_servers_with_the_one_without_us(tmp_path: Path) -> None:
+    figures = {PLAIN: Figures(10, 0.1, 0.2, 0.03, 0.04, 99), OURS: Figures(25, 0, 0, 0, 0, 0)}
+    rows = [Row(Load(4, 8, 8, 1), figures), Row(Load(None, 8, 8, 1, 0.5), figures)]
+    lines = list(table(rows))
+    assert lines[2] == "| 4 | without us | 10.0 | 1.00 | 100.0 | 200.0 | 30.0 | 40.0 | 99 |\n"
     assert lines[3].startswith("| 4 | with us | 25.0 | 2.50 |")
+    assert lines[4].startswith("| 0.5/s | without us |")
+    report.plot(rows, tmp_path / "serving.png")
+    assert (tmp_path / "serving.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_command_gets_a_free_port_and_its_memory_is_read() -> None:
+    code = (
+        "import http.server, sys, os, time\n"
+        "if os.fork() == 0: held = bytearray(64 << 20); time.sleep(600)\n"
+        "class H(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200); self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()"
+    )
+    with server.serving([sys.executable, "-c", code, server.PORT], 1) as found:
+        children = [pid for pid in server._family(found.pid) if pid != found.pid]
+        try:
+            assert len(children) == 1
+            assert found.peak_rss_mb() > sum(map(server._peak_kib, children)) / 1024 > 0
+        finally:
+            os.kill(children[0], signal.SIGKILL)
+    with pytest.raises(ServingError, match="no-such-server 1 does not start"):
+        with server.serving(["no-such-server", "1"], 1):
+            pass
+    with pytest.raises(ServingError, match="does not answer"):
+        with server.serving([sys.executable, "-c", "print('bye')"], 1):
+            pass
+
+
+@pytest.mark.parametrize("option", [["--peer", "llama=llama-server"], ["--rate", "0"], ["--rate", "-1"]])
+def test_options_that_cannot_be_measured_are_refused(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main([str(MODEL), *option])
+    assert "found" in capsys.readouterr().err
 
 
 @pytest.mark.full
@@ -94,9 +173,13 @@ def test_two_servers_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[
     if any(importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")):
         pytest.skip("transformers serve is not installed: pip install '.[serve]'")
     file = tmp_path / "figures.json"
-    load = ["--at-once", "1", "2", "--requests", "4", "--tokens", "8", "--rounds", "1", "--threads", "1"]
-    assert command.main([str(MODEL), *load, "--json", str(file)]) == 0
-    assert capsys.readouterr().out.count("with us") == 2
+    load = ["--at-once", "1", "2", "--rate", "4", "--requests", "4", "--tokens", "8"]
+    load += ["--rounds", "1", "--threads", "1"]
+    served = shlex.join(server.transformers_command(MODEL, None, ["--dtype", "float32"]))
+    assert command.main([str(MODEL), *load, "--json", str(file), "--peer", f"again={served}"]) == 0
+    assert capsys.readouterr().out.count("with us") == 3
     rows = json.loads(file.read_text())
-    assert [row["load"]["at_once"] for row in rows] == [1, 2]
-    assert all(row[name]["tokens_s"] > 0 for row in rows for name in ("plain", "ours"))
+    assert [row["load"]["at_once"] for row in rows] == [1, 2, None]
+    for row in rows:
+        assert set(row["servers"]) == {PLAIN, OURS, "again"}
+        assert all(figures["tokens_s"] > 0 < figures["peak_rss_mb"] for figures in row["servers"].values())

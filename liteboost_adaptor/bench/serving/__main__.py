@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,31 +12,28 @@ from pathlib import Path
 
 from ...errors import LiteBoostError
 from ..settings import usable_cores
-from .runner import Load, measure, table
+from .report import plot, table
+from .runner import OURS, PLAIN, Load, measure
+from .server import PORT, transformers_command
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Measure, write the table to standard output and, where asked, all figures as JSON to a file."""
-    parser = argparse.ArgumentParser(prog="python -m liteboost_adaptor.bench.serving", description=__doc__)
-    parser.add_argument("model", type=Path, help="a folder with a model and its tokenizer")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16], metavar="N", help="clients")
-    parser.add_argument("--requests", type=int, default=32, help="texts of a round")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of a text")
-    parser.add_argument("--rounds", type=int, default=3, help="of each server")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="of each server")
-    parser.add_argument("--level", default="2", choices=("0", "1", "2"), help="of the server with us")
-    parser.add_argument("--dtype", default="float32", help="of the model")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("options", nargs="*", metavar="OPTION", help="more of both servers, behind --")
-    chosen = parser.parse_args(None if arguments is None else list(arguments))
-    loads = [Load(clients, chosen.requests, chosen.tokens, chosen.rounds) for clients in chosen.at_once]
+    """Measure, write the table to standard output and, where asked, figures and plot to files."""
+    chosen = _parser().parse_args(None if arguments is None else list(arguments))
+    common = (chosen.requests, chosen.tokens, chosen.rounds)
+    loads = [Load(clients, *common) for clients in chosen.at_once]
+    loads += [Load(None, *common, rate) for rate in chosen.rate]
     options = ["--dtype", chosen.dtype, *chosen.options]
+    commands = {
+        PLAIN: transformers_command(chosen.model, None, options),
+        OURS: transformers_command(chosen.model, chosen.level, options),
+        **dict(chosen.peer),
+    }
     rows = []
     try:
-        for row in measure(chosen.model, loads, chosen.level, chosen.threads, options):
-            sys.stderr.write(
-                f"{row.load.at_once} clients: {row.plain.tokens_s:.1f}, {row.ours.tokens_s:.1f}\n"
-            )
+        for row in measure(commands, loads, chosen.threads, same_texts=chosen.texts == "same"):
+            speeds = ", ".join(f"{name} {figures.tokens_s:.1f}" for name, figures in row.servers.items())
+            sys.stderr.write(f"load {row.load}: {speeds}\n")
             rows.append(row)
     except LiteBoostError as fault:
         sys.stderr.write(f"error: {fault}\n")
@@ -43,7 +41,56 @@ def main(arguments: Iterable[str] | None = None) -> int:
     sys.stdout.writelines(table(rows))
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if chosen.plot:
+        plot(rows, chosen.plot)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m liteboost_adaptor.bench.serving", description=__doc__)
+    parser.add_argument("model", type=Path, help="a folder with a model and its tokenizer")
+    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 16], metavar="N", help="clients")
+    parser.add_argument(
+        "--rate", type=_rate, nargs="*", default=[], help="requests a second that arrive at random, as well"
+    )
+    parser.add_argument("--requests", type=int, default=32, help="texts of a round")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of a text")
+    parser.add_argument("--rounds", type=int, default=3, help="of each server")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of each server")
+    parser.add_argument("--level", default="2", choices=("0", "1", "2"), help="of the server with us")
+    parser.add_argument("--dtype", default="float32", help="of the model")
+    parser.add_argument(
+        "--texts",
+        choices=("same", "any"),
+        default="same",
+        help="whether greedy texts must be those without us",
+    )
+    parser.add_argument(
+        "--peer",
+        type=_peer,
+        action="append",
+        default=[],
+        metavar=f"'NAME=COMMAND --port {PORT}'",
+        help="another server of /v1/completions, such as llama-server",
+    )
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--plot", type=Path, help="draw them here")
+    parser.add_argument("options", nargs="*", metavar="OPTION", help="more of both servers, behind --")
+    return parser
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(f"a rate is above 0; found {text}")
+    return rate
+
+
+def _peer(text: str) -> tuple[str, list[str]]:
+    name, _, command = text.partition("=")
+    if not name or PORT not in command:
+        raise argparse.ArgumentTypeError(f"give NAME=COMMAND with {PORT} in the command; found {text!r}")
+    return name, shlex.split(command)
 
 
 if __name__ == "__main__":

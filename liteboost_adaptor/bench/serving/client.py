@@ -1,12 +1,14 @@
-"""Clients that ask a server for streamed texts, each for the next one as soon as it has the last."""
+"""Clients that ask a server for streamed texts: some that wait for theirs, or as many as come."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 from ...errors import LiteBoostError
 from .figures import Answer
@@ -27,6 +29,25 @@ def closed_loop(port: int, prompts: Sequence[str], tokens: int, at_once: int) ->
     """
     with ThreadPoolExecutor(at_once) as clients:
         return list(clients.map(lambda prompt: _ask(port, prompt, tokens), prompts))
+
+
+def open_loop(port: int, prompts: Sequence[str], tokens: int, rate: float, seed: int = 0) -> list[Answer]:
+    """As `closed_loop`, but requests arrive at random times, ``rate`` a second on average.
+
+    Arrivals are a Poisson process: the times between them are exponential.
+
+    Raises:
+        ServingError: A request was not answered with a text.
+    """
+    drawn, begin = random.Random(seed), time.perf_counter()
+    arrivals = list(accumulate(drawn.expovariate(rate) for _ in prompts))
+
+    def ask(prompt: str, arrival: float) -> Answer:
+        time.sleep(max(0.0, begin + arrival - time.perf_counter()))
+        return _ask(port, prompt, tokens)
+
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        return list(clients.map(ask, prompts, arrivals))
 
 
 def _ask(port: int, prompt: str, tokens: int) -> Answer:

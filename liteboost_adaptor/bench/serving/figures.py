@@ -35,6 +35,7 @@ class Figures:
         tokens_s: Tokens of all clients in a second, from the first request to the last answer.
         first_p50_s, first_p99_s: Seconds from a request to the first part of its text.
         next_p50_s, next_p99_s: Seconds from one part of a text to the next, over all texts.
+        peak_rss_mb: The most memory that the server and its children ever held, MiB.
     """
 
     tokens_s: float
@@ -42,6 +43,7 @@ class Figures:
     first_p99_s: float
     next_p50_s: float
     next_p99_s: float
+    peak_rss_mb: float
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -55,7 +57,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def summarise(answers: Sequence[Answer]) -> Figures:
+def summarise(answers: Sequence[Answer], peak_rss_mb: float) -> Figures:
     """The figures of one round."""
     firsts = [answer.parts[0] - answer.asked for answer in answers]
     pairs = [pair for answer in answers for pair in zip(answer.parts, answer.parts[1:], strict=False)]
@@ -67,6 +69,7 @@ def summarise(answers: Sequence[Answer]) -> Figures:
         first_p99_s=percentile(firsts, 99),
         next_p50_s=percentile(nexts, 50),
         next_p99_s=percentile(nexts, 99),
+        peak_rss_mb=peak_rss_mb,
     )
 
 

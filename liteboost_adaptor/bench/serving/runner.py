@@ -1,13 +1,13 @@
-"""Hands the same requests to a server without us and one with us, in turn."""
+"""Hands the same requests to a server without us, one with us, and others, in turn."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
-from .client import ServingError, closed_loop
+from .client import ServingError, closed_loop, open_loop
 from .figures import Answer, Figures, medians, summarise
 from .server import serving
 
@@ -17,6 +17,10 @@ _WORDS = (
 ).split()
 #: Tokens of the texts before the first that is timed: a server records its steps meanwhile.
 WARM_UP = 160
+#: Clients meanwhile, of a load that does not say how many there are.
+WARM_UP_CLIENTS = 4
+
+PLAIN, OURS = "without us", "with us"
 
 
 @dataclass(frozen=True)
@@ -24,25 +28,36 @@ class Load:
     """What is asked for.
 
     Attributes:
-        at_once: Clients, each of which waits for its text before it asks for the next.
+        at_once: Clients, each of which waits for its text before it asks for the next (a closed loop); None
+            where requests arrive whatever is running (an open loop).
+        rate: Requests a second of an open loop.
         requests: Texts of a round.
         tokens: Of a text, at most.
         rounds: How often each server gets the load.
     """
 
-    at_once: int
+    at_once: int | None
     requests: int
     tokens: int
     rounds: int
+    rate: float = 0.0
+
+    def ask(self, port: int, texts: Sequence[str], tokens: int) -> list[Answer]:
+        """The answers to one round."""
+        if self.at_once is None:
+            return open_loop(port, texts, tokens, self.rate)
+        return closed_loop(port, texts, tokens, self.at_once)
+
+    def __str__(self) -> str:
+        return f"{self.rate:g}/s" if self.at_once is None else str(self.at_once)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The two servers under one load, medians over the rounds."""
+    """The servers under one load, medians over the rounds; the first one is `PLAIN`."""
 
     load: Load
-    plain: Figures
-    ours: Figures
+    servers: Mapping[str, Figures]
 
 
 def prompts(count: int, seed: int = 0) -> list[str]:
@@ -52,28 +67,36 @@ def prompts(count: int, seed: int = 0) -> list[str]:
 
 
 def measure(
-    model: Path, loads: Iterable[Load], level: str, threads: int, options: Sequence[str]
+    commands: Mapping[str, Sequence[str]], loads: Iterable[Load], threads: int, same_texts: bool = True
 ) -> Iterator[Row]:
     """The ``loads``, one after the other.
 
+    Args:
+        commands: By name, what starts a server: `PLAIN`, `OURS`, and others.
+        loads: What they are asked for.
+        threads: Of each server.
+        same_texts: Whether greedy texts of `OURS` must be those of `PLAIN`.
+
     Raises:
-        ServingError: A server did not answer, or gave other texts than the one without us.
+        ServingError: A server did not answer, or ours gave other texts than the one without us.
     """
-    with (
-        serving(model, None, threads, options) as plain,
-        serving(model, level, threads, options) as ours,
-    ):
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(serving(command, threads)) for name, command in commands.items()}
         for load in loads:
             texts = prompts(load.requests)
-            for port in (plain, ours):
-                closed_loop(port, texts[: load.at_once], max(load.tokens, WARM_UP), load.at_once)
-            rounds = [
-                tuple(closed_loop(port, texts, load.tokens, load.at_once) for port in (plain, ours))
-                for _ in range(load.rounds)
-            ]
-            for theirs, found in rounds:
-                compare(theirs, found)
-            yield Row(load, *(medians([summarise(each[at]) for each in rounds]) for at in (0, 1)))
+            clients = load.at_once or WARM_UP_CLIENTS
+            for server in servers.values():
+                closed_loop(server.port, texts[:clients], max(load.tokens, WARM_UP), clients)
+            rounds: dict[str, list[Figures]] = {name: [] for name in servers}
+            for _ in range(load.rounds):
+                answers = {
+                    name: load.ask(server.port, texts, load.tokens) for name, server in servers.items()
+                }
+                if same_texts:
+                    compare(answers[PLAIN], answers[OURS])
+                for name, found in answers.items():
+                    rounds[name].append(summarise(found, servers[name].peak_rss_mb()))
+            yield Row(load, {name: medians(each) for name, each in rounds.items()})
 
 
 def compare(expected: Sequence[Answer], found: Sequence[Answer]) -> None:
@@ -86,20 +109,6 @@ def compare(expected: Sequence[Answer], found: Sequence[Answer]) -> None:
         if theirs.text != ours.text:
             raise ServingError(
                 f"the greedy text of request {number} is {ours.text!r}, without us it is {theirs.text!r}. "
-                "In bfloat16 two tokens may be within rounding of each other: use --dtype float32."
-            )
-
-
-def table(rows: Iterable[Row]) -> Iterator[str]:
-    """Markdown, a row for each load and server. Times are in milliseconds."""
-    yield "| clients | | tokens/s | times | first part, p50 | p99 | next part, p50 | p99 |\n"
-    yield "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-    for row in rows:
-        for name, figures in (("without us", row.plain), ("with us", row.ours)):
-            times = (figures.first_p50_s, figures.first_p99_s, figures.next_p50_s, figures.next_p99_s)
-            yield (
-                f"| {row.load.at_once} | {name} | {figures.tokens_s:.1f} "
-                f"| {figures.tokens_s / row.plain.tokens_s:.2f} "
-                + "".join(f"| {1000 * seconds:.1f} " for seconds in times)
-                + "|\n"
+                "In bfloat16 two tokens may be within rounding of each other: use --dtype float32, or "
+                "--texts any."
             )

@@ -1,4 +1,4 @@
-"""A ``transformers serve`` of this machine."""
+"""A server of this machine that speaks the protocol of OpenAI, such as ``transformers serve``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -16,15 +17,42 @@ from ...config import child_environment
 from .client import PATIENCE, ServingError
 
 _COMMAND = ("-m", "transformers.cli.transformers", "serve")
+#: Stands for the port in a command.
+PORT = "{port}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that answers.
+
+    Attributes:
+        port: Of 127.0.0.1.
+        pid: Of its process.
+    """
+
+    port: int
+    pid: int
+
+    def peak_rss_mb(self) -> float:
+        """The most memory that it and its children ever held, MiB: the sum of their peaks."""
+        return sum(map(_peak_kib, _family(self.pid))) / 1024
+
+
+def transformers_command(model: Path, level: str | None, options: Sequence[str]) -> list[str]:
+    """The command of ``transformers serve``.
+
+    Args:
+        model: A folder.
+        level: `LITEBOOST_LEVEL`; None runs it without us.
+        options: Of the server.
+    """
+    run = [] if level is None else ["-m", "liteboost_adaptor", "run", "--level", level]
+    return [sys.executable, *run, *_COMMAND, str(model), "--host", "127.0.0.1", "--port", PORT, *options]
 
 
 @contextmanager
-def serving(model: Path, level: str | None, threads: int, options: Sequence[str]) -> Iterator[int]:
-    """The port of a server of ``model``, until the block ends.
-
-    Args:
-        level: `LITEBOOST_LEVEL`; None runs it without us.
-        options: Of the server.
+def serving(command: Sequence[str], threads: int) -> Iterator[Server]:
+    """What ``command`` starts, with a free port in place of `PORT`, until the block ends.
 
     Raises:
         ServingError: It ended before it answered, or did not answer; with the end of its log.
@@ -32,24 +60,24 @@ def serving(model: Path, level: str | None, threads: int, options: Sequence[str]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run = [] if level is None else ["-m", "liteboost_adaptor", "run", "--level", level]
-    arguments = [str(model), "--host", "127.0.0.1", "--port", str(port), *options]
     environment = child_environment(
         OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1"
     )
+    started = [part.replace(PORT, str(port)) for part in command]
     with TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, *run, *_COMMAND, *arguments], stdout=log, stderr=log, env=environment
-        )
+        try:
+            process = subprocess.Popen(started, stdout=log, stderr=log, env=environment)
+        except OSError as fault:
+            raise ServingError(f"{' '.join(started)} does not start: {fault}.") from None
         try:
             if not _answers(process, port):
                 log.seek(0)
                 said = log.read()[-2000:].decode(errors="replace")
                 raise ServingError(
-                    "transformers serve does not answer. If packages are missing: "
+                    f"{' '.join(started)} does not answer. If packages are missing: "
                     f"pip install 'liteboost_adaptor[serve]'. It says:\n{said}"
                 )
-            yield port
+            yield Server(port, process.pid)
         finally:
             process.kill()
             process.wait()
@@ -61,9 +89,31 @@ def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         try:
             connection.request("GET", "/health")
-            return connection.getresponse().status == 200
+            if connection.getresponse().status == 200:
+                return True
         except OSError:
-            time.sleep(0.2)
+            pass
         finally:
             connection.close()
+        time.sleep(0.2)
     return False
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all below it, as far as the kernel says."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found = children.read_text().split()
+        except OSError:  # it has ended
+            continue
+        for child in found:
+            yield from _family(int(child))
+
+
+def _peak_kib(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
