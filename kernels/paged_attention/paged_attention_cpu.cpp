@@ -90,7 +90,8 @@ struct Plan {
 // Bytes of keys and values of all heads that a thread reads in one go: beside as many that are on their way they stay in
 // its second cache.
 constexpr int64_t kGroupBytes = 768 << 10;
-// Of which what it walks is a multiple of keys.
+// The loops cut parts at multiples of their panels, of so many keys at most. A smaller panel makes no difference but to what
+// is asked for ahead.
 constexpr int64_t kGroupKeys = 64;
 
 // Keys of a request that are walked together.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 
 from ..bench.settings import VARIANTS, Settings, divided, usable_cores
-from ..bench.throughput.settings import Peers, at_once, peers_of
+from ..bench.throughput.settings import at_once, peers_of
 from ..config import Settings as CoreSettings
 from ..config import with_overrides
 from ..errors import ConfigError
@@ -143,7 +143,7 @@ def _timed(settings: Settings, json_file: str | None, plot: Path | None, workdir
 def _served(
     settings: Settings,
     requests: tuple[int, ...],
-    peers: Peers,
+    peers: Mapping[str, Sequence[str]],
     json_file: str | None,
     plot: Path | None,
     workdir: Path | None,

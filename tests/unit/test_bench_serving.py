@@ -153,13 +153,27 @@ def test_a_command_gets_a_free_port_and_its_memory_is_read() -> None:
             pass
 
 
-@pytest.mark.parametrize("option", [["--peer", "llama=llama-server"], ["--rate", "0"], ["--rate", "-1"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--peer", "llama=llama-server"],
+        ["--peer", f"with us=llama-server {server.PORT}"],
+        ["--rate", "0"],
+        ["--rate", "-1"],
+    ],
+)
 def test_options_that_cannot_be_measured_are_refused(
     option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         command.main([str(MODEL), *option])
     assert "found" in capsys.readouterr().err
+
+
+def test_a_load_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main([str(MODEL), "--at-once"])
+    assert "give --at-once or --rate a number" in capsys.readouterr().err
 
 
 @pytest.mark.full

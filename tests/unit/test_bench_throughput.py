@@ -18,7 +18,7 @@ from liteboost_adaptor.bench.agreement import Agreement
 from liteboost_adaptor.bench.processes import WorkerError
 from liteboost_adaptor.bench.report import Measurements
 from liteboost_adaptor.bench.settings import BASELINE, Settings
-from liteboost_adaptor.bench.throughput import report
+from liteboost_adaptor.bench.throughput import report, runner
 from liteboost_adaptor.bench.throughput.peers import Llama
 from liteboost_adaptor.bench.throughput.runner import Batch
 from liteboost_adaptor.bench.throughput.vllm_worker import Engine
@@ -147,6 +147,16 @@ def test_figures_are_medians_and_ratios_of_rounds_side_by_side() -> None:
     flops = 2 * (100 + 1) * 1e9 + 4 * 2 * 2e9
     assert ours["peak_fraction"] == pytest.approx(flops / 2.0 / 1e12)
     assert ours["limit_fraction"] == pytest.approx((2 * 101e9 / 1e12 + 4 * 0.1) / 2.0)
+
+
+def test_engines_that_do_not_fit_in_memory_are_not_started(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "available_bytes", lambda: (2 << 30) + 2 * (1 << 30))  # for two of three
+    assert cli.main(["bench", "--serve", "1", "--arch", str(tiny_folder), "--variants", "level1,level2"]) == 1
+    assert "do not fit in memory at once. Choose fewer --variants" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_llama_without_figures_is_an_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import sys
@@ -19,7 +20,12 @@ from .server import PORT, transformers_command
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Measure, write the table to standard output and, where asked, figures and plot to files."""
-    chosen = _parser().parse_args(None if arguments is None else list(arguments))
+    parser = _parser()
+    chosen = parser.parse_args(None if arguments is None else list(arguments))
+    if not (chosen.at_once or chosen.rate):
+        parser.error("nothing is asked for: give --at-once or --rate a number")
+    if chosen.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'liteboost_adaptor[bench]'")
     common = (chosen.requests, chosen.tokens, chosen.rounds)
     loads = [Load(clients, *common) for clients in chosen.at_once]
     loads += [Load(None, *common, rate) for rate in chosen.rate]
@@ -88,8 +94,10 @@ def _rate(text: str) -> float:
 
 def _peer(text: str) -> tuple[str, list[str]]:
     name, _, command = text.partition("=")
-    if not name or PORT not in command:
-        raise argparse.ArgumentTypeError(f"give NAME=COMMAND with {PORT} in the command; found {text!r}")
+    if name in ("", PLAIN, OURS) or PORT not in command:
+        raise argparse.ArgumentTypeError(
+            f"give NAME=COMMAND with {PORT} in the command and a name of its own; found {text!r}"
+        )
     return name, shlex.split(command)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -14,7 +14,6 @@ from typing import Any
 from ..processes import Asked, Worker, WorkerError
 from ..settings import Settings
 from . import vllm_worker
-from .settings import Peers
 
 #: The engine in the very process that is asked, and gigabytes of its cache.
 _VLLM_VARIABLES = {
@@ -25,9 +24,14 @@ _VLLM_VARIABLES = {
 
 
 def started(
-    peers: Peers, settings: Settings, folder: Path, most_requests: int, scratch: Path, stack: ExitStack
+    peers: Mapping[str, Sequence[str]],
+    settings: Settings,
+    folder: Path,
+    most_requests: int,
+    scratch: Path,
+    stack: ExitStack,
 ) -> dict[str, Asked]:
-    """The ``peers``, ready for rounds until ``stack`` is closed.
+    """The ``peers``, names and commands, ready for rounds until ``stack`` is closed.
 
     Args:
         folder: A model with its configuration, for vLLM.
@@ -38,7 +42,7 @@ def started(
         WorkerError: vLLM does not start.
     """
     found: dict[str, Asked] = {}
-    for name, command in peers.commands.items():
+    for name, command in peers.items():
         if name == "llama.cpp":
             found[name] = Llama(command, settings, most_requests)
             continue

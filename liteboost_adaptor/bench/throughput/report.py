@@ -65,8 +65,8 @@ def _figures(
         )
     if all(batch.stamps for batch in own):
         figures["first_p50_s"] = middle(lambda batch: percentile([each[0] for each in batch.stamps], 50))
-        for percent in (50, 99):
-            figures[f"next_p{percent}_s"] = middle(lambda batch: percentile(_gaps(batch), percent))  # noqa: B023
+        figures["next_p50_s"] = middle(lambda batch: percentile(_gaps(batch), 50))
+        figures["next_p99_s"] = middle(lambda batch: percentile(_gaps(batch), 99))
     return figures
 
 
@@ -75,7 +75,7 @@ def _gaps(batch: Batch) -> list[float]:
 
 
 def operations(measured: Measurements, requests: int) -> float:
-    """Floating-point operations of all products and scores of a batch."""
+    """Floating-point operations of all products of a batch, and of the scores of its prompts."""
     settings, cost = measured.settings, measured.model.cost
     tokens = requests * (settings.new - 1)
     return cost.prefill_flops(requests, settings.prompt) + tokens * (cost.linear_flops + cost.head_flops)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...errors import ConfigError
 from ...memory import available_bytes
 from .. import models
 from ..memory import plan_groups
@@ -17,7 +18,6 @@ from ..report import Measurements
 from ..runner import Progress, Session
 from ..settings import BASELINE, Settings
 from .peers import started
-from .settings import Peers
 
 #: Rows of the products whose best rate is the limit: more are no faster.
 GEMM_ROWS = 2048
@@ -46,7 +46,7 @@ class Batch:
 def run(
     settings: Settings,
     at_once: Sequence[int],
-    peers: Peers,
+    peers: Mapping[str, Sequence[str]],
     workdir: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[Measurements, list[Batch]]:
@@ -57,7 +57,7 @@ def run(
     Args:
         settings: What to measure; its ``batch`` is that of the comparison.
         at_once: Numbers of requests.
-        peers: Engines beside ours.
+        peers: Commands of engines beside ours, by name.
         workdir: As of `bench.runner.run`.
         progress: Told about each step.
 
@@ -70,10 +70,15 @@ def run(
         report = progress or (lambda doing, done, total: None)
         report("writing the weight file", 0, 1)
         model = models.prepare(settings.arch, settings.dtype, workdir or Path(scratch), settings.seed)
-        everyone = (*settings.variants, *peers.commands)
+        everyone = (*settings.variants, *peers)
         groups = plan_groups(
             everyone, BASELINE, model.cost.weight_bytes, available_bytes() - settings.read_bytes
         )
+        if len(groups) > 1:
+            raise ConfigError(
+                f"{', '.join(everyone)} of {model.name} do not fit in memory at once. Choose fewer --variants "
+                "or --peer, or close other programs."
+            )
         session = _BatchSession(at_once, settings, model, Path(scratch), report, groups)
         with session.started("limits") as limits:
             session.load({"limits": limits}, session.limits_options())

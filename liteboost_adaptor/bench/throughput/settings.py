@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ...errors import ConfigError
 
@@ -22,22 +21,13 @@ def at_once(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-@dataclass(frozen=True)
-class Peers:
-    """Other engines to measure beside ours: the begin of a command by name, in the order of `NAMES`.
-
-    ``llama.cpp`` is ``llama-batched-bench -m MODEL.gguf``, a model of the same architecture and dtype; other
-    weights make no difference to time. ``vLLM`` is a Python that has it.
-    """
-
-    commands: Mapping[str, Sequence[str]]
-
-
+#: Engines to measure beside ours. The command of llama.cpp is ``llama-batched-bench -m MODEL.gguf``, a model of the
+#: same architecture and dtype (other weights make no difference to time); that of vLLM a Python that has it.
 NAMES = ("llama.cpp", "vLLM")
 
 
-def peers_of(texts: Sequence[str]) -> Peers:
-    """The peers that ``NAME=COMMAND`` name.
+def peers_of(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The commands that ``NAME=COMMAND`` give, by name, in the order of `NAMES`.
 
     Raises:
         ConfigError: One is unknown, or its program is missing.
@@ -51,4 +41,4 @@ def peers_of(texts: Sequence[str]) -> Peers:
         if shutil.which(parts[0]) is None:
             raise ConfigError(f"--peer {text}: there is no program {parts[0]}. Give its path.")
         commands[name] = parts
-    return Peers({name: commands[name] for name in NAMES if name in commands})
+    return {name: commands[name] for name in NAMES if name in commands}
