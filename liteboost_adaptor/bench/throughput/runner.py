@@ -76,8 +76,8 @@ def run(
         )
         if len(groups) > 1:
             raise ConfigError(
-                f"{', '.join(everyone)} of {model.name} do not fit in memory at once. Choose fewer --variants "
-                "or --peer, or close other programs."
+                f"{', '.join(everyone)} of {model.name} do not fit in memory at once. "
+                "Choose fewer --variants or --peer, or close other programs."
             )
         session = _BatchSession(at_once, settings, model, Path(scratch), report, groups)
         with session.started("limits") as limits:

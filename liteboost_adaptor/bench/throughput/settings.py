@@ -21,8 +21,9 @@ def at_once(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-#: Engines to measure beside ours. The command of llama.cpp is ``llama-batched-bench -m MODEL.gguf``, a model of the
-#: same architecture and dtype (other weights make no difference to time); that of vLLM a Python that has it.
+#: Engines to measure beside ours. The command of llama.cpp is ``llama-batched-bench -m MODEL.gguf``, a model
+#: of the same architecture and dtype (other weights make no difference to time); that of vLLM a Python that
+#: has it.
 NAMES = ("llama.cpp", "vLLM")
 
 
