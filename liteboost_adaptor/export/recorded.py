@@ -155,7 +155,7 @@ def recorded(attempt: Attempt, count: int | None) -> Recorded:
         named = place.name if place.kind == "input" else name((place.holder, place.name))
         return Number(place.kind, named, place.dim)
 
-    places = [(at, number(place)) for at, place in recorder.places]
+    places = [(at, number(place)) for at, place in recorder.symbols.places]
     first = {at: each for at, each in reversed(places)}
     counting = {each.name for _, each in places if each.kind == "number"}
     before = {
@@ -173,7 +173,7 @@ def recorded(attempt: Attempt, count: int | None) -> Recorded:
         logits=names.index(_LOGITS),
         returned={name(key): shapes[recorder.changed[key].number].dtype for key in writer.returned},
         _others=places,
-        _holds=recorder.conditions(),
+        _holds=recorder.symbols.conditions(),
         _count=count,
         _given={
             name(key): tuple(_number_or_none(size) for size in recording.tensors[recording.held[key]].shape)
@@ -185,7 +185,9 @@ def recorded(attempt: Attempt, count: int | None) -> Recorded:
             if type(value) in (bool, int) and each not in counting
         },
         _after=after,
-        _computed=recorder.expressions([length for value in after.values() for length in _lengths(value)]),
+        _computed=recorder.symbols.expressions(
+            [length for value in after.values() for length in _lengths(value)]
+        ),
     )
 
 

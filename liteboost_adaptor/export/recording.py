@@ -73,8 +73,8 @@ class Recording:
         count = given[arguments.IDS].shape[1]
         # torch's symbols count from two: what is one long stays one long.
         begins = self._seen < 2
-        growing = arguments.GROWING if count > 1 or self._seen else ()
-        growing = tuple(name for name in growing if self._seen == 0 or name not in _OF_ONE_TOKEN)
+        names = arguments.GROWING if count > 1 or self._seen else ()
+        growing = {name: (1,) for name in names if self._seen == 0 or name not in _OF_ONE_TOKEN}
         attempt = Attempt(model, given, self._ran, self._numbers, False, growing, begins)
         if attempt.fault:
             self._ran = None

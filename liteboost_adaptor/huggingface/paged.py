@@ -20,23 +20,30 @@ from ..eligibility import autocast, unserved
 from ..engine.callees import of_function
 from ..engine.fingerprint import Opaque, fingerprint
 from ..engine.guarded import watch_over
+from ..program import ragged
+from ..program.ragged import RaggedBatch
+from ..program.stand_in import ReadsArgument
 from ..replacements import paged
 from ..report import CallCounter
 from ..watch import Watch, place_in_class
 
 #: Arguments that change what is computed and that the op does not take.
 _UNSERVED_ARGUMENTS = ("block_table", "head_mask", "position_bias", "relative_position_bias", "softcap")
+#: Arguments that describe a batch.
+_DESCRIBES = {"cu_seq_lens_q", "cu_seq_lens_k", "read_index", "write_index"}
 #: Methods of a cache's part for layers of one kind, by which its pages are written and read.
 _METHODS = ("update", "register_cache_tensor", "get_cache_for_block_table")
 
 
 @dataclass
-class _Group:
+class Group:
     """What one batch does with the cache of the layers of one kind.
 
     Attributes:
         reason: Why it is not served, or empty.
+        kind: That of the layers, as transformers calls it.
         batch: Its requests.
+        write: The slot of each query's own key.
         table: The pages of each, or None where keys and values are read packed.
         window: How many keys a query sees at most; 0 for all before it.
         masks: Those compared already: by identity and version the outcome, and what keeps the identity.
@@ -44,7 +51,9 @@ class _Group:
     """
 
     reason: str
+    kind: str
     batch: paged.Batch
+    write: Tensor
     table: Tensor | None = None
     window: int = 0
     masks: dict[tuple[int, int], tuple[Any, bool]] = field(default_factory=dict)
@@ -69,6 +78,35 @@ class _Group:
         return self.on_device
 
 
+#: Digests of the methods of caches by which keys and values are written, of all rules.
+_known: set[str] = set()
+#: The last batch that each cache was used for, told by the tensor of its lengths.
+_batches: weakref.WeakKeyDictionary[Any, tuple[Tensor, dict[int, Group]]] = weakref.WeakKeyDictionary()
+
+
+def groups_of(cache: Any, kwargs: dict[str, Any]) -> dict[int, Group] | None:
+    """What the batch that a forward is called with does with the layers of each kind, by the kind's number.
+
+    ``None`` where ``kwargs`` do not say.
+    """
+    if not _DESCRIBES <= kwargs.keys():
+        return None
+    return {
+        allocator.index: _group_of(cache, allocator, kwargs) for allocator in cache.cache_allocators.values()
+    }
+
+
+def _group_of(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> Group:
+    sums = kwargs["cu_seq_lens_q"]
+    last = _batches.get(cache)
+    if last is None or last[0] is not sums:
+        last = _batches[cache] = (sums, {})
+    groups = last[1]
+    if allocator.index not in groups:
+        groups[allocator.index] = _describe(allocator, kwargs)
+    return groups[allocator.index]
+
+
 def attention(
     original: Callable[..., Any], counter: CallCounter, *, rule: str, known: list[str], sinks: str = ""
 ) -> Callable[..., tuple[Tensor, Any]]:
@@ -81,18 +119,7 @@ def attention(
         known: Digests of the methods of caches by which keys and values are written.
         sinks: Attribute of the module that holds one sink logit a head, or empty: the original reads none.
     """
-    #: The last batch that each cache was used for, told by the tensor of its lengths.
-    batches: weakref.WeakKeyDictionary[Any, tuple[Tensor, dict[int, _Group]]] = weakref.WeakKeyDictionary()
-
-    def group_of(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> _Group:
-        sums = kwargs["cu_seq_lens_q"]
-        last = batches.get(cache)
-        if last is None or last[0] is not sums:
-            last = batches[cache] = (sums, {})
-        groups = last[1]
-        if allocator.index not in groups:
-            groups[allocator.index] = _describe(allocator, kwargs, frozenset(known))
-        return groups[allocator.index]
+    _known.update(known)
 
     def attention(
         module: torch.nn.Module,
@@ -109,9 +136,13 @@ def attention(
         logits = getattr(module, sinks, None) if sinks else None
         reason = "positional arguments beyond the mask" if args else ""
         reason = reason or _unserved(query, key, value, logits, kwargs)
+        if isinstance(cache, RaggedBatch):
+            counter.count_served()
+            states = _recorded(cache, module.layer_idx, key, value, attention_mask, reason)
+            return paged.attend(query, *states, _scaling(query, kwargs), 0, logits), None
         if not reason:
             allocator = cache.layer_to_allocator[module.layer_idx]
-            group = group_of(cache, allocator, kwargs)
+            group = _group_of(cache, allocator, kwargs)
             reason = group.reason
             if not reason and not group.hides(attention_mask):
                 reason = "a mask that is not the batch's own"
@@ -119,8 +150,6 @@ def attention(
             counter.count_fallback(reason)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         counter.count_served()
-        scaling = kwargs.get("scaling")
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         if group.table is None:
             states = cache.update(
                 key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
@@ -132,9 +161,33 @@ def attention(
             states = [pages.unflatten(1, (parts, -1)).flatten(0, 1) for pages in states]
         # A table is of a window's keys only, which its queries see all.
         window = group.window if table is None else 0
-        return paged.attend(query, states, group.batch, table, scaling, window, logits), None
+        return paged.attend(query, states, group.batch, table, _scaling(query, kwargs), window, logits), None
 
     return attention
+
+
+def _scaling(query: Tensor, kwargs: dict[str, Any]) -> float:
+    scaling = kwargs.get("scaling")
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
+def _recorded(
+    batch: RaggedBatch, layer: int, key: Tensor, value: Tensor, mask: Any, reason: str
+) -> tuple[list[Tensor], paged.Batch, Tensor]:
+    """Pages with the new keys and values in them, requests and table, while a forward is recorded.
+
+    Raises:
+        ReadsArgument: The mask is not what the forward was called with, or there is another ``reason``.
+    """
+    group, own = batch.groups[layer], batch.own
+    if reason or not any(mask is own[name] for name in batch.masks):
+        raise ReadsArgument(reason or "makes a mask of its own")
+    pages = [own[ragged.named(layer, name)] for name in ("keys", "values")]
+    for memory, states in zip(pages, (key, value), strict=True):
+        rows = states.squeeze(0).transpose(0, 1)
+        memory.view(-1, *memory.shape[2:]).index_copy_(0, own[ragged.named(group, "write")], rows)
+    sums_q, sums_k, table = (own[ragged.named(group, name)] for name in ("sums_q", "sums_k", "table"))
+    return pages, paged.Batch(sums_q, sums_k), table
 
 
 def _written(allocator: Any, key: Tensor, value: Tensor, layer: int, kwargs: dict[str, Any]) -> Any:
@@ -143,34 +196,40 @@ def _written(allocator: Any, key: Tensor, value: Tensor, layer: int, kwargs: dic
     rows = (states.squeeze(0).transpose(0, 1) for states in (key, value))
     # With nothing to read it only writes.
     allocator.update(*rows, layer, write[:0], write)
+    return pages_of(allocator, layer)
+
+
+def pages_of(allocator: Any, layer: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of ``layer``, ``[pages, page_rows, kv_heads, head_dim]``."""
     return _full_allocator().get_cache_for_block_table(allocator, layer)
 
 
-def _describe(allocator: Any, kwargs: dict[str, Any], known: frozenset[str]) -> _Group:
+def _describe(allocator: Any, kwargs: dict[str, Any]) -> Group:
     """What the batch reads and writes in the cache of ``allocator``, from the arguments of the model."""
     sums_q, sums_k = (
         sums.to("cpu", torch.int64)
         for sums in (kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"][allocator.layer_type])
     )
     batch = paged.Batch(sums_q, sums_k)
+    write = kwargs["write_index"][allocator.index].cpu()
+    group = functools.partial(Group, kind=allocator.layer_type, batch=batch, write=write)
     # In this order: digests are kept, and would be those of what was there for a while.
-    reason = _replaced(kwargs["cache"], allocator) or _unknown(type(allocator), known)
+    reason = _replaced(kwargs["cache"], allocator) or _unknown(type(allocator))
     if reason:
-        return _Group(reason, batch)
+        return group(reason)
     window = getattr(allocator, "sliding_window", 0)
-    read = kwargs["read_index"][allocator.index].cpu()
+    read, rows = kwargs["read_index"][allocator.index].cpu(), allocator.tokens_per_page
     if not read.numel():
         whole = torch.equal(sums_q, sums_k)
-        return _Group("" if whole else "keys that are not in the cache", batch, None, window)
-    write, rows = kwargs["write_index"][allocator.index].cpu(), allocator.tokens_per_page
+        return group("" if whole else "keys that are not in the cache", window=window)
     if not window:
         table = paged.table_in_order(batch, read, write, rows)
-        return _Group("" if table is not None else "pages that are not in order", batch, table)
+        return group("" if table is not None else "pages that are not in order", table=table)
     table = None
     if batch.is_decode:
         table = paged.table_of_ring(batch, read, write, rows, allocator.sentinel_index)
     # Otherwise the cache itself puts the window before the new keys: they may take its place.
-    return _Group("", batch, table, window)
+    return group("", table=table, window=window)
 
 
 def _unserved(
@@ -186,7 +245,7 @@ def _unserved(
     for name in _UNSERVED_ARGUMENTS:
         if kwargs.get(name) is not None:
             return f"argument {name}"
-    if not {"cu_seq_lens_q", "cu_seq_lens_k", "read_index", "write_index"} <= kwargs.keys():
+    if not _DESCRIBES <= kwargs.keys():
         return "no description of the batch"
     if query.ndim != 4 or query.shape[0] != 1 or key.shape[:3:2] != query.shape[:3:2]:
         return "queries that are not packed"
@@ -211,7 +270,7 @@ def _full_allocator() -> type:
     return FullAttentionCacheAllocator
 
 
-def _unknown(cls: type, known: frozenset[str]) -> str:
+def _unknown(cls: type) -> str:
     """Why the pages of an allocator of this class may not be read: its methods are not those we have read."""
     for method in _METHODS:
         owner = _full_allocator() if method == "get_cache_for_block_table" else cls
@@ -219,7 +278,7 @@ def _unknown(cls: type, known: frozenset[str]) -> str:
             digest = fingerprint(getattr(owner, method), owner).digest
         except Opaque as fault:
             return f"{cls.__name__}.{method} {fault}"
-        if digest not in known:
+        if digest not in _known:
             return f"{cls.__name__}.{method} is not known"
     return ""
 

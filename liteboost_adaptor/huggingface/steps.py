@@ -19,6 +19,7 @@ from ..program.arguments import cache_name, is_decode_step
 from ..program.graph import RULE, TITLE
 from ..program.step import Steps, forget_all
 from ..report import DISABLED, IDLE, CallCounter, Listed, report
+from . import ragged
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
 _STEPS = f"{swap.PRIVATE}steps"
@@ -44,16 +45,25 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
             if len(args) > len(names) or any(name in kwargs for name in names[: len(args)]):
                 return original(self, *args, **kwargs)  # which says what is wrong
             named = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not cache_name(named):
+        is_ragged = ragged.is_ragged(named)
+        if not is_ragged and not cache_name(named):
             return original(self, *args, **kwargs)
         if observer := _observer():
-            if is_decode_step(named):
+            if is_ragged or is_decode_step(named):
                 counter.count_fallback(observer)
             return original(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
             steps = vars(self)[_STEPS] = Steps(self, counter, parameters, *_settings(self))
-        return steps.serve(self, functools.partial(original, self), named)
+        call = functools.partial(original, self)
+        if not is_ragged:
+            return steps.serve(self, call, named)
+        step = ragged.step_of(call, named)
+        if isinstance(step, str):
+            if step:
+                counter.count_fallback(step)
+            return call(**named)
+        return steps.serve_step(self, step)
 
     return forward
 

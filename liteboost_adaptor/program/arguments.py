@@ -14,11 +14,13 @@ from .caches import appended_layers
 
 #: The argument that is what an encoder has made.
 _ENCODED = "encoder_outputs"
-#: Arguments whose second size is how much has been seen, by the model or by the encoder beside it, and their
-#: dimensions.
-GROWING = {"attention_mask": 2, "decoder_attention_mask": 2, f"{_ENCODED}.last_hidden_state": 3}
-#: Arguments that are a cache.
-CACHES = ("past_key_values", "cache_params")
+#: Arguments that have a size for how much has been seen, by the model or by the encoder beside it, and how
+#: many dimensions they have.
+_RANKS = {"attention_mask": 2, "decoder_attention_mask": 2, f"{_ENCODED}.last_hidden_state": 3}
+#: Along which of them that is.
+GROWING = dict.fromkeys(_RANKS, (1,))
+#: Arguments that are a cache; the last one is ours (`ragged`).
+CACHES = ("past_key_values", "cache_params", "ragged_batch")
 #: Arguments that are the tokens of a call, or their embeddings. Beside those of a decoder, which come first,
 #: the others are an encoder's.
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
@@ -114,8 +116,8 @@ def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
             if value.__dict__ and not all(name.startswith(_OURS) for name in value.__dict__):
                 return None  # what somebody has written on it is for the forward to read
             shape: tuple[int, ...] = value.shape
-            if name in GROWING:
-                if len(shape) != GROWING[name]:
+            if name in _RANKS:
+                if len(shape) != _RANKS[name]:
                     return None
                 shape = (shape[0], *shape[2:])
             # One tensor that is handed in twice has one slot.
@@ -166,7 +168,7 @@ def fault(kwargs: dict[str, Any]) -> str:
         return f"a cache without a list of layers ({type(cache).__name__})"
     for name, value in kwargs.items():
         if type(value) is torch.Tensor:
-            if name in GROWING and value.dim() != GROWING[name]:
+            if name in _RANKS and value.dim() != _RANKS[name]:
                 return f"{name} of {value.dim()} dimensions"
             if not all(each.startswith(_OURS) for each in value.__dict__):
                 return f"{name} with attributes"

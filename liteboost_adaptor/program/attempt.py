@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from .execution import Execution
 from .functions import Functions
 from .holders import Kept, holders
 from .lower import Writer
+from .passes import slots_read
 from .program import Program, fault_of, written_to
 from .record import Recorder
-from .recording import CannotLower
+from .recording import Call, CannotLower
 from .result import Outline
 from .stand_in import StandIns
 from .state import State
@@ -35,7 +36,8 @@ class Attempt:
         ran: What Python ran in a former step. More that runs in this one is added.
         numbers: Attributes of cache layers that count.
         is_copied: Whether arguments are contiguous copies of those of the caller.
-        growing: Arguments whose size along dimension 1 is another in every run.
+        growing: Arguments -> dimensions along which their size is another in every run: see `Recorder.input`.
+        unread: Arguments whose values are not those of the call, so nothing may be computed of them.
         begins: Whether the step fills a cache, instead of appending to one: see `Recorder`.
 
     Attributes:
@@ -54,10 +56,12 @@ class Attempt:
         ran: Execution,
         numbers: Collection[str],
         is_copied: bool = False,
-        growing: Collection[str] = GROWING,
+        growing: Mapping[str, Sequence[int] | None] = GROWING,
         begins: bool = False,
+        unread: Collection[str] = (),
     ) -> None:
-        self._given, self._ran, self._is_copied, self._growing = given, ran, is_copied, growing
+        self._given, self._ran, self._is_copied = given, ran, is_copied
+        self._growing, self._unread = growing, unread
         self._cache = cache = given[cache_name(given)]
         self.held_by = holders(parts(cache))
         owns = [holder.of(parts(cache)) for holder in self.held_by]
@@ -86,7 +90,7 @@ class Attempt:
             if type(value) is not torch.Tensor:
                 return value
             if id(value) not in noted:
-                noted[id(value)] = recorder.input(name, value, 1 if name in self._growing else None)
+                noted[id(value)] = recorder.input(name, value, self._growing.get(name, ()))
             return noted[id(value)]
 
         given = {name: argument(name, value) for name, value in self._given.items()}
@@ -100,7 +104,7 @@ class Attempt:
             result = call(**nested(given))
         given.clear()
         self._counts = ran.counts
-        if fault := self._stand_ins.fault() or self._unknown(ran):
+        if fault := self._stand_ins.fault() or self._unknown(ran) or self._reads_unread():
             self._fault_of_run, self.is_tainted = fault, True
             return result
         try:
@@ -124,6 +128,13 @@ class Attempt:
             return ""
         kind = type(self._given[name]).__name__
         return f"{name} is given as a {kind}, and {unread[0].co_name} is not of a released library"
+
+    def _reads_unread(self) -> str:
+        """Which argument without its values something was computed of, or an empty string."""
+        recording = self.recorder.recording
+        read = {slot for call in recording.calls if isinstance(call, Call) for slot in slots_read(call)}
+        names = (name for name in self._unread if recording.inputs.get(name) in read)
+        return next((f"computes with {name}" for name in names), "")
 
     def _fault_in(self, ran: Execution) -> str:
         more = {

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-_INNER = ("self_attention_cache", "cross_attention_cache")
+#: Attributes of a cache that are caches.
+INNER = ("self_attention_cache", "cross_attention_cache")
 #: Attributes of a cache that are its parts, and not what it keeps.
-PARTS = ("layers", *_INNER)
+PARTS = ("layers", *INNER)
 
 
 def appended_layers(cache: Any) -> list[Any] | None:
     """The layers of ``cache`` that every token is appended to, or ``None`` where it has no list of them."""
-    layers = getattr(getattr(cache, _INNER[0], cache), "layers", None)
+    layers = getattr(getattr(cache, INNER[0], cache), "layers", None)
     return layers if type(layers) is list else None
 
 
@@ -30,7 +31,7 @@ def parts(cache: Any) -> list[Any]:
     Raises:
         AttributeError: It is no cache with layers.
     """
-    inner = [each for name in _INNER if (each := getattr(cache, name, None)) is not None]
-    if len(inner) < len(_INNER):
+    inner = [each for name in INNER if (each := getattr(cache, name, None)) is not None]
+    if len(inner) < len(INNER):
         return cache.layers
     return [*(layer for each in inner for layer in each.layers), *inner, cache]

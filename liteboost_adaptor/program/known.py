@@ -25,6 +25,8 @@ from ..watch import rewritten
 
 #: Libraries that models are written with: known where their files are as released.
 LIBRARIES = frozenset({"transformers", "accelerate", "peft", "safetensors", "einops", "packaging"})
+#: By which configurations check what they are given, known where it is as released, too.
+_CHECKS = "huggingface_hub.dataclasses"
 #: Known whatever their files say: who builds torch from source has no release to compare with.
 OURS = frozenset({"torch", "torch_npu", "liteboost_adaptor"})
 #: Libraries below those: what known code keeps in them is no part of a step.
@@ -124,7 +126,7 @@ def is_known(code: types.CodeType, names: dict[str, Any]) -> bool:
         return False
     if is_fixed(module) or is_standard(module):
         return True  # who may call the standard library is decided where it is called (`watch`)
-    if package(module) not in LIBRARIES:
+    if package(module) not in LIBRARIES and module != _CHECKS:
         return False
     if code.co_filename == "<string>" and code.co_qualname.startswith(_OF_DATACLASSES):
         return True

@@ -65,7 +65,7 @@ class Writer:
         self._memory = {key: self._new() for key in self.appended}
         for memory in self._memory.values():
             self.phases.stays(memory)
-        self.symbols = recorder.symbols()
+        self.symbols = recorder.symbols.all()
         self._symbols: dict[Any, int] = {symbol: self._new() for symbol in self.symbols}
         self._end = {key: self._new() for key in self.appended}
         self._check_inputs(recorder)
@@ -101,15 +101,16 @@ class Writer:
         self._start = {}
         for slot in (*self.recording.inputs.values(), *(self.recording.held[key] for key in self.kept)):
             tensor = self.recording.tensors[slot]
-            sizes = [n if type(n) is int else -1 for n in (*tensor.shape, *tensor.stride())]
+            is_checked = slot not in self.recording.of_any_size
+            sizes = [n if type(n) is int and is_checked else -1 for n in (*tensor.shape, *tensor.stride())]
             dtype, made = _DTYPES.get(tensor.dtype), self._slots[slot]
             if dtype is None:
                 raise CannotLower(f"takes {tensor.dtype}")
-            self.phases.given(made, _grows(tensor))
+            self.phases.given(made, not is_checked or _grows(tensor))
             self._line(
                 f"like {made} {dtype} {tensor.device} {tensor.dim()} {' '.join(map(str, sizes))}", [made]
             )
-        for index, place in recorder.places:
+        for index, place in recorder.symbols.places:
             key = place.holder, place.name
             match place.kind:
                 case "input":
@@ -165,7 +166,7 @@ class Writer:
     def _appended_to(self, call: Appended, recorder: Recorder) -> tuple[int, int, str]:
         """Memory, what is new, and where it is written."""
         key = call.holder, call.name
-        length = self._symbols[recorder.length_of(key)]
+        length = self._symbols[recorder.symbols.length_of(key)]
         return self._memory[key], self._slots[call.new], f"y {self._start[key]} y {length}"
 
     def _expect(self, expected: Expected) -> None:

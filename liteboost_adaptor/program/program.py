@@ -61,16 +61,17 @@ class Program:
         self._finalizer = weakref.finalize(self, ops._program_unload, self.number)
         self.graph: Graph | None = None
         self.graph_fault = writer.phases.fault
-        self._holds = recorder.conditions()
+        self._holds = recorder.symbols.conditions()
         self._requirements = recorder.requirements
-        self._first, self._others = _first_places(recorder.places)
+        self._first, self._others = _first_places(recorder.symbols.places)
         self._arguments, self._kept = writer.arguments, writer.kept
         self._appended = [(key, call.count) for key, call in writer.appended.items()]
         self.outline, self._count = outline, len(outline.tensors)
         outline.tensors = []
         self._returned = writer.returned
         self._set = {key: value for key, value in recorder.changed.items() if not isinstance(value, Slot)}
-        self._computed = recorder.expressions([v for v in self._set.values() if isinstance(v, Length)])
+        lengths = [each for each in self._set.values() if isinstance(each, Length)]
+        self._computed = recorder.symbols.expressions(lengths)
         self._types = list(map(type, parts(cache)))
         self._holders = held_by
         self._fixed = _fixed_attributes(cache, recorder)
@@ -279,7 +280,7 @@ def _fixed_attributes(cache: Any, recorder: Recorder) -> list[tuple[int, int, An
     The holder -1 is the cache itself.
     """
     fixed = []
-    symbolic = {(place.holder, place.name) for _, place in recorder.places}
+    symbolic = {(place.holder, place.name) for _, place in recorder.symbols.places}
     for at, before in [*enumerate(recorder.before), *_apart(cache)]:
         names = [name for name in _compared(at, before) if (at, name) not in symbolic]
         values = [_plain(name, before[name]) for name in names]

@@ -9,19 +9,13 @@ into Python runs to its end, but makes no recording.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
-import sympy
 import torch
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._sympy.printers import PythonPrinter
 
 from ..eligibility import is_plain_type
 from ..kv_cache import buffers
@@ -42,6 +36,7 @@ from .recording import (
     Slot,
     is_foreign,
 )
+from .symbols import Symbols
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
 from .tracked import Tracked, real_of
 
@@ -53,19 +48,12 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
 
 
-class _Shapes(ShapeEnv):
-    """Symbols that are made by us alone."""
-
-    def _get_user_frame(self) -> None:
-        """Which line of a user's asks for a symbol: none. To look for it torch imports its compiler."""
-
-
 class Recorder(TorchDispatchMode):
     """Notes what runs in its block, on a cache whose layers have buffers.
 
     Attributes:
         recording: The outcome.
-        places: What each symbol, by its position in `conditions`, is the value of; one may have several.
+        symbols: For lengths that are others in every run.
         requirements: What must be so of an argument, by name, before every run.
         written: What the step has written to tensors that were there before.
         told: (tensor that was there before, attribute that others may change, what Python was told).
@@ -95,14 +83,11 @@ class Recorder(TorchDispatchMode):
         self.is_tainted = False
         self.begins = begins
         self._known = known
-        self.places: list[tuple[int, Place]] = []
         self._owns = owns
-        self._shapes = _Shapes(duck_shape=False)
-        self._fakes = FakeTensorMode(shape_env=self._shapes)
+        self.symbols = Symbols()
         self._slots: dict[int, int] = {}
         self._made: dict[Any, int] = {}
         self._alive: list[Any] = []
-        self._symbols: dict[int, torch.SymInt] = {}
         self._static: dict[int, torch.Tensor] = {}
         self._forms: dict[tuple[Any, ...], torch.Tensor] = {}
         self.before: list[dict[str, Any]] = []
@@ -110,17 +95,26 @@ class Recorder(TorchDispatchMode):
         self.requirements: list[tuple[str, Callable[[torch.Tensor], bool]]] = []
         self._numbers = numbers
 
-    def input(self, name: str, tensor: torch.Tensor, growing: int | None = None) -> torch.Tensor:
-        """What stands for the argument ``name``, whose size along ``growing`` is another in every run."""
+    def input(self, name: str, tensor: torch.Tensor, growing: Sequence[int] | None = ()) -> torch.Tensor:
+        """What stands for the argument ``name``.
+
+        Args:
+            growing: Dimensions along which its size is another in every run; None: any of its sizes and
+                strides may be others, no other size depends on them, and what the step writes to it is
+                written again by whoever makes the step anew.
+        """
         slot = self.recording.inputs[name] = self._slot(tensor)
         self.recording.tensors[slot] = tensor
         if growing is None:
+            self.recording.of_any_size.add(slot)
+            self.written.disregard(tensor)
+        if not growing:
             return tensor
-        if tensor.size(growing) < 2:
+        if any(tensor.size(dim) < 2 for dim in growing):
             self.recording.fault = SHORT
             return tensor
-        length = self._symbol(tensor.size(growing), Place("input", name, dim=growing))
-        made = self.recording.tensors[slot] = self._tracked(tensor, growing, length, length)
+        lengths = {dim: self.symbols.of(tensor.size(dim), Place("input", name, dim=dim)) for dim in growing}
+        made = self.recording.tensors[slot] = self._tracked(tensor, lengths)
         return made
 
     def require(self, argument: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> bool:
@@ -174,7 +168,7 @@ class Recorder(TorchDispatchMode):
                 if (noted := grown.get(name)) is not None:
                     self._hold_length(at, own, name, noted)
             elif type(value) is int and name in self._numbers and value > 1:
-                own[name] = self._symbol(value, Place("number", name, at))
+                own[name] = self.symbols.of(value, Place("number", name, at))
 
     def _hold_length(self, at: int, own: dict[str, Any], name: str, noted: Any) -> None:
         """What is kept as ``name`` has symbols for its length, and for that of the memory it lies in."""
@@ -184,11 +178,11 @@ class Recorder(TorchDispatchMode):
             # What an encoder's output was made into is then as long in every run.
             self.recording.fault = SHORT if is_appended else self.recording.fault
             return
-        length = capacity = self._symbol(value.size(dim), Place("length", name, at, dim))
+        length = capacity = self.symbols.of(value.size(dim), Place("length", name, at, dim))
         if is_appended:
-            capacity = self._symbol(noted.memory.size(dim), Place("capacity", name, at, dim))
+            capacity = self.symbols.of(noted.memory.size(dim), Place("capacity", name, at, dim))
         slot = self.recording.held[at, name]
-        own[name] = self.recording.tensors[slot] = self._tracked(value, dim, length, capacity)
+        own[name] = self.recording.tensors[slot] = self._tracked(value, {dim: length}, {dim: capacity})
 
     def __exit__(self, *fault: Any) -> None:
         """What is kept is real again; `changed` is known."""
@@ -231,46 +225,27 @@ class Recorder(TorchDispatchMode):
         if not is_kept or type(new) is Tracked:
             self.recording.fault = self.recording.fault or "appends to something else than what a layer keeps"
             return real
-        capacity = self._symbols[mine[name].memory.size(dim)]
-        made = self._tracked(real, dim, held.shape[dim] + new.shape[dim], capacity)
+        capacity = self.symbols.known(mine[name].memory.size(dim))
+        made = self._tracked(real, {dim: held.shape[dim] + new.shape[dim]}, {dim: capacity})
         self.recording.calls.append(
             Appended(at, name, self.slot_of(new), dim, new.size(dim), self._slot(real))
         )
         return made
 
-    def _symbol(self, value: int, place: Place) -> torch.SymInt:
-        """A symbol that is ``value`` in this step, the same one for equal values."""
-        if value not in self._symbols:
-            source = ConstantSource(f"length_{len(self._symbols)}")
-            made = self._shapes.create_symbol(value, source, DimDynamic.DYNAMIC, constraint_dim=None)
-            symbol = self._shapes.create_symintnode(made, hint=value, source=source)
-            self._symbols[value] = cast(torch.SymInt, symbol)  # an int only of a number
-        self.places.append((list(self._symbols).index(value), place))
-        return self._symbols[value]
-
-    def _tracked(self, real: torch.Tensor, dim: int, length: Any, capacity: Any) -> Tracked:
-        """``real``, ``length`` long along ``dim``, in memory that is ``capacity`` long."""
+    def _tracked(
+        self, real: torch.Tensor, lengths: dict[int, Any], capacities: dict[int, Any] | None = None
+    ) -> Tracked:
+        """``real`` with symbols for some sizes, in memory that has others: see `Symbols.shaped`."""
+        capacities = lengths if capacities is None else capacities
         # Symbols are multiplied once for all layers.
-        symbols = [each.node._expr if isinstance(each, torch.SymInt) else each for each in (length, capacity)]
-        form = (real.shape, real.stride(), dim, *symbols, real.dtype, real.device)
+        named = [(dim, _expression(lengths[dim]), _expression(capacities[dim])) for dim in lengths]
+        form = (real.shape, real.stride(), *named, real.dtype, real.device)
         with _disable_current_modes():
             if form not in self._forms:
-                self._forms[form] = self._shaped(real, dim, length, capacity)
+                self._forms[form] = self.symbols.shaped(real, lengths, capacities)
             made = Tracked(real, self._forms[form])
         self._alive.append(made)
         return made
-
-    def _shaped(self, real: torch.Tensor, dim: int, length: Any, capacity: Any) -> torch.Tensor:
-        """What has the symbolic sizes of `_tracked`, and no values."""
-        sizes: list[Any] = [*real.shape]
-        sizes[dim] = length
-        strides: list[Any] = [1] * real.dim()
-        step: Any = 1
-        for at in sorted(range(real.dim()), key=lambda at: (real.stride(at), -at)):
-            strides[at] = step
-            step = step * (capacity if at == dim else real.shape[at])
-        with self._fakes:
-            return torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
 
     def _slot(self, real: torch.Tensor) -> int:
         found = self._slots.get(id(real))
@@ -416,7 +391,7 @@ class Recorder(TorchDispatchMode):
     def _with_symbols(self, func: Any, flat: Any, structure: Any, result: Any, outputs: Any) -> Any:
         """The results with symbolic sizes where they have some."""
         args, kwargs = pytree.tree_unflatten([self._fake(value) for value in flat], structure)
-        with self._fakes:
+        with self.symbols.fakes:
             fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
         fakes = fake if isinstance(fake, list | tuple) else [fake]
         if any(isinstance(one, torch.Tensor) and (one.is_conj() or one.is_neg()) for one in outputs):
@@ -442,50 +417,12 @@ class Recorder(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in self._static:
-            self._static[id(value)] = self._fakes.from_tensor(value, static_shapes=True)
+            self._static[id(value)] = self.symbols.fakes.from_tensor(value, static_shapes=True)
         return self._static[id(value)]
 
-    def symbols(self) -> list[Any]:
-        """As sympy has them, in the order they were made."""
-        return [value.node._expr for value in self._symbols.values()]
 
-    def length_of(self, key: tuple[int, str]) -> Any:
-        """The symbol of how long a layer's tensor was."""
-        return self.symbols()[
-            next(
-                index
-                for index, place in self.places
-                if (place.kind, place.holder, place.name) == ("length", *key)
-            )
-        ]
-
-    def conditions(self) -> Callable[..., bool]:
-        """Of the symbols' values, in the order they were made: whether Python would decide as it did."""
-        decided = dict.fromkeys(guard.expr for guard in self._shapes.guards)
-        # Sizes of 0 and 1 are decided by without a note.
-        large = [symbol > 1 for symbol in self.symbols()]
-        text = " and ".join(f"({text})" for text in self._texts([*decided, *large])) or "True"
-        holds = self._function(text)
-        try:
-            is_so = holds(*self._symbols)
-        except Exception as fault:
-            raise CannotLower(f"decides by a length in a way of its own ({type(fault).__name__})") from fault
-        if not is_so:
-            raise CannotLower("decides by a length otherwise than it did")
-        return holds
-
-    def expressions(self, lengths: list[Length]) -> Callable[..., tuple[int, ...]]:
-        """The values of ``lengths`` from those of the symbols."""
-        texts = self._texts([length.expression for length in lengths])
-        return self._function(f"({''.join(f'{text}, ' for text in texts)})")
-
-    def _texts(self, expressions: list[Any]) -> list[str]:
-        names = {symbol: sympy.Symbol(f"v{at}") for at, symbol in enumerate(self.symbols())}
-        return [PythonPrinter().doprint(each.xreplace(names)) for each in expressions]
-
-    def _function(self, text: str) -> Callable[..., Any]:
-        parameters = ", ".join(f"v{at}" for at in range(len(self._symbols)))
-        return eval(f"lambda {parameters}: {text}", {"math": math, "torch": torch, "Min": min, "Max": max})
+def _expression(length: Any) -> Any:
+    return length.node._expr if isinstance(length, torch.SymInt) else length
 
 
 @contextmanager

@@ -97,6 +97,7 @@ class Recording:
         inputs: Arguments, name -> slot.
         held: What was kept before, (holder, name) -> slot.
         tensors: Slot -> the tensor itself, for `inputs` and `held`.
+        of_any_size: Slots of `inputs` that no other size depends on.
         aliases: Slot -> another one for the same tensor, which the calls name in its place.
         count: Of slots.
         is_reformed: Whether an operator has changed the form of a tensor that was there before it: then a
@@ -109,6 +110,7 @@ class Recording:
     inputs: dict[str, int] = field(default_factory=dict)
     held: dict[tuple[int, Any], int] = field(default_factory=dict)
     tensors: dict[int, Any] = field(default_factory=dict)
+    of_any_size: set[int] = field(default_factory=set)
     aliases: dict[int, int] = field(default_factory=dict)
     count: int = 0
     is_reformed: bool = False

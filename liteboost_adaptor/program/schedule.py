@@ -7,6 +7,7 @@ a step, and neither with the arithmetic in them.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
@@ -18,6 +19,8 @@ _FREE, _DOUBLED = 1, 5
 _GENERATION = "transformers.generation.utils"
 #: Where candidates are checked several at a time: steps of one token are few, however long the text is.
 _ASSISTED = "_assisted_decoding"
+#: Where continuous batching calls a model.
+_BATCHING = "transformers.generation.continuous_batching.model_runner"
 
 
 def recorded_at(seen: int, to_come: int, wait: int, in_vain: int) -> int:
@@ -41,6 +44,8 @@ def steps_to_come() -> int:
     frame = sys._getframe(1)
     while (caller := frame.f_back) is not None:
         frame = caller
+        if frame.f_globals.get("__name__") == _BATCHING:
+            return _batches_to_come(frame.f_locals.get("self"))
         if frame.f_globals.get("__name__") != _GENERATION:
             continue
         names = frame.f_locals
@@ -50,3 +55,13 @@ def steps_to_come() -> int:
         if type(most) is int and isinstance(ids, torch.Tensor):
             return max(0, most - ids.shape[-1])
     return 0
+
+
+def _batches_to_come(runner: Any) -> int:
+    """How many more tokens the request that is furthest from its end may get."""
+    batch = getattr(getattr(runner, "inputs_and_outputs", None), "requests_in_batch", [])
+    states = [each.state for each in batch]
+    return max(
+        [each.max_new_tokens - len(each.generated_tokens) for each in states if each.max_new_tokens],
+        default=0,
+    )

@@ -5,7 +5,6 @@ On a CPU: an NPU's programs merge operators into others, which round otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from .program import Program, Run
 from .recording import CannotLower
 from .result import Outline
+from .step_call import StepCall
 from .tensors import set_version, version
 
 #: Beside the 1st, 2nd, 4th, 8th … run, and beside every one of this many.
@@ -83,28 +83,31 @@ class Shadow:
         return ""
 
 
-def checked(
-    program: Program, cache: Any, kwargs: dict[str, Any], symbols: list[int], call: Callable[[], Any]
-) -> tuple[Any, str] | None:
+def checked(program: Program, step: StepCall, symbols: list[int]) -> tuple[Any, str] | None:
     """The original's result and what is not so in the program's, or ``None`` if the program stopped."""
+    cache, kwargs = step.cache, step.given
     writes = [(tensor, tensor.clone()) for tensor in program.writes(cache, kwargs)]
     versions = [version(tensor) for tensor, _ in writes]
-    fault, shadow = "", None
+    fault, shadow, kept = "", None, []
     try:
         run = program.run(cache, kwargs, symbols)
         if run is None:
             return None
-        shadow = Shadow(run, writes)
+        shadow, kept = Shadow(run, writes), step.kept()
     except Exception as raised:  # noqa: BLE001 - reported, and the original runs
         for tensor, before in writes:
             tensor.copy_(before)
         fault = f"nothing: {type(raised).__name__}: {str(raised).splitlines()[:1]}"
     for (tensor, _), number in zip(writes, versions, strict=True):
         set_version(tensor, number)  # the original counts by itself
-    result = call()
+    result = step.original()
     if program.is_closed:  # the model was bound anew while it ran, and computes in another way
         return result, ""
-    return result, fault if shadow is None else shadow.difference(program, result, cache)
+    if shadow is None:
+        return result, fault
+    if not all(map(_is_same, kept, step.kept())):
+        return result, "what it writes to the cache"
+    return result, shadow.difference(program, result, cache)
 
 
 def _behind(memory: torch.Tensor, dim: int, end: int, count: int) -> torch.Tensor:

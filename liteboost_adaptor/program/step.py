@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from ..errors import DeviceFaultError, StrictError
-from ..kv_cache import buffers
-from ..kv_cache.layers import served, using
+from ..kv_cache.layers import using
 from ..report import CallCounter
 from . import arguments, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
-from .caches import appended_layers, is_begun
+from .caches import is_begun
 from .graph import CAPTURED_AT, GraphLaterError, GraphRefusedError, Graphs, rehearsed
 from .program import Program, Run
 from .recording import MOVED, SHORT, CannotLower
 from .stand_in import ReadsArgument
 from .state import hooked
+from .step_call import StepCall, buffers_in, has_buffers, is_short, makes_room, moves
 
 #: A step is recorded when it comes for this time with arguments of the same kinds, or earlier where it is
 #: known that it will come again (see `schedule`). To record takes what about so many replays save: 0.25 s to
@@ -106,17 +106,21 @@ class Steps:
             if arguments.is_decode_step(kwargs):
                 self._counter.count_fallback(arguments.fault(named))
             return call(**kwargs)
-        programs = self._programs.get(key, ())
-        captured = _is_captured(arguments.tokens(kwargs))
-        self._is_captured |= captured
         given = arguments.dense(named)
-        is_copied = given is not named
-        result, reason = self._from_program(key, programs, call, kwargs, given, is_copied)
-        if reason == reasons.OTHER_CACHE and not captured and _makes_room(kwargs[cache_name(kwargs)]):
-            result, reason = self._from_program(key, programs, call, kwargs, given, is_copied)
+        return self.serve_step(model, StepCall(call, kwargs, given, key, given is not named))
+
+    def serve_step(self, model: torch.nn.Module, step: StepCall) -> Any:
+        """The result of a call that may be recorded, from a program if there is one."""
+        key, cache = step.key, step.cache
+        programs = self._programs.get(key, ())
+        captured = _is_captured(arguments.tokens(step.kwargs))
+        self._is_captured |= captured
+        result, reason = self._from_program(step, programs)
+        if reason == reasons.OTHER_CACHE and not captured and makes_room(cache):
+            result, reason = self._from_program(step, programs)
         if not reason:
             return result
-        without_buffers = self._without_buffers(key, kwargs[cache_name(kwargs)])
+        without_buffers = self._without_buffers(key, cache)
         if reason == reasons.OTHER_CACHE and without_buffers:
             reason = self._why[key] = without_buffers
         elif reason == reasons.NEW and self._why.get(key) != reasons.NEW_CACHE:
@@ -128,26 +132,26 @@ class Steps:
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         due = self._due(seen)
         if not due or self._is_vain(key, programs):
-            return self._original(reason, call, kwargs)
+            return self._original(reason, step)
         if fault := reasons.CAPTURED if captured else _why_not_now(model) or without_buffers:
             if fault != reasons.NEW_CACHE:
                 self._seen[key] = 0  # looked for again some steps later
             self._why[key] = fault
-            return self._original(fault, call, kwargs)
-        if _moves(kwargs[cache_name(kwargs)], key in self._grows):
-            return self._original(MOVED, call, kwargs)
-        if _is_short(kwargs[cache_name(kwargs)]):
-            return self._original(SHORT, call, kwargs)
+            return self._original(fault, step)
+        if moves(cache, key in self._grows):
+            return self._original(MOVED, step)
+        if is_short(cache):
+            return self._original(SHORT, step)
         if key not in self._ran:
-            return self._watch(call, kwargs, key)
+            return self._watch(step)
         if due > seen:
-            return self._original(reason, call, kwargs)
+            return self._original(reason, step)
         if not disguise.one_at_a_time.acquire(blocking=False):
             # To wait for it could be to wait for oneself.
-            return self._original(reasons.BUSY, call, kwargs)
+            return self._original(reasons.BUSY, step)
         try:
             with using():
-                return self._record(model, call, kwargs, given, key, is_copied)
+                return self._record(model, step)
         finally:
             disguise.one_at_a_time.release()
 
@@ -159,7 +163,7 @@ class Steps:
 
     def _without_buffers(self, key: Any, cache: Any) -> str:
         """Why the cache copies what it keeps to append to it, or an empty string. It is new once."""
-        if _has_buffers(cache):
+        if has_buffers(cache):
             return ""
         last, without = self._unbuffered.get(key), (reasons.NEW_CACHE, reasons.COPIED)
         if last is not None and last() is cache and self._why.get(key) in without:
@@ -171,25 +175,17 @@ class Steps:
         self._counter.count_served()
         self._why.pop(key, None)
 
-    def _original(self, reason: str, call: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    def _original(self, reason: str, step: StepCall) -> Any:
         self._counter.count_fallback(reason)
-        return call(**kwargs)
+        return step.original()
 
     def _counted(self, reason: str, result: Any) -> Any:
         self._counter.count_fallback(reason)
         return result
 
-    def _from_program(
-        self,
-        key: Any,
-        programs: Sequence[Program],
-        call: Callable[..., Any],
-        kwargs: dict[str, Any],
-        given: dict[str, Any],
-        is_copied: bool,
-    ) -> tuple[Any, str]:
+    def _from_program(self, step: StepCall, programs: Sequence[Program]) -> tuple[Any, str]:
         """The result, and an empty string; or why no program makes this step, which is not counted yet."""
-        cache, reason = kwargs[cache_name(kwargs)], reasons.NEW
+        key, cache, given, reason = step.key, step.cache, step.given, reasons.NEW
         for program in programs:
             if program.is_vain:
                 reason = reasons.VAIN
@@ -198,7 +194,7 @@ class Steps:
                 reason = reasons.LOOKED_AT
                 continue  # a profiler would see the runs that stop, too
             symbols = program.symbols(cache, given)
-            if symbols is None or (is_copied and program.writes_to_arguments):
+            if symbols is None or (step.is_copied and program.writes_to_arguments):
                 reason = reasons.OTHER_CACHE
                 continue
             if not program.state.is_as_it_was():
@@ -210,14 +206,14 @@ class Steps:
                 return None, reasons.CHANGED
             if _is_checked(program, given):
                 with using():
-                    checked = shadow.checked(program, cache, given, symbols, lambda: call(**kwargs))
+                    checked = shadow.checked(program, step, symbols)
                 if checked is not None:
                     return self._checked(key, program, *checked), ""
                 reason = reasons.STOPS
                 continue
             result, raised = self._replayed(program, cache, given, symbols)
             if raised:  # The original raises by itself, and leaves what it leaves.
-                return self._original(f"a replay raised {raised}", call, kwargs), ""
+                return self._original(f"a replay raised {raised}", step), ""
             if result is not _STOPPED:
                 self._count_served(key)
                 return result, ""
@@ -286,63 +282,64 @@ class Steps:
         warnings.warn(f"liteboost_adaptor: {words}. Please report this model.", RuntimeWarning, stacklevel=2)
         return result
 
-    def _watch(self, call: Callable[..., Any], kwargs: dict[str, Any], key: Any) -> Any:
+    def _watch(self, step: StepCall) -> Any:
         """See what Python runs in a step: the next one is recorded if all of that is understood."""
+        key = step.key
         with execution.observed() as ran:
-            result = call(**kwargs)
+            result = step.original()
         if key in self._former:
             ran.codes |= self._former.pop(key).codes
         fault = ran.fault or execution.faults_in(ran.unread())
         if fault:
             return self._refuse(key, fault, result)
         self._ran[key] = ran
-        if _buffers_in(kwargs[cache_name(kwargs)]):
+        if buffers_in(step.cache):
             self._grows.add(key)
         return self._counted(reasons.WATCHED, result)
 
-    def _record(
-        self,
-        model: torch.nn.Module,
-        call: Callable[..., Any],
-        kwargs: dict[str, Any],
-        given: dict[str, Any],
-        key: Any,
-        is_copied: bool,
-    ) -> Any:
+    def _record(self, model: torch.nn.Module, step: StepCall) -> Any:
         from .attempt import Attempt  # brings sympy and torch's tracing along
 
-        ran = self._ran[key]
+        key = step.key
         try:
-            attempt = Attempt(model, given, ran, self._numbers, is_copied)
+            attempt = Attempt(
+                model,
+                step.given,
+                self._ran[key],
+                self._numbers,
+                step.is_copied,
+                step.growing,
+                unread=step.unread,
+            )
         except Exception as raised:  # noqa: BLE001 - an object of the user's cannot be looked into
-            return self._refuse(key, f"not recorded: {_words(raised)}", call(**kwargs))
+            return self._refuse(key, f"not recorded: {_words(raised)}", step.original())
         if attempt.fault:
-            return self._refuse(key, attempt.fault, call(**kwargs))
+            return self._refuse(key, attempt.fault, step.original())
         try:
-            result = attempt.run(call)
+            result = attempt.run(step.call)
         except ReadsArgument as raised:
             attempt.give_back()
             self._refuse(key, str(raised), None)
-            return call(**kwargs)
+            return step.original()
         except execution.Unforeseen:
             attempt.give_back()
-            return self._again(key, call(**kwargs))
+            return self._again(key, step.original())
         except Exception as raised:  # noqa: BLE001 - the reason is noted, and the original runs
             attempt.give_back()
             self._refuse(key, f"recording raised {_words(raised)}", None)
-            return call(**kwargs)
+            return step.original()
         except KeyboardInterrupt:  # of no line of the model's: it does not come again
             attempt.give_back()
             raise
         except BaseException as raised:  # noqa: BLE001 - raised again by the original, on what it then leaves
             attempt.give_back()
             self._refuse(key, f"recording raised {_words(raised)}", None)
-            return call(**kwargs)
+            return step.original()
         fault = attempt.fault_of_run()
         if attempt.is_tainted:
             attempt.give_back()
             self._refuse(key, fault, None)
-            return call(**kwargs)
+            return step.original()
         if fault in (MOVED, SHORT):
             self._why[key] = fault
             if fault == MOVED:  # not for want of room
@@ -441,46 +438,3 @@ def _why_not_now(model: torch.nn.Module) -> str:
     if hooked(model):
         return reasons.HOOKED
     return ""
-
-
-def _layers(cache: Any) -> list[Any]:
-    return appended_layers(cache) or []
-
-
-def _has_buffers(cache: Any) -> bool:
-    return all(isinstance(buffer, buffers.KVBuffer) for _, _, buffer in _buffers_in(cache))
-
-
-def _makes_room(cache: Any) -> bool:
-    """Whether ``cache`` was as its prompt has left it, and can be appended to in place from now on."""
-    with using():
-        return any([buffers.make_room(layer) for layer in _layers(cache) if served(layer) is not None])
-
-
-def _moves(cache: Any, grows: bool) -> bool:
-    """Whether one more position of each row does not fit where a layer of ``cache`` keeps the others.
-
-    Args:
-        grows: Whether such a cache has buffers: where it has none, beams have exchanged what it keeps.
-    """
-    found = _buffers_in(cache)
-    return (grows and not found) or any(
-        isinstance(held, torch.Tensor) and not buffer.takes(layer, held, 1) for layer, held, buffer in found
-    )
-
-
-def _is_short(cache: Any) -> bool:
-    """Whether a layer of ``cache`` keeps one position: lengths that are symbols are larger."""
-    return any(
-        isinstance(held, torch.Tensor) and held.size(buffer.dim) < 2 for _, held, buffer in _buffers_in(cache)
-    )
-
-
-def _buffers_in(cache: Any) -> list[tuple[Any, Any, Any]]:
-    """(layer, what it keeps, the buffer for it)."""
-    return [
-        (layer, own.get(name), buffer)
-        for layer in _layers(cache)
-        for own in (vars(layer),)
-        for name, buffer in own.get(buffers.BUFFERS, {}).items()
-    ]

@@ -57,6 +57,10 @@ class Written:
         results = (each for each in results if isinstance(each, torch.Tensor) and _is_strided(each))
         self._own.update(key for each in results if (key := storage(each)) not in given)
 
+    def disregard(self, tensor: torch.Tensor) -> None:
+        """What is written to the memory of ``tensor`` need not be known."""
+        self._own.add(storage(tensor))
+
     def about_to(self, func: Any, args: Any, kwargs: Any) -> None:
         """``func`` is going to be called: keep the values of what it writes to."""
         for tensor in written_by(func, args, kwargs):
