@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from support import calls, tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import garbage, ragged
+from liteboost_adaptor.huggingface import ragged
 from liteboost_adaptor.program import reasons, schedule, step
 
 pytest.importorskip(
@@ -60,14 +59,6 @@ def unserved(served: Any) -> set[str]:
 @pytest.fixture
 def llama() -> Iterator[Any]:
     yield tiny_models.build("llama")
-
-
-@pytest.fixture
-def thawed() -> Iterator[None]:
-    """Without what all tests of ours set aside."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "mistral", "gpt_oss", "qwen3_moe"])
@@ -220,37 +211,3 @@ def test_how_many_tokens_are_to_come_is_read_of_the_requests() -> None:
 
     assert schedule._batches_to_come(Runner(Request(10, 4), Request(90, 7), Request(None, 3))) == 83
     assert schedule._batches_to_come(Runner()) == schedule._batches_to_come(None) == 0
-
-
-def test_garbage_of_a_call_only(llama: Any, thawed: None) -> None:
-    looked: list[int] = []
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and info["generation"] == 2:
-            looked.append(gc.get_freeze_count())
-
-    gc.callbacks.append(note)
-    try:
-        batched(llama, prompts(llama, (3,)), new=2)
-        assert looked and not any(looked)
-        liteboost_adaptor.apply(llama, level=2)
-        looked.clear()
-        batched(llama, prompts(llama, (3,)), new=2)
-        assert any(looked) and not gc.get_freeze_count()
-        with garbage.set_aside(), garbage.set_aside():
-            assert gc.get_freeze_count()
-        assert not gc.get_freeze_count()
-        looked.clear()
-        liteboost_adaptor.undo()
-        batched(llama, prompts(llama, (3,)), new=2)
-        assert looked and not any(looked)
-    finally:
-        gc.callbacks.remove(note)
-
-
-def test_what_somebody_has_frozen_stays_frozen() -> None:
-    count = gc.get_freeze_count()
-    assert count
-    with garbage.set_aside():
-        assert gc.get_freeze_count() == count
-    assert gc.get_freeze_count() == count

@@ -1,0 +1,119 @@
+"""``generate_batch`` of a bound model: a cache as large as its requests fill, and no look through all memory.
+
+transformers takes 0.9 of the memory that is free for the cache where nobody says how large it is, and on a
+CPU fills that with zeros and a mask of its size with numbers, before the first token. At its end it collects
+garbage twice, among all that the modules of torch and transformers hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..engine.swap import MARKER
+
+#: Where transformers has the method.
+MODULE = "transformers.generation.continuous_batching.continuous_api"
+METHOD = "ContinuousMixin.generate_batch"
+#: Free pages beside those that are filled: a scheduler begins no further prompt where few are free.
+_ROOM, _SPARE = 2, 4
+#: Requests that would fill a larger part of the free memory are left to transformers, which makes some wait.
+_LARGEST = 0.3
+#: Prompts of fewer tokens in all are read in one batch, and no batch behind it has more; or as many as this.
+_ONE_BATCH, _LEAST = 4096, 64
+
+
+def is_there() -> bool:
+    """Whether this transformers has the method, and it has been imported: models that generate bring it."""
+    return hasattr(getattr(sys.modules.get(MODULE), "ContinuousMixin", None), "generate_batch")
+
+
+def generate_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, for bound models; of others the original."""
+
+    @functools.wraps(original)
+    def generate_batch(
+        self: Any,
+        inputs: Any,
+        generation_config: Any = None,
+        continuous_batching_config: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not hasattr(type(self), MARKER):
+            return original(self, inputs, generation_config, continuous_batching_config, *args, **kwargs)
+        is_kept = kwargs.get("persistent_manager", len(args) > 2 and args[2])
+        if not is_kept:
+            most = kwargs.get("max_new_tokens")
+            continuous_batching_config = sized(
+                self, inputs, generation_config, continuous_batching_config, most
+            )
+        with set_aside():
+            return original(self, inputs, generation_config, continuous_batching_config, *args, **kwargs)
+
+    return generate_batch
+
+
+def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | None) -> Any:
+    """``batching`` with the size of a cache for ``inputs``; itself where that is said there, or unknown.
+
+    Args:
+        inputs: The prompts.
+        generation: The generation config, or None for the model's.
+        batching: The continuous batching config, or None for the default.
+        most: ``max_new_tokens`` of the call, or None.
+    """
+    generation = model.generation_config if generation is None else generation
+    most = getattr(generation, "max_new_tokens", None) if most is None else most
+    in_generation = getattr(generation, "continuous_batching_config", None)
+    if model.device.type != "cpu" or most is None or not inputs or (batching is None and in_generation):
+        return batching
+    if batching is None:
+        from transformers import ContinuousBatchingConfig
+
+        batching = ContinuousBatchingConfig()
+    page_size = getattr(batching, "page_size", None)
+    if not page_size or batching.num_blocks is not None:
+        return batching
+    copies = getattr(generation, "num_return_sequences", None) or 1
+    pages = copies * _ROOM * sum(-(-(len(each) + most) // page_size) for each in inputs) + _SPARE
+    if pages * page_size * _bytes_of_a_token(model) > _LARGEST * _free_memory():
+        return batching
+    made = copy.deepcopy(batching)
+    made.num_blocks = pages
+    tokens = sum(map(len, inputs))
+    if made.max_batch_tokens is None and copies == 1 and tokens < _ONE_BATCH:
+        made.max_batch_tokens = max(tokens, _LEAST)
+    return made
+
+
+def _bytes_of_a_token(model: Any) -> int:
+    """In a cache of all layers."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
+
+
+def _free_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """In the block `gc.collect` looks at nothing that exists now; behind it at everything, as before."""
+    if gc.get_freeze_count():  # by somebody else, and to take that back would be theirs to do
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

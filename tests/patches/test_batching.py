@@ -1,0 +1,138 @@
+"""What is done around the steps of ``generate_batch``: the size of its cache, and its garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import tiny_models
+
+import liteboost_adaptor
+from liteboost_adaptor.huggingface import batching
+
+cache_module = pytest.importorskip(
+    "transformers.generation.continuous_batching.cache_allocators",
+    reason="this transformers has another paged cache",
+    exc_type=ImportError,
+)
+
+from transformers import GenerationConfig  # noqa: E402
+from transformers.generation import ContinuousBatchingConfig  # noqa: E402
+from transformers.generation.continuous_batching import continuous_api  # noqa: E402
+
+NEW = 4
+PROMPTS = [[5, 6, 7], list(range(3, 40)), [9]]
+
+
+@pytest.fixture
+def llama() -> Any:
+    return tiny_models.build("llama")
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Blocks and tokens of a batch of each cache that is made."""
+    made: list[tuple[int, int]] = []
+    cls = continuous_api.PagedAttentionCache
+
+    class Noted(cls):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append((self.num_blocks, self.max_batch_tokens))
+
+    monkeypatch.setattr(continuous_api, "PagedAttentionCache", Noted)
+    return made
+
+
+def batched(model: Any, config: Any = None, **kwargs: Any) -> list[list[int]]:
+    settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    outputs = model.generate_batch(
+        PROMPTS, generation_config=settings, continuous_batching_config=config, warmup=False, **kwargs
+    )
+    assert not any(each.error for each in outputs.values())
+    return [each.generated_tokens for each in outputs.values()]
+
+
+def test_the_cache_is_as_large_as_its_requests(llama: Any, caches: list[tuple[int, int]]) -> None:
+    small = {"page_size": 8, "max_memory_percent": 0.02}  # what transformers takes of the memory is filled
+    expected = batched(llama, ContinuousBatchingConfig(**small))
+    liteboost_adaptor.apply(llama, level=2)
+    config = ContinuousBatchingConfig(page_size=8)
+    assert batched(llama, config) == expected
+    assert config.num_blocks is None and config.max_batch_tokens is None
+    assert batched(llama, ContinuousBatchingConfig(page_size=8, max_batch_tokens=16)) == expected
+    pages = 2 * (1 + 6 + 1) + 4
+    (whole, _), (sized, tokens), (_, limited) = caches
+    assert pages <= sized < pages + 4 and tokens == 64 and limited == 16  # sectors are whole
+    assert whole > 10 * sized
+
+
+def test_what_the_caller_says_stays(llama: Any, caches: list[tuple[int, int]]) -> None:
+    liteboost_adaptor.apply(llama, level=2)
+    batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=64, max_batch_tokens=32))
+    assert caches[0][0] >= 64 and caches[0][1] == 32
+    few = ContinuousBatchingConfig(page_size=8)
+    endless = GenerationConfig(max_new_tokens=None)
+    assert batching.sized(llama, PROMPTS, endless, few, None) is few
+    assert batching.sized(llama, PROMPTS, endless, few, 7).num_blocks
+    assert batching.sized(llama, [], endless, few, 7) is few
+
+
+def test_more_than_memory_holds_is_left_to_transformers(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ContinuousBatchingConfig(page_size=8)
+    assert batching.sized(llama, PROMPTS, None, config, 8) is not config
+    needed = (2 * (2 + 6 + 2) + 4) * 8 * batching._bytes_of_a_token(llama)
+    monkeypatch.setattr(batching, "_free_memory", lambda: int(needed / batching._LARGEST) - 8)
+    assert batching.sized(llama, PROMPTS, None, config, 8) is config
+
+
+def test_a_manager_that_is_kept_is_sized_by_transformers(llama: Any, caches: list[tuple[int, int]]) -> None:
+    liteboost_adaptor.apply(llama, level=2)
+    config = ContinuousBatchingConfig(page_size=8, max_memory_percent=0.02)
+    batched(llama, config, persistent_manager=True)
+    llama.destroy_cached_continuous_batching_manager()
+    assert caches[0][0] > 100
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Without what all tests of ours set aside."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_garbage_of_a_call_only(llama: Any, thawed: None) -> None:
+    looked: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            looked.append(gc.get_freeze_count())
+
+    gc.callbacks.append(note)
+    try:
+        batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=20))
+        assert looked and not any(looked)
+        liteboost_adaptor.apply(llama, level=2)
+        looked.clear()
+        batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=20))
+        assert any(looked) and not gc.get_freeze_count()
+        with batching.set_aside(), batching.set_aside():
+            assert gc.get_freeze_count()
+        assert not gc.get_freeze_count()
+        looked.clear()
+        liteboost_adaptor.undo()
+        batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=20))
+        assert looked and not any(looked)
+    finally:
+        gc.callbacks.remove(note)
+
+
+def test_what_somebody_has_frozen_stays_frozen() -> None:
+    count = gc.get_freeze_count()
+    assert count
+    with batching.set_aside():
+        assert gc.get_freeze_count() == count
+    assert gc.get_freeze_count() == count
