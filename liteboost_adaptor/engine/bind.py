@@ -231,7 +231,7 @@ class _Planner:
         for attribute, method in self.reached.items():
             if attribute not in self.methods:
                 self._reroute(attribute, method)
-        self._wrap_forward()
+        self._wrap_methods()
         registries = self._asks_registry()
         self.outcomes = list(dict.fromkeys(self.outcomes))  # one child may be met in several methods
         bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
@@ -268,14 +268,16 @@ class _Planner:
         self.bound[attribute] = fit.rule
         self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
 
-    def _wrap_forward(self) -> None:
-        """What rules of kind ``model`` put around the forward, after all others have changed it."""
+    def _wrap_methods(self) -> None:
+        """What rules of kind ``model`` put around methods, the forward after all others have changed it."""
         if not self.is_marked_anyway:
             return
         for fit in self.fits.model(self.cls):
-            wrapper = self._make(fit, self.methods.get("forward") or _current_forward(self.cls))
+            name = fit.rule.attribute
+            current = _current_forward(self.cls) if name == "forward" else getattr(self.cls, name)
+            wrapper = self._make(fit, self.methods.get(name) or current)
             if wrapper is not None:
-                self.methods["forward"] = wrapper
+                self.methods[name] = wrapper
                 self.outcomes.append(Outcome(fit.rule.id, fit.state, self.target))
 
     def _make(self, fit: Fit, original: Any, owner: type | None = None) -> Callable[..., Any] | None:

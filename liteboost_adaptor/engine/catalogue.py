@@ -39,7 +39,7 @@ class Rule:
         kind: One of `KINDS`.
         targets: Globs ``module:Class`` or ``module:function``: where the rule is expected to fit, and what
             counts as a refusal when nothing fits. A known body is served under any name.
-        attribute: The method, for ``kind = "module"`` and for ``pattern = "receiver"``.
+        attribute: The method, for ``kind = "module"`` and ``"model"`` and for ``pattern = "receiver"``.
         bodies: Digests (see `fingerprint`) known to compute what the replacement computes.
         wrappers: For ``kind = "function"``: digests of the text of decorators' wrappers that do nothing to a
             call which the replacement serves (`fingerprint.behind_wrapper`); a body may stand behind one.

@@ -104,7 +104,7 @@ class Fits:
         )
 
     def model(self, cls: type) -> list[Fit]:
-        """Fits of the rules around the forward of a whole model."""
+        """Fits of the rules around methods of a whole model."""
         return [Fit(rule) for rule in self._models if rule.load_applies()(cls)]
 
     def function(self, function: Any) -> Fit | Misfit | None:

@@ -11,15 +11,12 @@ import contextlib
 import copy
 import functools
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..engine.swap import MARKER
+from ..report import CallCounter
+from .steps import generates
 
-#: Where transformers has the method.
-MODULE = "transformers.generation.continuous_batching.continuous_api"
-METHOD = "ContinuousMixin.generate_batch"
 #: Free pages beside those that are filled: a scheduler begins no further prompt where few are free.
 _ROOM, _SPARE = 2, 4
 #: Requests that would fill a larger part of the free memory are left to transformers, which makes some wait.
@@ -28,13 +25,13 @@ _LARGEST = 0.3
 _ONE_BATCH, _LEAST = 4096, 64
 
 
-def is_there() -> bool:
-    """Whether this transformers has the method, and it has been imported: models that generate bring it."""
-    return hasattr(getattr(sys.modules.get(MODULE), "ContinuousMixin", None), "generate_batch")
+def batches(cls: type) -> bool:
+    """Whether models of ``cls`` generate and have the method."""
+    return generates(cls) and callable(getattr(cls, "generate_batch", None))
 
 
-def generate_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, for bound models; of others the original."""
+def generate_batch(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
+    """The method; a cache for a manager that is kept for further requests is sized by transformers."""
 
     @functools.wraps(original)
     def generate_batch(
@@ -45,10 +42,8 @@ def generate_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if not hasattr(type(self), MARKER):
-            return original(self, inputs, generation_config, continuous_batching_config, *args, **kwargs)
-        is_kept = kwargs.get("persistent_manager", len(args) > 2 and args[2])
-        if not is_kept:
+        counter.count_served()
+        if not kwargs.get("persistent_manager", len(args) > 2 and args[2]):
             most = kwargs.get("max_new_tokens")
             continuous_batching_config = sized(
                 self, inputs, generation_config, continuous_batching_config, most

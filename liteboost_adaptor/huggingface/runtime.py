@@ -22,7 +22,7 @@ from ..engine.install import UndoStack
 from ..errors import LiteBoostError, NativeLibraryError, StrictError
 from ..kv_cache import bind as kv_cache
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Listed, Outcome, report
-from . import adapters, batching, features, loading, registries, steps
+from . import adapters, features, loading, registries, steps
 from .weights import weights
 
 _MODELING = "transformers.modeling_utils"
@@ -108,8 +108,6 @@ class Runtime:
             self.entries.set_attribute("torch.library", "Library.impl", python_kernels.counting)
             adapters.hook_injection(self.entries, self.adopt)
             self.entries.set_attribute("torch.utils", "swap_tensors", steps.without_programs)
-            if batching.is_there():
-                self.entries.set_attribute(batching.MODULE, batching.METHOD, batching.generate_batch)
 
     def deactivate(self) -> list[str]:
         """Leave later models alone; what is bound stays bound."""
