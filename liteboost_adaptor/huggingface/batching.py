@@ -14,6 +14,7 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .. import thread_pool
 from ..report import CallCounter
 from .steps import generates
 
@@ -52,6 +53,36 @@ def generate_batch(original: Callable[..., Any], counter: CallCounter) -> Callab
             return original(self, inputs, generation_config, continuous_batching_config, *args, **kwargs)
 
     return generate_batch
+
+
+def init_continuous_batching(original: Callable[..., Any], counter: CallCounter) -> Callable[..., Any]:
+    """The method; when a manager starts its thread, those for operators of the one that waits are let go."""
+
+    @functools.wraps(original)
+    def init_continuous_batching(self: Any, *args: Any, **kwargs: Any) -> Any:
+        counter.count_served()
+        manager = original(self, *args, **kwargs)
+        if callable(getattr(type(manager), "start", None)):
+            manager.__class__ = _computing_alone(type(manager))
+        return manager
+
+    return init_continuous_batching
+
+
+@functools.cache
+def _computing_alone(cls: type[Any]) -> type:
+    """The class of a manager that takes the place of one of ``cls``; of one of ours that itself."""
+    if issubclass(cls, _ComputingAlone):
+        return cls
+    return type(cls.__name__, (_ComputingAlone, cls), {"__module__": cls.__module__})
+
+
+class _ComputingAlone:
+    """Starts its thread when this one has none beside it: see `thread_pool`."""
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        thread_pool.release()
+        return super().start(*args, **kwargs)  # type: ignore[misc] # of the class beside it
 
 
 def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import eligibility, native, native_npu, python_kernels, watch
+from .. import eligibility, native, native_npu, python_kernels, thread_pool, watch
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
@@ -203,6 +203,7 @@ class Runtime:
         if is_served:
             with _recorded(model):
                 features.bind(model, settings)
+            thread_pool.release()  # of loading: another thread may generate
         return binding
 
     def _bind(self, model: torch.nn.Module, settings: Settings) -> Binding:

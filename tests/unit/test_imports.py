@@ -19,7 +19,7 @@ LONGEST, LONGEST_FUNCTION = 500, 80
 
 #: Parts of the package, from those nobody stands under to those nobody stands on.
 LAYERS = (
-    ("errors", "memory", "python_kernels", "setting_values", "summary"),
+    ("errors", "memory", "python_kernels", "setting_values", "summary", "thread_pool"),
     ("config",),
     ("report", "watch"),
     ("native",),
