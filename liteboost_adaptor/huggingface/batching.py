@@ -78,15 +78,21 @@ def _computing_alone(cls: type[Any]) -> type:
 
 
 class _ComputingAlone:
-    """Starts its thread when this one has none beside it: see `thread_pool`."""
+    """Starts its thread when this one has none beside it (`thread_pool`), and wakes it where it is to end."""
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
         thread_pool.release()
         return super().start(*args, **kwargs)  # type: ignore[misc] # of the class beside it
 
+    def join(self, *args: Any, **kwargs: Any) -> Any:
+        # It would look for its end 0.1 s after the last request.
+        if callable(wake := getattr(getattr(self, "_wake_up_loop", None), "set", None)):
+            wake()
+        return super().join(*args, **kwargs)  # type: ignore[misc]
+
 
 def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | None) -> Any:
-    """``batching`` with the size of a cache for ``inputs``; itself where that is said there, or unknown.
+    """``batching`` with the sizes of a cache and of a batch for ``inputs``, where it does not say them.
 
     Args:
         inputs: The prompts.
@@ -103,15 +109,12 @@ def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | N
         from transformers import ContinuousBatchingConfig
 
         batching = ContinuousBatchingConfig()
-    page_size = getattr(batching, "page_size", None)
-    if not page_size or batching.num_blocks is not None:
-        return batching
-    copies = getattr(generation, "num_return_sequences", None) or 1
-    pages = copies * _ROOM * sum(-(-(len(each) + most) // page_size) for each in inputs) + _SPARE
-    if pages * page_size * _bytes_of_a_token(model) > _LARGEST * _free_memory():
-        return batching
-    made = copy.deepcopy(batching)
-    made.num_blocks = pages
+    made, copies = copy.deepcopy(batching), getattr(generation, "num_return_sequences", None) or 1
+    if batching.num_blocks is None and (page_size := getattr(batching, "page_size", None)):
+        pages = copies * _ROOM * sum(-(-(len(each) + most) // page_size) for each in inputs) + _SPARE
+        if pages * page_size * _bytes_of_a_token(model) > _LARGEST * _free_memory():
+            return batching
+        made.num_blocks = pages
     tokens = sum(map(len, inputs))
     if made.max_batch_tokens is None and copies == 1 and tokens < _ONE_BATCH:
         made.max_batch_tokens = max(tokens, _LEAST)

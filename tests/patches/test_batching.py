@@ -63,9 +63,12 @@ def test_the_cache_is_as_large_as_its_requests(llama: Any, caches: list[tuple[in
     assert batched(llama, config) == expected
     assert config.num_blocks is None and config.max_batch_tokens is None
     assert batched(llama, ContinuousBatchingConfig(page_size=8, max_batch_tokens=16)) == expected
+    assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
     pages = 2 * (1 + 6 + 1) + 4
-    (whole, _), (sized, tokens), (_, limited) = caches
-    assert pages <= sized < pages + 4 and tokens == 64 and limited == 16  # sectors are whole
+    (whole, _), (sized, tokens), (_, limited), (given, fewest) = caches
+    assert (
+        pages <= sized < pages + 4 and tokens == fewest == 64 and limited == 16 and given >= 50
+    )  # sectors are whole
     assert whole > 10 * sized
 
 
