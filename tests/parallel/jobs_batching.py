@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import liteboost_adaptor
+from liteboost_adaptor.program import step
 
 _TOKENS = 8
 #: Of several lengths, one longer than a page.
@@ -51,6 +52,7 @@ def _by_hand(model: Any, inputs: list[list[int]]) -> list[list[int]]:
 def texts(folder: str, names: list[str]) -> dict[str, Any]:
     """Texts of families by one process, and by ranks that share the model."""
     _quiet()
+    step.RECORDED_AT = 3  # texts are short
     found = {}
     for name in names:
         liteboost_adaptor.apply(tp=1)
@@ -89,6 +91,7 @@ def behaviour(folder: str) -> dict[str, Any]:
     found["after"] = _batch(model, inputs)
     rules = json.loads(liteboost_adaptor.status().to_json())["rules"]
     found["paged"] = sum(rule["calls"] for rule in rules if rule["id"].startswith("paged."))
+    found["recorded"] = sum(rule["calls"] for rule in rules if rule["id"] == "step.program")
     return found
 
 

@@ -47,7 +47,7 @@ def test_requests_are_those_of_rank_0(tmp_path: Path) -> None:
     save(tmp_path, ("llama",))
     results = ranks.run(2, "parallel.jobs_batching:behaviour", str(tmp_path), LITEBOOST_TP="2")
     for found in results:
-        assert found["held"] < 0.8 and found["paged"] > 0
+        assert found["held"] < 0.8 and found["paged"] > 0 and found["recorded"] > 10
         # A manager gives texts on all ranks, though only rank 0's requests count.
         assert found["found"] == found["by hand"] == found["after"] == found["expected"]
         assert found["sampled"] == results[0]["sampled"] != found["expected"]
