@@ -11,6 +11,8 @@ import contextlib
 import copy
 import functools
 import gc
+import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +26,10 @@ _ROOM, _SPARE = 2, 4
 _LARGEST = 0.3
 #: Prompts of fewer tokens in all are read in one batch, and no batch behind it has more; or as many as this.
 _ONE_BATCH, _LEAST = 4096, 64
+#: Tokens of a batch where nobody says how many.
+_DEFAULT_BATCH = 8192
+#: Of the time, what looking through all memory may take.
+_SHARE = 0.05
 
 
 def batches(cls: type) -> bool:
@@ -49,8 +55,11 @@ def generate_batch(original: Callable[..., Any], counter: CallCounter) -> Callab
             continuous_batching_config = sized(
                 self, inputs, generation_config, continuous_batching_config, most
             )
-        with set_aside():
-            return original(self, inputs, generation_config, continuous_batching_config, *args, **kwargs)
+        with set_aside() as failed:
+            found = original(self, inputs, generation_config, continuous_batching_config, *args, **kwargs)
+            # What failed holds the cache by its traceback.
+            failed += [getattr(each, "error", None) is not None for each in found.values()]
+        return found
 
     return generate_batch
 
@@ -110,23 +119,38 @@ def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | N
 
         batching = ContinuousBatchingConfig()
     made, copies = copy.deepcopy(batching), getattr(generation, "num_return_sequences", None) or 1
-    if batching.num_blocks is None and (page_size := getattr(batching, "page_size", None)):
-        pages = copies * _ROOM * sum(-(-(len(each) + most) // page_size) for each in inputs) + _SPARE
-        if pages * page_size * _bytes_of_a_token(model) > _LARGEST * _free_memory():
-            return batching
-        made.num_blocks = pages
     tokens = sum(map(len, inputs))
     if made.max_batch_tokens is None and copies == 1 and tokens < _ONE_BATCH:
         made.max_batch_tokens = max(tokens, _LEAST)
+    page_size = getattr(batching, "page_size", None)
+    if page_size and batching.num_blocks is None and getattr(batching, "max_memory_percent", None) is None:
+        pages = copies * _ROOM * sum(-(-(len(each) + most) // page_size) for each in inputs) + _SPARE
+        rows = made.max_batch_tokens or _DEFAULT_BATCH
+        needed = _bytes_of_a_cache(model, pages * page_size, rows, copies * len(inputs))
+        if needed > _LARGEST * _free_memory():
+            return batching
+        made.num_blocks = pages
     return made
 
 
-def _bytes_of_a_token(model: Any) -> int:
-    """In a cache of all layers."""
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * size * model.dtype.itemsize)
+def _bytes_of_a_cache(model: Any, tokens: int, rows: int, requests: int) -> int:
+    """What transformers counts for a cache of ``tokens``, or more: see its ``PagedAttentionMemoryHandler``.
+
+    Args:
+        rows: Tokens of a batch.
+        requests: How many have logits in it at most.
+    """
+    config, size = model.config.get_text_config(), model.dtype.itemsize
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept = tokens * 2 * config.num_hidden_layers * kv_heads * head_dim * size
+    masks = 2 * rows * (tokens + rows) * size  # of whole keys and of a window
+    keeps = getattr(model, "_supports_logits_to_keep", None)
+    with_logits = min(requests, rows) if callable(keeps) and keeps() else rows
+    logits = with_logits * (4 * config.vocab_size + size * config.hidden_size)
+    activations = rows * size * (config.hidden_size + 6 * heads * head_dim)
+    return int(kept + masks + logits + activations)
 
 
 def _free_memory() -> int:
@@ -135,14 +159,46 @@ def _free_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
+class _Collections:
+    """When all memory was last looked through for garbage, and how long that took."""
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+
+    def collect(self, is_due: bool) -> None:
+        """Look through all, if ``is_due``, or if that takes `_SHARE` of the time since the last one."""
+        begin = time.monotonic()
+        if is_due or begin >= self._next:
+            gc.collect()
+            end = time.monotonic()
+            self._next = end + (end - begin) / _SHARE
+
+
+_collections = _Collections()
+
+
 @contextlib.contextmanager
-def set_aside() -> Iterator[None]:
-    """In the block `gc.collect` looks at nothing that exists now; behind it at everything, as before."""
+def set_aside() -> Iterator[list[bool]]:
+    """In the block `gc.collect` looks at nothing that exists now.
+
+    Behind it at everything as before, once where that is due: what was dropped before the block, a model and
+    its memory among it, is not in the way of what comes next.
+
+    Yields:
+        A list; with anything true in it all is looked through in any case, as it is behind an exception.
+    """
+    failed: list[bool] = []
     if gc.get_freeze_count():  # by somebody else, and to take that back would be theirs to do
-        yield
+        yield failed
         return
     gc.freeze()
+    frozen = gc.get_freeze_count()
     try:
-        yield
+        yield failed
+    except BaseException:
+        failed.append(True)
+        raise
     finally:
-        gc.unfreeze()
+        if gc.get_freeze_count() <= frozen:  # or somebody has frozen more meanwhile
+            gc.unfreeze()
+            _collections.collect(any(failed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,9 +87,21 @@ def test_what_the_caller_says_stays(llama: Any, caches: list[tuple[int, int]]) -
 def test_more_than_memory_holds_is_left_to_transformers(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ContinuousBatchingConfig(page_size=8)
     assert batching.sized(llama, PROMPTS, None, config, 8) is not config
-    needed = (2 * (2 + 6 + 2) + 4) * 8 * batching._bytes_of_a_token(llama)
+    needed = batching._bytes_of_a_cache(llama, (2 * (2 + 6 + 2) + 4) * 8, 64, len(PROMPTS))
+    assert needed > 2 * 64 * (24 * 8 + 64) * 4, "masks count"
     monkeypatch.setattr(batching, "_free_memory", lambda: int(needed / batching._LARGEST) - 8)
     assert batching.sized(llama, PROMPTS, None, config, 8) is config
+    monkeypatch.undo()
+    limited = ContinuousBatchingConfig(page_size=8, max_memory_percent=0.02)
+    assert batching.sized(llama, PROMPTS, None, limited, 8).num_blocks is None
+
+
+def test_many_prompts_with_little_memory_are_served(llama: Any) -> None:
+    liteboost_adaptor.apply(llama, level=2)
+    settings = GenerationConfig(max_new_tokens=1024, do_sample=False, eos_token_id=4, pad_token_id=0)
+    config = ContinuousBatchingConfig(max_memory_percent=0.02)
+    outputs = llama.generate_batch([[5] * 30] * 20, settings, config, warmup=False)
+    assert len(outputs) == 20 and not any(each.error for each in outputs.values())
 
 
 def test_a_manager_that_is_kept_is_sized_by_transformers(llama: Any, caches: list[tuple[int, int]]) -> None:
@@ -125,6 +138,11 @@ def test_garbage_of_a_call_only(llama: Any, thawed: None) -> None:
         with batching.set_aside(), batching.set_aside():
             assert gc.get_freeze_count()
         assert not gc.get_freeze_count()
+        with batching.set_aside():
+            made = [[] for _ in range(100_000)]
+            gc.freeze()  # as one does before a fork
+        assert gc.get_freeze_count() > len(made)
+        gc.unfreeze()
         looked.clear()
         liteboost_adaptor.undo()
         batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=20))
@@ -139,3 +157,28 @@ def test_what_somebody_has_frozen_stays_frozen() -> None:
     with batching.set_aside():
         assert gc.get_freeze_count() == count
     assert gc.get_freeze_count() == count
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.self = self
+
+
+def test_what_was_dropped_before_a_call_is_let_go(monkeypatch: pytest.MonkeyPatch, thawed: None) -> None:
+    collections = batching._Collections()
+    monkeypatch.setattr(batching, "_collections", collections)
+    dropped = weakref.ref(_Cycle())
+    with batching.set_aside():
+        gc.collect()
+        assert dropped() is not None
+    assert dropped() is None  # the first time, and when it is due
+    collections._next = float("inf")
+    for failed in ([], [True]):
+        dropped = weakref.ref(_Cycle())
+        with batching.set_aside() as told:
+            told.extend(failed)
+        assert (dropped() is None) == bool(failed)
+    dropped = weakref.ref(_Cycle())
+    with pytest.raises(KeyError), batching.set_aside():
+        raise KeyError
+    assert dropped() is None
