@@ -35,6 +35,8 @@ KEPT_RULES = {
     "rope.interleaved_vision": "vision tower: Inkling 2",
     "paged.sdpa": "continuous batching: generate_batch of any family",
     "paged.eager": "as paged.sdpa, of families that have no sdpa",
+    "paged.requests": "as paged.sdpa",
+    "paged.manager": "as paged.sdpa",
     "rope.interleaved_table": "token classification: OpenAI's privacy filter",
     "step.program": "coverage is counted by a dispatch mode, under which no step is recorded",
 }
