@@ -57,7 +57,11 @@ def batched(model: Any, config: Any = None, **kwargs: Any) -> list[list[int]]:
 
 
 def test_the_cache_is_as_large_as_its_requests(llama: Any, caches: list[tuple[int, int]]) -> None:
-    small = {"page_size": 8, "max_memory_percent": 0.02}  # what transformers takes of the memory is filled
+    small = {
+        "page_size": 8,
+        "max_memory_percent": 0.02,
+        "max_batch_tokens": 256,
+    }  # what transformers takes of the memory is filled
     expected = batched(llama, ContinuousBatchingConfig(**small))
     liteboost_adaptor.apply(llama, level=2)
     config = ContinuousBatchingConfig(page_size=8)
@@ -106,7 +110,7 @@ def test_many_prompts_with_little_memory_are_served(llama: Any) -> None:
 
 def test_a_manager_that_is_kept_is_sized_by_transformers(llama: Any, caches: list[tuple[int, int]]) -> None:
     liteboost_adaptor.apply(llama, level=2)
-    config = ContinuousBatchingConfig(page_size=8, max_memory_percent=0.02)
+    config = ContinuousBatchingConfig(page_size=8, max_memory_percent=0.02, max_batch_tokens=256)
     batched(llama, config, persistent_manager=True)
     llama.destroy_cached_continuous_batching_manager()
     assert caches[0][0] > 100
