@@ -26,6 +26,8 @@ _OF_ATTENTION = frozenset(
         *("block_table", "logits_processor_args"),
     }
 )
+#: Where transformers has its cache in pages; older ones have no allocators.
+_CACHES = "transformers.generation.continuous_batching.cache"
 _MASK = "attention_mask"
 #: Tokens, and which of them logits are wanted of: arguments that have a size for either.
 _TOKENS, _WANTED = "input_ids", ("logits_to_keep", "logits_indices")
@@ -43,9 +45,11 @@ _unread = _Unread()
 
 
 def is_ragged(kwargs: dict[str, Any]) -> bool:
-    """Whether a forward is called by continuous batching."""
+    """Whether continuous batching calls a forward, with a cache of the kind that is read here (5.23)."""
     cache = kwargs.get("cache")
-    return cache is not None and type(cache).__module__ == "transformers.generation.continuous_batching.cache"
+    if type(cache).__module__ != _CACHES or not hasattr(cache, "layer_to_allocator"):
+        return False
+    return isinstance(getattr(cache, "cache_allocators", None), dict)
 
 
 def step_of(original: Callable[..., Any], kwargs: dict[str, Any]) -> StepCall | str:
@@ -103,7 +107,7 @@ def _given(kwargs: dict[str, Any]) -> dict[str, Any] | str:
 
 
 def _read_by_attention(cache: Any, groups: dict[int, paged.Group]) -> dict[str, Tensor]:
-    """Arguments of a program: what `attend` reads, and the pages."""
+    """Arguments of a program: what attention reads of the batch, and the pages."""
     found = {}
     for index, group in groups.items():
         sums = {"sums_q": group.batch.sums_q, "sums_k": group.batch.sums_k}

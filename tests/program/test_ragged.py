@@ -211,3 +211,13 @@ def test_how_many_tokens_are_to_come_is_read_of_the_requests() -> None:
 
     assert schedule._batches_to_come(Runner(Request(10, 4), Request(90, 7), Request(None, 3))) == 83
     assert schedule._batches_to_come(Runner()) == schedule._batches_to_come(None) == 0
+
+
+def test_a_cache_of_an_older_transformers_is_none_of_ours() -> None:
+    older = type("PagedAttentionCache", (), {"__module__": PagedAttentionCache.__module__})()
+    assert not ragged.is_ragged({"cache": older})
+    older.layer_to_allocator = {}
+    assert not ragged.is_ragged({"cache": older})
+    older.cache_allocators = {}
+    assert ragged.is_ragged({"cache": older})
+    assert not ragged.is_ragged({"cache": None}) and not ragged.is_ragged({})
