@@ -1,17 +1,9 @@
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/linear.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <exception>
 #include <limits>
-#include <new>
 
 #include "activation/activation_cpu.h"
 #include "common/resources.h"
@@ -88,97 +80,6 @@ static int64_t max_rows(const at::Tensor& weight) {
   return linear_max_rows(weight.scalar_type());
 }
 
-#ifdef LB_X86_ISAS
-// MKL, which at::linear takes for fp32, runs its AVX2 code on other vendors' CPUs: 170 GFLOP/s where oneDNN, which torch
-// has, too, makes 400 of the weight as it lies (512 rows, two threads of a Zen 5).
-static bool mkl_holds_back() {
-  unsigned eax, ebx, ecx, edx;
-  const bool is_intel = __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == 0x756e6547;  // "Genu"
-  return !is_intel && detect_isa() >= Isa::avx512;
-}
-#else
-static bool mkl_holds_back() { return false; }
-#endif
-
-using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                                c10::string_view, c10::List<std::optional<at::Scalar>>,
-                                std::optional<c10::string_view>);
-
-// torch's linear by oneDNN, or null in a build of torch without it.
-static const c10::TypedOperatorHandle<OneDnnLinear>* one_dnn_linear() {
-  static const auto found = [] {
-    std::optional<c10::TypedOperatorHandle<OneDnnLinear>> typed;
-    const auto handle = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
-    if (handle && at::globalContext().hasMKLDNN()) typed = handle->typed<OneDnnLinear>();
-    return typed;
-  }();
-  return found ? &*found : nullptr;
-}
-
-static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
-                                const std::optional<at::Tensor>& bias) {
-  static const bool avoids_mkl = mkl_holds_back();
-  if (avoids_mkl && x.scalar_type() == at::kFloat && weight.is_contiguous() && x.numel() > 0 &&
-      weight.numel() > 0 && at::globalContext().userEnabledMkldnn()) {
-    if (const auto* linear = one_dnn_linear()) {
-      // It reads a bias as if its elements were adjacent.
-      std::optional<at::Tensor> adjacent;
-      if (bias.has_value()) adjacent = bias->contiguous();
-      return linear->call(x.contiguous(), weight, adjacent, "none", c10::List<std::optional<at::Scalar>>(),
-                          "");
-    }
-  }
-  return at::linear(x, weight, bias);
-}
-
-// Memory that torch's product may need beside its tensors: oneDNN makes code for each new shape (2.3 MiB at most for
-// rows of 1 to 513 and sizes of 64 to 3072), and without room for it crashes or never again makes that product.
-constexpr int64_t kLibraryBytes = 32 << 20;
-
-// Asks for the memory that torch's product may need, unless nothing limits it and this thread has made a product of these
-// sizes lately, whose code torch then has: to ask takes some ten microseconds, as long as a small product.
-static void require_memory_of(const at::Tensor& x, const at::Tensor& weight, bool has_bias) {
-  using Product = std::array<int64_t, 4>;
-  static thread_local std::array<Product, 256> made{};
-  const Product product{x.numel(), weight.size(0), weight.size(1),
-                        2 * static_cast<int64_t>(x.scalar_type()) + has_bias + 1};
-  uint64_t hash = 0;
-  for (const int64_t each : product) hash = (hash + static_cast<uint64_t>(each)) * 0x9e3779b97f4a7c15u;
-  Product& place = made[(hash >> 32) % made.size()];
-  if (place == product && is_memory_unlimited()) return;
-  place = {};
-  require_memory("linear", kLibraryBytes);
-  place = product;
-}
-
-static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias);
-
-at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
-                        const std::optional<at::Tensor>& bias) {
-  // The dtype is decided: autocast must not change it here, and autograd has nothing to record.
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  at::AutoDispatchBelowADInplaceOrView no_autograd;
-  c10::DimVector sizes(x.sizes());
-  sizes.back() = weight.size(0);
-  require_memory_of(x, weight, bias.has_value());
-  require_threads();
-  // As a matrix: with more dims that are no matrix in memory, at::linear rounds the product of 16-bit values
-  // before it adds the bias.
-  const at::Tensor matrix = x.reshape({-1, weight.size(1)});
-  try {
-    return matrix_linear(matrix, weight, bias).reshape(sizes).contiguous();
-  } catch (const c10::Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception&) {
-    // Where memory once was short while it made the code for a product, oneDNN goes on refusing that product, or, in
-    // this thread, all that need code.
-    return own_linear(matrix, weight.contiguous(), bias).reshape(sizes);
-  }
-}
-
 namespace {
 
 // Bytes of weight below which a thread is not worth waking.
@@ -223,9 +124,7 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
   return own_linear(x, weight, bias);
 }
 
-// By the loops here, whatever the number of rows.
-static at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight,
-                             const std::optional<at::Tensor>& bias) {
+at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const int64_t n = weight.size(0), k = weight.size(1);
   c10::DimVector sizes(x.sizes());
   sizes.back() = 1;

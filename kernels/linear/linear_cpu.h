@@ -14,6 +14,9 @@ int64_t linear_max_rows(at::ScalarType dtype);
 // The op on the CPU.
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
+// The same by linear's own loops, whatever the number of rows. The last dim of weight is contiguous.
+at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
 // at::linear, contiguous, whatever autocast and autograd would make of it.
 at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
