@@ -77,15 +77,16 @@ static uint64_t hash_of(const Product& product) {
   return hash;
 }
 
-// oneDNN makes code for each number of rows, 0.6 MB and 0.4 ms a product, and keeps that of the last 1,024 products: a
-// server whose prompts have all lengths would fill them all. So only the first kExactProducts of a process are made of their
-// own number of rows; those that come later round it up to five significant bits: 16 numbers are left of each doubling, for
-// 3 % more rows on average, and the copy of x. 511 rows take less time so, 513 an eighth more.
+// oneDNN makes code for each number of rows, 0.5 MB and 0.4 ms a product, and keeps that of the last 1,024 products: a
+// server whose prompts have all lengths would fill them all. So only the first kExactProducts of a process have their own
+// number of rows; those that come later have it rounded up to four significant bits: 8 numbers are left of each doubling, and
+// each row has the same bits. Times of [33 to 1000, 1024 to 3072] products with the copy of x, over those of the exact number,
+// two threads of a Zen 5: 0.9 to 1.1, 1.03 in the median in bf16; 0.9 to 1.15 and 0.99 in fp32.
 constexpr int kExactProducts = 128;
 
 static int64_t rounded_rows(int64_t rows) {
   int64_t granule = 1;
-  while (granule * 32 < rows) granule *= 2;
+  while (granule * 16 < rows) granule *= 2;
   return (rows + granule - 1) / granule * granule;
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support import processes
 from support.compare import DTYPES, FLOOR, SIZES, assert_refused, assert_same_on_any_threads
 
 from liteboost_adaptor.ops.linear import linear as reference
@@ -196,6 +197,31 @@ def test_the_bias_is_added_before_the_rounding(
         result = run(values, matrix, bias)
         assert result.shape == (*values.shape[:-1], n)
         assert (result == 2.0).all()
+
+
+PRODUCTS_OF_ALL_SIZES = """
+import sys
+import torch
+from liteboost_adaptor import native
+
+native.load()
+dtype = getattr(torch, sys.argv[1])
+x, weight, bias = (torch.randn(*sizes).to(dtype) for sizes in ((700, 48), (32, 48), (32,)))
+exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+unit = torch.finfo(dtype).eps
+for rows in range(1, 701):
+    result = torch.ops.liteboost.linear(x[:rows], weight, bias)
+    assert result.shape == (rows, 32) and result.is_contiguous()
+    torch.testing.assert_close(result.double(), exact[:rows], rtol=unit, atol=3e-5)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_makes_code_for_few_numbers_of_rows(native_only: None, dtype: str) -> None:
+    # As a server asks for them whose prompts have all lengths. oneDNN says for what it makes code.
+    done = processes.python(PRODUCTS_OF_ALL_SIZES, dtype, ONEDNN_VERBOSE="profile_create")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("create:cache_miss,cpu") <= 128 + 8 * 5
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16])
