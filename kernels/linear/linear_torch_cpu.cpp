@@ -68,7 +68,8 @@ static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
 using Product = std::array<int64_t, 4>;
 
 static Product product_of(int64_t rows, const at::Tensor& weight, bool has_bias) {
-  return {rows, weight.size(0), weight.size(1), 2 * static_cast<int64_t>(weight.scalar_type()) + has_bias + 1};
+  return {rows, weight.size(0), weight.size(1),
+          2 * static_cast<int64_t>(weight.scalar_type()) + has_bias + 1};
 }
 
 static uint64_t hash_of(const Product& product) {
@@ -143,7 +144,10 @@ at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
   require_memory_of(product);
   require_threads();
   try {
-    return matrix_linear(with_rows(matrix, product[0]), weight, bias).narrow(0, 0, rows).reshape(sizes).contiguous();
+    return matrix_linear(with_rows(matrix, product[0]), weight, bias)
+        .narrow(0, 0, rows)
+        .reshape(sizes)
+        .contiguous();
   } catch (const c10::Error&) {
     throw;
   } catch (const std::bad_alloc&) {
