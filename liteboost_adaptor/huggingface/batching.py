@@ -20,8 +20,8 @@ from .. import thread_pool
 from ..report import CallCounter
 from .steps import generates
 
-#: Free pages beside those that are filled: a scheduler begins no further prompt where few are free.
-_ROOM, _SPARE = 2, 4
+#: Pages for each that is filled, and some more: a scheduler begins no further prompt where fewer than 0.15 of all are free.
+_ROOM, _SPARE = 1.3, 4
 #: Requests that would fill a larger part of the free memory are left to transformers, which makes some wait.
 _LARGEST = 0.3
 #: Prompts of fewer tokens in all are read in one batch, and no batch behind it has more; or as many as this.
@@ -29,7 +29,7 @@ _ONE_BATCH, _LEAST = 4096, 64
 #: Tokens of a batch where nobody says how many.
 _DEFAULT_BATCH = 8192
 #: Of the time, what looking through all memory may take.
-_SHARE = 0.05
+_SHARE = 0.02
 
 
 def batches(cls: type) -> bool:
@@ -124,7 +124,8 @@ def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | N
         made.max_batch_tokens = max(tokens, _LEAST)
     page_size = getattr(batching, "page_size", None)
     if page_size and batching.num_blocks is None and getattr(batching, "max_memory_percent", None) is None:
-        pages = copies * _ROOM * sum(-(-(len(each) + most) // page_size) for each in inputs) + _SPARE
+        filled = copies * sum(-(-(len(each) + most) // page_size) for each in inputs)
+        pages = math.ceil(_ROOM * filled) + _SPARE
         rows = made.max_batch_tokens or _DEFAULT_BATCH
         needed = _bytes_of_a_cache(model, pages * page_size, rows, copies * len(inputs))
         if needed > _LARGEST * _free_memory():
