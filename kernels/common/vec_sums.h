@@ -28,6 +28,27 @@ LB_INLINE VF sum_each(const VF (&v)[kLanes]) {
   }
   return _mm512_shuffle_f32x4(a[0], a[1], 0x88) + _mm512_shuffle_f32x4(a[0], a[1], 0xdd);
 }
+
+LB_INLINE VI sum_each(const VI (&v)[kLanes]) {
+  VI a[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512i even = (__m512i)v[2 * i], odd = (__m512i)v[2 * i + 1];
+    a[i] = (VI)_mm512_unpacklo_epi32(even, odd) + (VI)_mm512_unpackhi_epi32(even, odd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i even = (__m512i)a[2 * i], odd = (__m512i)a[2 * i + 1];
+    a[i] = (VI)_mm512_unpacklo_epi64(even, odd) + (VI)_mm512_unpackhi_epi64(even, odd);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m512i even = (__m512i)a[2 * i], odd = (__m512i)a[2 * i + 1];
+    a[i] = (VI)_mm512_shuffle_i32x4(even, odd, 0x88) + (VI)_mm512_shuffle_i32x4(even, odd, 0xdd);
+  }
+  const __m512i even = (__m512i)a[0], odd = (__m512i)a[1];
+  return (VI)_mm512_shuffle_i32x4(even, odd, 0x88) + (VI)_mm512_shuffle_i32x4(even, odd, 0xdd);
+}
 #elif defined(__AVX2__)
 LB_INLINE VF sum_each(const VF (&v)[kLanes]) {
   const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));

@@ -36,8 +36,6 @@ namespace liteboost {
 
 // So many products of 127 by 128 fit 32 bits.
 constexpr int64_t kInt8Columns = 131072;
-// The most rows that read the weight as it lies.
-constexpr int64_t kInt8FewRows = 8;
 
 struct Int8LinearArgs {
   const void* x;         // [rows, k], contiguous
@@ -64,8 +62,9 @@ struct Int8LinearKernels {
   int64_t (*words)(int64_t k);
   // Rows [begin, end) of x to words, row_scales and row_offsets.
   void (*quantize)(DType dtype, const Int8LinearArgs& args, int64_t begin, int64_t end);
-  // The most rows that `few` wants packed, 0 where it wants none: more than kInt8FewRows of them it multiplies by
-  // the weight as it lies, too. How many words that takes, and the packing.
+  // The most rows for which `few` is faster than `panels`.
+  int64_t most_few_rows;
+  // The most rows that `few` takes packed, 0 where it packs none. How many words that takes, and the packing.
   int64_t most_packed_rows;
   int64_t (*some_words)(int64_t rows, int64_t k);
   void (*pack_some)(const Int8LinearArgs& args, int32_t* packed);

@@ -93,7 +93,8 @@ at::Tensor linear_w8a8_cpu(const at::Tensor& x, const at::Tensor& weight, const 
   parallel_rows(args.rows, args.k,
                 [&](int64_t begin, int64_t end) { kernels.quantize(dtype, args, begin, end); });
   if (is_packed) kernels.pack_some(args, args.packed);
-  is_packed || args.rows <= kInt8FewRows ? run_few(kernels, dtype, args) : run_panels(kernels, dtype, args);
+  is_packed || args.rows <= kernels.most_few_rows ? run_few(kernels, dtype, args)
+                                                  : run_panels(kernels, dtype, args);
   return out;
 }
 

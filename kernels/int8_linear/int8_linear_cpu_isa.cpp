@@ -8,6 +8,8 @@
 #include "int8_linear/int8_products.h"
 #if defined(__AMX_INT8__)
 #include "int8_linear/int8_linear_amx.h"
+#elif defined(__AVX512F__)
+#include "int8_linear/int8_linear_tiles.h"
 #endif
 
 namespace liteboost {
@@ -194,6 +196,18 @@ void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
                     [&](VI sums, int64_t row, int64_t column) { finish<T>(args, sums, row, column); });
   }
 #endif
+#if defined(__AVX512F__) && !defined(__AMX_INT8__)
+  if (args.rows > kTileRows && args.rows <= kTiledRows) {
+    const auto one = [&](const int8_t* weight, const int32_t* x) {
+      int32_t total;
+      dot_one<1>(weight, args.k, x, words(args.k), &total);
+      return total;
+    };
+    const auto to_out = [&](VI sums, int64_t row, int64_t column) { finish<T>(args, sums, row, column); };
+    return args.rows <= 3 * kTileRows ? run_tiles<2>(args, begin, end, one, to_out)
+                                      : run_tiles<1>(args, begin, end, one, to_out);
+  }
+#endif
   for (int64_t column = begin; column < end; column += kLanes) {
     int64_t row = 0;
     for (; row + kFewRows <= args.rows; row += kFewRows) few_rows<T, kFewRows>(args, row, column);
@@ -268,8 +282,13 @@ void panels_any(DType dtype, const Int8LinearArgs& args, const Int8Panels& panel
 
 #if defined(__AMX_INT8__)
 // Tiles are so fast that reading x again for each panel would hold them up.
-constexpr int64_t kMostPackedRows = kSomeRows, kMostPanels = 4;
+constexpr int64_t kMostFewRows = 8, kMostPackedRows = kSomeRows, kMostPanels = 4;
 #else
+#if defined(__AVX512F__)
+constexpr int64_t kMostFewRows = kTiledRows;
+#else
+constexpr int64_t kMostFewRows = 8;
+#endif
 constexpr int64_t kMostPackedRows = 0, kMostPanels = 1;
 int64_t some_words(int64_t, int64_t) { return 0; }
 void pack_some(const Int8LinearArgs&, int32_t*) {}
@@ -278,9 +297,9 @@ void pack_some(const Int8LinearArgs&, int32_t*) {}
 }  // namespace
 
 extern const Int8LinearKernels int8_linear_kernels;
-const Int8LinearKernels int8_linear_kernels = {words,      quantize_any, kMostPackedRows, some_words,
-                                               pack_some,  few_any,      kPanel,          kMostPanels,
-                                               kBlockRows, pack,         panels_any};
+const Int8LinearKernels int8_linear_kernels = {words,       quantize_any, kMostFewRows, kMostPackedRows,
+                                               some_words,  pack_some,    few_any,      kPanel,
+                                               kMostPanels, kBlockRows,   pack,         panels_any};
 
 }  // namespace LB_ISA
 }  // namespace liteboost
