@@ -20,8 +20,10 @@ from .. import thread_pool
 from ..report import CallCounter
 from .steps import generates
 
-#: Pages for each that is filled, and some more: a scheduler begins no further prompt where fewer than 0.15 of all are free.
-_ROOM, _SPARE = 1.3, 4
+#: Pages for each that is filled: a scheduler begins no further prompt where fewer than 0.15 of all are free.
+_ROOM = 1.3
+#: And pages beside them, more where layers of several kinds share them in larger pieces.
+_SPARE, _SPARE_OF_KINDS = 1, 4
 #: Requests that would fill a larger part of the free memory are left to transformers, which makes some wait.
 _LARGEST = 0.3
 #: Prompts of fewer tokens in all are read in one batch, and no batch behind it has more; or as many as this.
@@ -125,7 +127,8 @@ def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | N
     page_size = getattr(batching, "page_size", None)
     if page_size and batching.num_blocks is None and getattr(batching, "max_memory_percent", None) is None:
         filled = copies * sum(-(-(len(each) + most) // page_size) for each in inputs)
-        pages = math.ceil(_ROOM * filled) + _SPARE
+        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        pages = math.ceil(_ROOM * filled) + (_SPARE_OF_KINDS if len(kinds) > 1 else _SPARE)
         rows = made.max_batch_tokens or _DEFAULT_BATCH
         needed = _bytes_of_a_cache(model, pages * page_size, rows, copies * len(inputs))
         if needed > _LARGEST * _free_memory():
@@ -193,13 +196,14 @@ def set_aside() -> Iterator[list[bool]]:
         yield failed
         return
     gc.freeze()
-    frozen = gc.get_freeze_count()
+    mark: list[None] = []
     try:
         yield failed
     except BaseException:
         failed.append(True)
         raise
     finally:
-        if gc.get_freeze_count() <= frozen:  # or somebody has frozen more meanwhile
+        # Or somebody has frozen more meanwhile, the mark among it. To count what is frozen would take 35 ms.
+        if any(each is mark for each in gc.get_objects()):
             gc.unfreeze()
             _collections.collect(any(failed))
