@@ -92,6 +92,12 @@ def moved(tensor: torch.Tensor) -> torch.Tensor:
     return _copied(tensor, *_mapped(tensor.nbytes))
 
 
+def zeros(nbytes: int) -> torch.Tensor:
+    """Bytes that are zero, on huge pages where the kernel has some, and take memory where they are used."""
+    memory, offset = _mapped(nbytes, is_huge=_kernel_has_them())
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=offset)
+
+
 def _move_together(tensors: list[torch.Tensor]) -> None:
     """Copy each to the place behind the one before it."""
     sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors]
@@ -119,13 +125,13 @@ def _fitting(sizes: list[int]) -> int:
     return total
 
 
-def _mapped(nbytes: int) -> tuple[_Memory, int]:
+def _mapped(nbytes: int, is_huge: bool = True) -> tuple[_Memory, int]:
     """New memory, and where in it ``nbytes`` begin that are on huge pages, but for the rest of the last."""
     # More addresses than are used: the first huge page starts at the first multiple of its size.
     memory = _Memory(-1, nbytes + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     offset = -_address(memory) % PAGE
     # Whole pages only: the rest of the last one would be memory nobody needs.
-    if nbytes >= PAGE:
+    if nbytes >= PAGE and is_huge:
         memory.madvise(mmap.MADV_HUGEPAGE, offset, nbytes // PAGE * PAGE)
     return memory, offset
 

@@ -32,6 +32,9 @@ _MASK = "attention_mask"
 #: Tokens, and which of them logits are wanted of: arguments that have a size for either.
 _TOKENS, _WANTED = "input_ids", ("logits_to_keep", "logits_indices")
 _PLAIN = (bool, int, float, str, type(None))
+#: Of prompts, in a batch with requests that decode: with more, arithmetic takes all the time, and to check a
+#: step takes as much once more.
+_PROMPT_TOKENS = 256
 
 WINDOWS = "several new tokens of a request in layers with a window"
 ON_DEVICE = "continuous batching is recorded on a CPU only"
@@ -61,6 +64,9 @@ def step_of(original: Callable[..., Any], kwargs: dict[str, Any]) -> StepCall | 
     if (fault := _fault_of(kwargs.get(_TOKENS), groups)) or groups is None:
         return fault
     if all(group.table is None for group in groups.values()):
+        return ""
+    requests = max(group.batch.sums_q.numel() for group in groups.values()) - 1
+    if kwargs[_TOKENS].shape[1] > requests + _PROMPT_TOKENS:
         return ""
     masks, given = _masks(kwargs.get(_MASK), groups), _given(kwargs)
     if masks is None or isinstance(given, str):

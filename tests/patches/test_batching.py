@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from support import tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import batching
+from liteboost_adaptor.huggingface import batching, huge_pages
 
 cache_module = pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators",
@@ -69,12 +70,41 @@ def test_the_cache_is_as_large_as_its_requests(llama: Any, caches: list[tuple[in
     assert config.num_blocks is None and config.max_batch_tokens is None
     assert batched(llama, ContinuousBatchingConfig(page_size=8, max_batch_tokens=16)) == expected
     assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
-    pages = 11 + 1  # 1.3 times 1 + 6 + 1, and some more
+    pages = 10 + 1  # 1.2 times 1 + 6 + 1, and some more
     (whole, _), (sized, tokens), (_, limited), (given, fewest) = caches
     assert (
         pages <= sized < pages + 4 and tokens == fewest == 64 and limited == 16 and given >= 50
     )  # sectors are whole
     assert whole > 10 * sized
+
+
+def test_the_cache_takes_memory_where_it_is_used(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, caches: list[tuple[int, int]]
+) -> None:
+    expected = batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50))
+    made: list[int] = []
+    original = huge_pages.zeros
+
+    def zeros(nbytes: int) -> torch.Tensor:
+        made.append(nbytes)
+        return original(nbytes)
+
+    monkeypatch.setattr(huge_pages, "zeros", zeros)
+    monkeypatch.setattr(batching, "_LEAST_BYTES", 1000)
+    liteboost_adaptor.apply(llama, level=2)
+    assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
+    assert len(made) == 1 and made[0] > 1000
+    with batching._CacheOnHugePages():
+        memory = torch.zeros(3 << 20, dtype=torch.uint8, device="cpu")
+        others = [
+            torch.zeros(999, dtype=torch.uint8, device="cpu"),
+            torch.zeros(5000, dtype=torch.int8, device="cpu"),
+            torch.zeros(5000, dtype=torch.uint8, device="meta"),
+            torch.zeros(50, 60, dtype=torch.uint8),
+        ]
+    assert made[1:] == [3 << 20] and memory.shape == (3 << 20,) and not memory.any()
+    memory.fill_(7)
+    assert [each.dtype for each in others] == [torch.uint8, torch.int8, torch.uint8, torch.uint8]
 
 
 def test_what_the_caller_says_stays(llama: Any, caches: list[tuple[int, int]]) -> None:
@@ -91,8 +121,8 @@ def test_what_the_caller_says_stays(llama: Any, caches: list[tuple[int, int]]) -
 def test_more_than_memory_holds_is_left_to_transformers(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ContinuousBatchingConfig(page_size=8)
     assert batching.sized(llama, PROMPTS, None, config, 8) is not config
-    needed = batching._bytes_of_a_cache(llama, (13 + 1) * 8, 64, len(PROMPTS))
-    assert needed > 2 * 64 * (14 * 8 + 64) * 4, "masks count"
+    needed = batching._bytes_of_a_cache(llama, (12 + 1) * 8, 64, len(PROMPTS))
+    assert needed > 2 * 64 * (13 * 8 + 64) * 4, "masks count"
     monkeypatch.setattr(batching, "_free_memory", lambda: int(needed / batching._LARGEST) - 8)
     assert batching.sized(llama, PROMPTS, None, config, 8) is config
     monkeypatch.undo()

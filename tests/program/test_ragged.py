@@ -103,6 +103,23 @@ def test_prompts_that_join_are_steps_of_the_same_program(llama: Any) -> None:
     assert served.rules[RULE] > 30
 
 
+def test_large_parts_of_prompts_are_left_to_the_original(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes little of such a step, and a check of it as long as the step."""
+    monkeypatch.setattr(ragged, "_PROMPT_TOKENS", 8)
+    requests = prompts(llama, (30, 50, 70, 90, 110))
+    limits = {"max_batch_tokens": 24, "num_blocks": 60}
+    expected = batched(llama, requests, new=30, **limits)
+    liteboost_adaptor.apply(llama, level=2)
+    with calls.served() as served:
+        assert batched(llama, requests, new=30, **limits) == expected
+    assert not unserved(served)
+    steps = served.rules[RULE]
+    monkeypatch.setattr(ragged, "_PROMPT_TOKENS", 256)
+    with calls.served() as served:
+        assert batched(llama, requests, new=30, **limits) == expected
+    assert served.rules[RULE] > steps + 10
+
+
 def test_another_cache_is_read_by_the_same_program(llama: Any) -> None:
     requests = prompts(llama)
     expected = batched(llama, requests, page_size=7, num_blocks=300)
