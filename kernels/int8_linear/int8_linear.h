@@ -14,14 +14,21 @@
 // the sum is rounded to fp32, times the scale, times s, plus the bias, each rounded to fp32; then one rounding to
 // x.dtype. A row of x that holds NaN or infinity gives NaN.
 //
-// Few rows read the weight as it lies. For more, panels of it are interleaved, so that one load serves as many
-// outputs as a register has lanes: that is a hundredth of the product's work, and nothing of it is kept. Where the
-// CPU has tiles (amx_bf16), they multiply both, and up to 128 rows read the weight as it lies. One thread of a busy
-// Sapphire Rapids, microseconds with vectors (avx512_bf16) and with tiles, weight [3072, 1024]:
+// Few rows (with AVX-512 up to 64, in tiles of registers) read the weight as it lies. For more, panels of it are
+// interleaved, so that one load serves as many outputs as a register has lanes: that is a hundredth of the product's
+// work, and nothing of it is kept. Where the CPU has tiles (amx_bf16), they multiply both, and up to 128 rows read the
+// weight as it lies. One thread of a busy Sapphire Rapids, microseconds with vectors (avx512_bf16, before there were
+// tiles of registers) and with tiles of AMX, weight [3072, 1024]:
 //
 //          rows   4     8     16    32    48    64    512
 //     vectors     310   440   575   761   927   1167  11831
 //     tiles       317   342   338   359   452   517   2335
+//
+// Two threads of a Zen 5, weights from memory, panels and tiles of registers:
+//
+//          rows   9     12    16    24    32    48    64
+//     panels      157   161   179   197   235   274   332
+//     tiles       93    90    77    100   141   225   288
 //
 // Source: Dettmers et al. 2022, arXiv:2208.07339 (per-row and per-column absmax). No backward: an input that
 // requires grad is an error in grad mode.

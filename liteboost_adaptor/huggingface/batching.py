@@ -126,7 +126,8 @@ class _CacheOnHugePages(TorchFunctionMode):
             (size,), on = args, kwargs["device"]
             is_bytes = type(size) is int and size >= _LEAST_BYTES and kwargs["dtype"] is torch.uint8
             if is_bytes and on is not None and torch.device(on).type == "cpu":
-                return huge_pages.zeros(size)
+                with contextlib.suppress(OSError):  # torch says better what it has no memory for
+                    return huge_pages.zeros(size)
         return func(*args, **kwargs)
 
 
@@ -151,7 +152,7 @@ def sized(model: Any, inputs: Any, generation: Any, batching: Any, most: int | N
     made, copies = copy.deepcopy(batching), getattr(generation, "num_return_sequences", None) or 1
     tokens = sum(map(len, inputs))
     if made.max_batch_tokens is None and copies == 1:
-        made.max_batch_tokens = min(max(tokens, _LEAST, len(inputs)), max(_MOST, len(inputs)))
+        made.max_batch_tokens = min(max(tokens, _LEAST), max(_MOST, len(inputs)))
     page_size = getattr(batching, "page_size", None)
     if page_size and batching.num_blocks is None and getattr(batching, "max_memory_percent", None) is None:
         filled = copies * sum(-(-(len(each) + most) // page_size) for each in inputs)

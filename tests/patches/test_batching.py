@@ -105,6 +105,8 @@ def test_the_cache_takes_memory_where_it_is_used(
     assert made[1:] == [3 << 20] and memory.shape == (3 << 20,) and not memory.any()
     memory.fill_(7)
     assert [each.dtype for each in others] == [torch.uint8, torch.int8, torch.uint8, torch.uint8]
+    with pytest.raises(RuntimeError, match="allocate"), batching._CacheOnHugePages():
+        torch.zeros(1 << 60, dtype=torch.uint8, device="cpu")  # as torch says it
 
 
 def test_what_the_caller_says_stays(llama: Any, caches: list[tuple[int, int]]) -> None:
@@ -115,6 +117,8 @@ def test_what_the_caller_says_stays(llama: Any, caches: list[tuple[int, int]]) -
     endless = GenerationConfig(max_new_tokens=None)
     assert batching.sized(llama, PROMPTS, endless, few, None) is few
     assert batching.sized(llama, PROMPTS, endless, few, 7).num_blocks
+    for prompts, tokens in (([[5] * 700] * 3, 2048), ([[5]] * 3000, 3000), ([[5] * 9] * 100, 900)):
+        assert batching.sized(llama, prompts, endless, few, 1).max_batch_tokens == tokens
     assert batching.sized(llama, [], endless, few, 7) is few
 
 
