@@ -66,6 +66,28 @@ def test_positional_arguments_and_slices_of_tokens_are_served() -> None:
     assert served() - before >= 19 - steps.RECORDED_AT
 
 
+def test_a_cache_that_is_called_cache_is_served() -> None:
+    """As transformers calls it from 5.24 on."""
+    pair = Pair()
+    cls = type(pair.theirs)
+
+    class Renamed(cls):  # type: ignore[misc, valid-type]
+        def forward(self, input_ids: Any = None, cache: Any = None, **kwargs: Any) -> Any:
+            return super().forward(input_ids, past_key_values=cache, **kwargs)
+
+    pair.start()
+    liteboost_adaptor.undo()
+    pair.ours.__class__ = Renamed
+    liteboost_adaptor.apply(pair.ours, level=2)
+    before = served()
+    for _ in range(20):
+        ids = pair.tokens(1, 1)
+        ours = pair.ours(ids, cache=pair.caches[0])
+        theirs = pair.theirs(ids, past_key_values=pair.caches[1])
+        assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
+    assert served() - before >= 20 - steps.RECORDED_AT - 1
+
+
 def test_what_is_kept_grows_past_its_room_and_is_served_again() -> None:
     pair = Pair()
     pair.start(count=5)
