@@ -8,6 +8,7 @@ lie. What is read and what is hidden is taken from what the model was called wit
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -197,6 +198,14 @@ def _written(allocator: Any, key: Tensor, value: Tensor, layer: int, kwargs: dic
     # With nothing to read it only writes.
     allocator.update(*rows, layer, write[:0], write)
     return pages_of(allocator, layer)
+
+
+@functools.cache
+def hands_caches_on() -> bool:
+    """Whether attention is handed the paged cache: since 5.24 modules append to it themselves."""
+    from transformers.integrations import sdpa_attention
+
+    return "cache" in inspect.signature(sdpa_attention.sdpa_attention_forward).parameters
 
 
 def pages_of(allocator: Any, layer: int) -> tuple[Tensor, Tensor]:

@@ -47,12 +47,18 @@ class _Unread:
 _unread = _Unread()
 
 
+def is_paged(kwargs: dict[str, Any]) -> bool:
+    """Whether the cache that a forward is called with is in pages."""
+    cache = kwargs.get("cache")
+    return isinstance(cache, RaggedBatch) or type(cache).__module__ == _CACHES
+
+
 def is_ragged(kwargs: dict[str, Any]) -> bool:
     """Whether continuous batching calls a forward, with a cache of the kind that is read here (5.23)."""
     cache = kwargs.get("cache")
     if type(cache).__module__ != _CACHES or not hasattr(cache, "layer_to_allocator"):
         return False
-    return isinstance(getattr(cache, "cache_allocators", None), dict)
+    return isinstance(getattr(cache, "cache_allocators", None), dict) and paged.hands_caches_on()
 
 
 def step_of(original: Callable[..., Any], kwargs: dict[str, Any]) -> StepCall | str:

@@ -46,7 +46,7 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
                 return original(self, *args, **kwargs)  # which says what is wrong
             named = {**dict(zip(names, args, strict=False)), **kwargs}
         is_ragged = ragged.is_ragged(named)
-        if not is_ragged and not cache_name(named):
+        if not is_ragged and (not cache_name(named) or ragged.is_paged(named)):
             return original(self, *args, **kwargs)
         if observer := _observer():
             if is_ragged or is_decode_step(named):
