@@ -153,10 +153,15 @@ def _helper_class() -> type:
     return Helper
 
 
-def _run_together(call_group: CallGroup, manager: Any, loop: Callable[[], None]) -> None:
-    """``loop``, the thread of ``manager``, as a call that the ranks make together."""
+def _run_together(
+    call_group: CallGroup, manager: Any, loop: Callable[..., None], /, *args: Any, **kwargs: Any
+) -> None:
+    """``loop``, the thread of ``manager``, as a call that the ranks make together.
+
+    What transformers starts it with, as its inference mode since 5.24, is its own.
+    """
     with contextlib.suppress(_LoopEnded), call_group.inside():
-        loop()
+        loop(*args, **kwargs)
         fault = manager.background_thread_status.fatal_error
         if fault is not None:
             raise _LoopEnded(str(fault)) from fault  # so that the others know at once

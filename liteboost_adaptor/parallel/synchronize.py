@@ -193,7 +193,8 @@ def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, 
 
 def _with_cache_recorded(result: Any) -> Any:
     """``result``, whose cache is recorded as one rank's."""
-    cache = getattr(result, "past_key_values", None)
+    names = ("cache", "past_key_values")  # as transformers calls it from 5.24 on and before
+    cache = next((found for name in names if (found := getattr(result, name, None)) is not None), None)
     if cache is not None:
         unsharded.record_cache(cache)
     return result

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from parallel import ranks
@@ -79,3 +82,15 @@ def test_a_cache_that_would_have_other_heads_on_each_rank_is_refused() -> None:
     plan = layout.infer_layout(model, {}).plan(4, False)
     with pytest.raises(ParallelError, match=r"2 KV heads over 4 processes.*divides"):
         continuous_batching._shards_kv_heads(model, plan, model.config, 4)
+
+
+def test_the_loop_is_given_what_transformers_starts_it_with() -> None:
+    """Its inference mode, since 5.24."""
+    given: list[dict[str, Any]] = []
+    group = SimpleNamespace(inside=contextlib.nullcontext)
+    manager = SimpleNamespace(background_thread_status=SimpleNamespace(fatal_error=None))
+    continuous_batching._run_together(group, manager, lambda **kwargs: given.append(kwargs))
+    continuous_batching._run_together(
+        group, manager, lambda **kwargs: given.append(kwargs), use_inference_mode=True
+    )
+    assert given == [{}, {"use_inference_mode": True}]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from parallel import ranks
-from support import families
+from support import families, tiny_models
 
 from liteboost_adaptor.errors import ParallelError
+from liteboost_adaptor.parallel.sequence import hooks
 from liteboost_adaptor.parallel.sequence.ulysses import HeadShards
 
 pytestmark = pytest.mark.usefixtures("native_only")
@@ -116,6 +117,20 @@ def test_what_mixes_tokens_elsewhere_is_refused() -> None:
             assert found[name].startswith("ParallelError"), name
             assert "cannot share its prompts" in found[name] or "cannot share the prompts" in found[name]
             assert "LITEBOOST_SP=1 and LITEBOOST_CP=1" in found[name]
+
+
+def test_the_cache_is_found_under_either_name() -> None:
+    """transformers 5.24 calls it `cache`, also where it holds states alone."""
+
+    class Renamed(torch.nn.Module):
+        def forward(self, input_ids: Any = None, cache: Any = None) -> None: ...
+
+    llama = tiny_models.build("llama")
+    assert hooks._cache_parameter(Renamed()) == "cache"
+    assert hooks._cache_parameter(llama) in ("cache", "past_key_values")
+    assert hooks._cache_parameter(torch.nn.Linear(2, 2)) == ""
+    assert hooks._keeps_keys(llama) and hooks._keeps_keys(tiny_models.build("qwen3_next"))
+    assert not hooks._keeps_keys(tiny_models.build("mamba"))
 
 
 def test_heads_of_keys_go_where_their_queries_are() -> None:

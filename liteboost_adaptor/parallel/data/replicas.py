@@ -34,6 +34,7 @@ _NOT_PER_ROW = (
     "stopping_criteria",
     "assistant_model",
     "custom_generate",
+    "cache",
     "past_key_values",
     "negative_prompt_ids",
     "prefix_allowed_tokens_fn",
@@ -42,6 +43,8 @@ _NOT_PER_ROW = (
     "output_attentions",
     "output_hidden_states",
 )
+#: Results that are the cache, as transformers calls it from 5.24 on and before.
+_CACHES = ("cache", "past_key_values")
 #: Results that are numbered by rows times beams.
 _OF_BEAMS = "beam_indices"
 
@@ -141,7 +144,7 @@ def _portable(result: Any) -> Any:
     if isinstance(result, Tensor):
         return result.cpu()
     if isinstance(result, dict):
-        made = {name: _portable(value) for name, value in result.items() if name != "past_key_values"}
+        made = {name: _portable(value) for name, value in result.items() if name not in _CACHES}
         return type(result)(**made)
     return tuple(_portable(each) for each in result) if isinstance(result, tuple) else result
 

@@ -27,6 +27,8 @@ _PROMPT = ("input_ids", "inputs_embeds")
 _CUT = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "cache_position": -1}
 #: Outputs that are gathered along dimension 1.
 _JOINED = ("logits", "last_hidden_state")
+#: Arguments and outputs that are the cache, as transformers calls it from 5.24 on and before.
+_CACHES = ("cache", "past_key_values")
 _OFF = "Start the script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
 
 
@@ -96,7 +98,7 @@ class _Forward:
     def __init__(self, sharing: Any, tokens: TokenShards | None, kwargs: dict[str, Any]) -> None:
         self.context = sequence.sharing(sharing)
         self.tokens = tokens
-        self.cache = kwargs["past_key_values"]
+        self.cache = next(kwargs[each] for each in _CACHES if each in kwargs)
         self.last_only = kwargs.get("logits_to_keep") or 0
         self.keeps_cache = kwargs.get("use_cache") is not False
 
@@ -157,7 +159,7 @@ class PromptSharding:
             sharded_cache.set_reported_length(forward.cache, forward.tokens.length)
             _join(output, forward)
         if not forward.keeps_cache:
-            output = type(output)(**{each: output[each] for each in output if each != "past_key_values"})
+            output = type(output)(**{each: output[each] for each in output if each not in _CACHES})
         return output
 
     def _named(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -169,11 +171,13 @@ class PromptSharding:
         return {name: value for name, value in named.items() if value is not None and name not in left_out}
 
     def _cache(self, model: nn.Module, kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("past_key_values") is None:
+        name = next((each for each in _CACHES if kwargs.get(each) is not None), None)
+        if name is None:
             from transformers.cache_utils import DynamicCache
 
-            kwargs["past_key_values"] = DynamicCache(config=model.config)
-        return kwargs["past_key_values"]
+            name = _cache_parameter(model)
+            kwargs[name] = DynamicCache(config=model.config)
+        return kwargs[name]
 
     def _check_state(self, model: nn.Module) -> None:
         reason = ""
@@ -190,13 +194,30 @@ class PromptSharding:
         masks.install()  # undone with everything else by undo()
 
 
+def _cache_parameter(model: nn.Module) -> str:
+    """What the forward of ``model`` calls its cache, or an empty string."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return next((each for each in _CACHES if each in parameters), "")
+
+
+def _keeps_keys(model: nn.Module) -> bool:
+    """Whether any layer of the cache that ``model`` makes for itself keeps keys.
+
+    Since 5.24 what holds nothing but states is called a cache, too.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    layers = DynamicCache(config=model.config).layers
+    return not layers or any(hasattr(layer, "keys") for layer in layers)
+
+
 def attach(model: nn.Module, mesh: Mesh) -> None:
     """Let the ranks of ``mesh.sequence`` share the prompts of ``model``.
 
     Raises:
         ParallelError: Its forward takes no cache, it has an encoder, or it is made of several models.
     """
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
+    if not _cache_parameter(model):
         raise ParallelError(
             f"{type(model).__name__} takes no cache, and processes cannot share its prompts. {_OFF}"
         )
@@ -208,6 +229,10 @@ def attach(model: nn.Module, mesh: Mesh) -> None:
         raise ParallelError(
             f"{type(model).__name__} is made of several models, each with layers of its own, and processes "
             f"cannot share its prompts. {_OFF}"
+        )
+    if not _keeps_keys(model):
+        raise ParallelError(
+            f"{type(model).__name__} keeps no keys of tokens, and processes cannot share its prompts. {_OFF}"
         )
     sharer = PromptSharding(model, mesh)
     model.register_forward_pre_hook(sharer.before, with_kwargs=True)
