@@ -241,10 +241,33 @@ def _without_cache(model, inputs, generator):
     return inputs | {"use_cache": False}
 
 
+def _shared_cache_inputs(model, inputs, generator):
+    """Draft heads read hidden states and the last key/value states of the model they draft for."""
+    text = model.config.get_text_config()
+    batch, length = inputs["input_ids"].shape
+    states = {}
+    for layer_type in dict.fromkeys(text.layer_types):
+        layer = text.per_layer_config[text.layer_types.index(layer_type)]
+        shape = (batch, layer.num_key_value_heads, length, layer.head_dim)
+        states[layer_type] = (
+            torch.randn(shape, generator=generator),
+            torch.randn(shape, generator=generator),
+        )
+    embeds = torch.randn(batch, 1, 2 * model.config.backbone_hidden_size, generator=generator)
+    return {
+        "inputs_embeds": embeds,
+        "shared_kv_states": states,
+        "position_ids": torch.full((batch, 1), length - 1),
+    }
+
+
 EXTRA_INPUTS: dict = {
     "blt": _without_cache,
     "musicgen_decoder": _codebook_inputs,
     "musicgen_melody_decoder": _codebook_inputs,
+    # Of releases that can build them: `version_smoke`.
+    "gemma4_assistant": _shared_cache_inputs,
+    "gemma4_unified_assistant": _shared_cache_inputs,
 }
 
 
