@@ -58,13 +58,13 @@ result = {}
 for name, call in json.loads(sys.argv[1]).items():
     time.sleep(0.1)  # threads that wait for work spin for a while
     start = {task: ticks(task) for task in tasks() - before}
-    begin = time.monotonic()
+    begin = time.process_time()  # what others run beside it takes none of it
     while True:
         eval(call)
         pool = tasks() - before
         # More than a few hundredths of a second each: that is work, not the end of a wait.
         busy = sum(ticks(task) - start.get(task, 0) > 3 for task in pool)
-        if busy == int(sys.argv[2]) - 1 or time.monotonic() > begin + float(sys.argv[3]):
+        if busy == int(sys.argv[2]) - 1 or time.process_time() > begin + float(sys.argv[3]):
             break
     result[name] = [len(pool), busy]
 torch.mm(x, x.t())
