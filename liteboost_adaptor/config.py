@@ -251,10 +251,11 @@ VARIABLES: tuple[Variable, ...] = (
         "LITEBOOST_QUANT",
         "quant",
         quant,
-        "0 (off), w8a16, w8a8, w4a16, kv8 or one of the first three with +kv8, and behind it any of head=16 "
-        "and, for w4a16, group=64, group=128, asymmetric, separated by commas",
-        "Weights of linear layers are quantized to integers as a model is loaded; with w8a8, their inputs, "
-        "too; with kv8, keys and values of the cache as they come, at level 2. Changes results. "
+        "0 (off), w8a16, w8a8, w4a16, w4a8, kv8 or one of the first four with +kv8, and behind it any of "
+        "head=16 and, for 4 bits, group=64, group=128, asymmetric, separated by commas",
+        "Weights of linear layers are quantized to integers as a model is loaded; with w8a8 and w4a8, their "
+        "inputs, too, with w4a8 also those of a checkpoint whose weights have 4 bits; with kv8, keys and "
+        "values of the cache as they come, at level 2. Changes results. "
         "See quantization.md.",
     ),
     Variable(

@@ -7,7 +7,9 @@ from typing import Any
 
 #: Least values of what may follow the share in LITEBOOST_SPARSE.
 _SPARSE_DETAILS = {"block": 16, "sinks": 0, "window": 1, "min_length": 2}
-QUANT_SCHEMES = ("w8a16", "w4a16", "w8a8")
+QUANT_SCHEMES = ("w8a16", "w4a16", "w8a8", "w4a8")
+#: Of 4 bits, in groups.
+W4_SCHEMES = ("w4a16", "w4a8")
 QUANT_GROUPS = (32, 64, 128)
 QUANT_HEADS = (8, 16)
 _QUANT_DETAILS = {"group": QUANT_GROUPS, "head": QUANT_HEADS}
@@ -45,8 +47,8 @@ class Quant:
     """Weights of linear layers, or keys and values of the cache, as integers; see docs/quantization.md.
 
     Attributes:
-        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``; empty: weights stay.
-        group: Weights that share a scale, of w4a16.
+        scheme: ``"w8a16"``, ``"w4a16"``, ``"w8a8"`` or ``"w4a8"``; empty: weights stay.
+        group: Weights that share a scale, of 4 bits.
         symmetric: Without zero points.
         head: Bits of the output layer: 8, or 16 for as it is.
         kv_cache: ``"int8"``, or empty: keys and values stay.
@@ -103,13 +105,13 @@ def quant(text: str) -> Quant | None:
     given: dict[str, Any] = {"kv_cache": kv_cache}
     for detail in details:
         name, _, value = (part.strip() for part in detail.partition("="))
-        if detail == "asymmetric" and scheme == "w4a16":
+        if detail == "asymmetric" and scheme in W4_SCHEMES:
             given["symmetric"] = False
         elif (
             name not in _QUANT_DETAILS
             or name in given
             or not scheme
-            or (name == "group" and scheme != "w4a16")
+            or (name == "group" and scheme not in W4_SCHEMES)
         ):
             raise ValueError(f"{detail!r} is none of the details of {named}, or there twice")
         else:

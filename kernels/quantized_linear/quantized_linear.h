@@ -1,6 +1,9 @@
-// Linear layers whose weights are integers of 8 or 4 bits, with activations of 16 or 32 bits.
+// Linear layers whose weights are integers of 8 or 4 bits, with activations of 16 or 32 bits, or rounded to 8.
 //
 // linear_packed(x, tiles, scales, zero_points, bias, out_features) = x @ ((q - zero_point) * scale)^T + bias
+// linear_w4a8(x, tiles, scales, zero_points, bias, out_features), of 4 bits: the same, with every 32 columns of a row of x
+//                                  rounded to integers of 8 bits times their largest magnitude (2^-100 if that is more)
+//                                  over 127
 //
 //   x            [..., K]          float32, bfloat16 or float16; any strides
 //   tiles        [T, K32 / 4, 64]  int8, K32 being K rounded up to 32: four columns of each of 16 rows; or
@@ -19,7 +22,7 @@
 // Packing 1 of 4 bits: 16 bytes hold 32 columns, as eight little-endian words of 16 bits; nibble j (of 4, lowest
 // first) of word i is column 8 * j + i.
 //
-// _linears_packed is linear_packed of each of several weights, whose tiles the threads share out as if they were one's.
+// _linears_packed is one of them for each of several weights, whose tiles the threads share out as if they were one's.
 //
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
 // in fp32, then bias, then one rounding to x.dtype. By the tiles of AMX, which multiply bf16 from a few rows on, the sums
@@ -32,7 +35,13 @@
 // more. On aarch64 with dot products of bytes (dotprod, i8mm_bf16) so are columns of bf16 and f16 in all loops on
 // integers, whatever the number of rows.
 //
-// Outputs that are not finite are those of the weight dequantized to fp32: a scale behind a sum, a zero point taken
+// linear_w4a8 has one order for all numbers of rows: x is multiplied by 127 / largest in fp32 and rounded to the nearest
+// integer, ties to even; the products of 32 columns with q - zero_point are summed exactly; the sum in fp32 times
+// (scale * largest / 127, rounded) is added to those before, fused where the CPU has fma; then bias, then one rounding.
+// 32 columns of which one is NaN or infinity make the row's outputs NaN. Source: Dettmers et al. 2022, arXiv:2208.07339
+// (absmax, here by 32 columns); Frantar et al. 2022, arXiv:2210.17323 (groups).
+//
+// Outputs of linear_packed that are not finite are those of the weight dequantized to fp32: a scale behind a sum, a zero point taken
 // off it, or limbs, would make NaN of infinities that are in no common product of x @ weight^T.
 //
 // No backward: an input that requires grad is an error in grad mode.
@@ -70,6 +79,7 @@ struct QuantizedTiles {
   int64_t n, k, groups;        // k as it is, not filled up
   int32_t bits;
   DType scale_dtype;
+  bool rounds_x = false;  // to 8 bits, as linear_w4a8 does; with 4 bits only
 
   int64_t tile_bytes() const { return steps_of(k) * kStep * kTile * bits / 8; }
 };
@@ -115,6 +125,10 @@ struct QuantizedLinearKernels {
   int64_t (*packed_bytes)(DType dtype, const QuantizedTiles& weight, int64_t rows);
   // x [rows, weight.k], contiguous, converted and interleaved as the loops want it for this weight.
   void (*pack)(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, void* packed);
+  // The same in parts: chunks [begin, end) of as many as there are.
+  int64_t (*chunks)(DType dtype, const QuantizedTiles& weight, int64_t rows);
+  void (*pack_chunks)(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, int64_t begin,
+                      int64_t end, void* packed);
   // The outputs of tiles [begin, end).
   void (*run)(DType dtype, const QuantizedLinearArgs& args, int64_t begin, int64_t end);
   // Tile `tile` of the weight, dequantized and rounded to dtype: rows of k, as many as the tile has.

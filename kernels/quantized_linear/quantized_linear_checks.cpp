@@ -46,10 +46,9 @@ void check_packed(const char* op, const at::Tensor& x, const at::Tensor& tiles, 
   check_same_shape(op, "zero_points", *zero_points, "scales", scales);
 }
 
-void check_linear_packed(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
-                         const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
-                         const c10::SymInt& out_features) {
-  constexpr const char* op = "linear_packed";
+void check_linear_packed(const char* op, const at::Tensor& x, const at::Tensor& tiles,
+                         const at::Tensor& scales, const std::optional<at::Tensor>& zero_points,
+                         const std::optional<at::Tensor>& bias, const c10::SymInt& out_features) {
   LB_CHECK_VALUE(x.dim() >= 1, op, "x must have shape [..., in_features], got a scalar; add a dimension");
   check_dtype(op, "x", x);
   LB_CHECK_NO_GRAD(op, "x", x);
@@ -65,9 +64,18 @@ void check_linear_packed(const at::Tensor& x, const at::Tensor& tiles, const at:
   LB_CHECK_NO_GRAD(op, "bias", *bias);
 }
 
+void check_linear_w4a8(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                       const std::optional<at::Tensor>& zero_points, const std::optional<at::Tensor>& bias,
+                       const c10::SymInt& out_features) {
+  constexpr const char* op = "linear_w4a8";
+  LB_CHECK_TYPE(tiles.scalar_type() == at::kByte, op, "tiles must be uint8, of 4 bits, got ",
+                tiles.scalar_type(), "; prepack the weight with QuantizedLinear.prepack");
+  check_linear_packed(op, x, tiles, scales, zero_points, bias, out_features);
+}
+
 void check_linears_packed(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
                           const OptionalTensors& zero_points, const OptionalTensors& biases,
-                          at::IntArrayRef out_features) {
+                          at::IntArrayRef out_features, bool rounds_x) {
   const size_t count = tiles.size();
   LB_CHECK_VALUE(count > 0 && scales.size() == count && zero_points.size() == count &&
                      biases.size() == count && out_features.size() == count,
@@ -76,7 +84,12 @@ void check_linears_packed(const at::Tensor& x, at::TensorList tiles, at::TensorL
                  biases.size(), " biases, ", out_features.size(),
                  " out_features; pass None for what a layer lacks");
   for (size_t i = 0; i < count; ++i) {
-    check_linear_packed(x, tiles[i], scales[i], zero_points.get(i), biases.get(i), out_features[i]);
+    if (rounds_x) {
+      check_linear_w4a8(x, tiles[i], scales[i], zero_points.get(i), biases.get(i), out_features[i]);
+    } else {
+      check_linear_packed("linear_packed", x, tiles[i], scales[i], zero_points.get(i), biases.get(i),
+                          out_features[i]);
+    }
   }
 }
 

@@ -37,8 +37,8 @@ constexpr int64_t kMultipliedBytes = 4 << 20;
 int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const QuantizedTiles& weight,
                      int64_t rows) {
   const int64_t bytes = kernels.packed_bytes(dtype, weight, kLeastRows) / kLeastRows;
-  const bool is_tiled =
-      kernels.has_matrix_unit && dtype == DType::bf16;  // each weight is unpacked once for all
+  // Each weight is unpacked once for all.
+  const bool is_tiled = kernels.has_matrix_unit && dtype == DType::bf16 && !weight.rounds_x;
   const int64_t most = is_tiled ? kPackedTileBytes : kPackedBytes;
   return std::min(rows, std::max(kLeastRows, most / bytes / kLeastRows * kLeastRows));
 }
@@ -74,7 +74,10 @@ bool run_int_dot(const at::Tensor& x, int64_t rows, c10::ArrayRef<Product> produ
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(rows - row, most);
     const char* part = static_cast<const char*>(x_rows->const_data_ptr()) + row * first_weight.k * size;
-    kernels.pack(dtype, first_weight, part, count, packed);
+    const int64_t chunks = kernels.chunks(dtype, first_weight, count);
+    parallel_rows(chunks, (count + chunks - 1) / chunks * first_weight.k, [&](int64_t begin, int64_t end) {
+      kernels.pack_chunks(dtype, first_weight, part, count, begin, end, packed);
+    });
     parallel_shares(tiles, step, at::get_num_threads(), [&](int64_t begin, int64_t end) {
       int64_t first = 0;  // of the tiles of a product
       for (const auto& each : products) {
@@ -158,9 +161,9 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
 // of bf16 pairs, or torch on dequantized weights.
 enum class GemmPath { int_dot, matrix, dequantized };
 
-GemmPath gemm_path(at::ScalarType dtype, int64_t rows) {
+GemmPath gemm_path(at::ScalarType dtype, int64_t rows, bool rounds_x = false) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
-  if (rows <= kQuantizedRows || (kernels.has_matrix_unit && dtype == at::kBFloat16)) {
+  if (rounds_x || rows <= kQuantizedRows || (kernels.has_matrix_unit && dtype == at::kBFloat16)) {
     return GemmPath::int_dot;
   }
   if (has_units_of_its_own(dtype)) return GemmPath::dequantized;
@@ -205,7 +208,7 @@ at::Tensor product(const at::Tensor& x, const QuantizedTiles& weight, const std:
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   const void* bias_data = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
   bool is_finite = true;
-  switch (gemm_path(x.scalar_type(), rows)) {
+  switch (gemm_path(x.scalar_type(), rows, weight.rounds_x)) {
     case GemmPath::dequantized:
       run_dequantized(x, rows, weight, bias_vector, out);
       break;
@@ -216,14 +219,14 @@ at::Tensor product(const at::Tensor& x, const QuantizedTiles& weight, const std:
       is_finite =
           run_int_dot(x, rows, Product{weight, bias_data, static_cast<char*>(out.mutable_data_ptr())});
   }
-  if (!is_finite) redo_not_finite(x, rows, weight, bias, out);
+  if (!is_finite && !weight.rounds_x) redo_not_finite(x, rows, weight, bias, out);
   return out;
 }
 
 // A weight in tiles, and what holds its memory.
 struct Tiles {
   Tiles(int64_t k, const at::Tensor& tiles, const at::Tensor& scales,
-        const std::optional<at::Tensor>& zero_points, int64_t out_features)
+        const std::optional<at::Tensor>& zero_points, int64_t out_features, bool rounds_x)
       : data(tiles.expect_contiguous()),
         scale_data(scales.expect_contiguous()),
         zeros(zero_points.has_value() ? zero_points->contiguous() : at::Tensor()),
@@ -234,7 +237,8 @@ struct Tiles {
                k,
                scales.size(1),
                tiles.scalar_type() == at::kChar ? 8 : 4,
-               dtype_of(scales)} {}
+               dtype_of(scales),
+               rounds_x} {}
 
   c10::MaybeOwned<at::Tensor> data, scale_data;
   at::Tensor zeros;
@@ -248,8 +252,8 @@ bool are_alike(const QuantizedTiles& a, const QuantizedTiles& b) {
 
 std::vector<at::Tensor> linears_packed_cpu(const at::Tensor& x, at::TensorList tiles, at::TensorList scales,
                                            const OptionalTensors& zero_points, const OptionalTensors& biases,
-                                           at::IntArrayRef out_features) {
-  check_linears_packed(x, tiles, scales, zero_points, biases, out_features);
+                                           at::IntArrayRef out_features, bool rounds_x) {
+  check_linears_packed(x, tiles, scales, zero_points, biases, out_features, rounds_x);
   std::vector<Tiles> weights;
   std::vector<at::Tensor> outs;
   c10::SmallVector<Product, 4> products;
@@ -259,7 +263,7 @@ std::vector<at::Tensor> linears_packed_cpu(const at::Tensor& x, at::TensorList t
   int64_t rows = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
     const Tiles& made =
-        weights.emplace_back(x.size(-1), tiles[i], scales[i], zero_points.get(i), out_features[i]);
+        weights.emplace_back(x.size(-1), tiles[i], scales[i], zero_points.get(i), out_features[i], rounds_x);
     can_be = can_be && are_alike(made.weight, weights[0].weight) &&
              (!biases.get(i).has_value() || biases.get(i)->is_contiguous());
     auto [out, count] = empty_product(x, out_features[i]);
@@ -268,8 +272,8 @@ std::vector<at::Tensor> linears_packed_cpu(const at::Tensor& x, at::TensorList t
     products.push_back({made.weight, bias, static_cast<char*>(out.mutable_data_ptr())});
     outs.push_back(std::move(out));
   }
-  if (can_be && rows > 0 && gemm_path(x.scalar_type(), rows) == GemmPath::int_dot) {
-    if (!run_int_dot(x, rows, products)) {
+  if (can_be && rows > 0 && gemm_path(x.scalar_type(), rows, rounds_x) == GemmPath::int_dot) {
+    if (!run_int_dot(x, rows, products) && !rounds_x) {
       for (size_t i = 0; i < outs.size(); ++i)
         redo_not_finite(x, rows, weights[i].weight, biases.get(i), outs[i]);
     }
@@ -286,13 +290,25 @@ bool uses_int_dot(at::ScalarType dtype, int64_t rows) { return gemm_path(dtype, 
 at::Tensor linear_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                              const std::optional<at::Tensor>& zero_points,
                              const std::optional<at::Tensor>& bias, int64_t out_features) {
-  check_linear_packed(x, tiles, scales, zero_points, bias, out_features);
-  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features).weight, bias);
+  check_linear_packed("linear_packed", x, tiles, scales, zero_points, bias, out_features);
+  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features, false).weight, bias);
 }
+
+namespace {
+
+at::Tensor linear_w4a8_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
+                           const std::optional<at::Tensor>& zero_points,
+                           const std::optional<at::Tensor>& bias, int64_t out_features) {
+  check_linear_w4a8(x, tiles, scales, zero_points, bias, out_features);
+  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features, true).weight, bias);
+}
+
+}  // namespace
 
 }  // namespace liteboost
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
   m.impl("linear_packed", &liteboost::linear_packed_cpu);
+  m.impl("linear_w4a8", &liteboost::linear_w4a8_cpu);
   m.impl("_linears_packed", &liteboost::linears_packed_cpu);
 }

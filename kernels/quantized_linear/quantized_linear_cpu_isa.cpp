@@ -4,7 +4,7 @@
 // integer is loaded once, and unpacked once a chunk.
 //
 // x is packed as [chunk][step][part][row][columns of a part] (quantized_steps.h), or as [chunk][pack][row] limbs
-// (quantized_limbs.h), and behind each chunk, where the weight has zero points, the sums of its groups of columns,
+// (quantized_limbs.h) or bytes (quantized_int8.h), and behind each chunk of floats, where the weight has zero points, the sums of its groups of columns,
 // [group][row]: they need no more of x than these. A chunk has rows of zeros where there are fewer than the loop for it
 // takes, and a row ends in zeros.
 #include "quantized_linear/quantized_linear.h"
@@ -14,6 +14,7 @@
 #if defined(__AMX_BF16__)
 #include "quantized_linear/quantized_amx.h"
 #endif
+#include "quantized_linear/quantized_int8.h"
 #include "quantized_linear/quantized_limbs.h"
 #include "quantized_linear/quantized_matrix.h"
 #include "quantized_linear/quantized_neon.h"
@@ -32,7 +33,9 @@ constexpr int kChunk = 8;
 // Vectors of a tile.
 constexpr int kVectors = static_cast<int>(kTile) / kLanes;
 constexpr int64_t kSummedSteps = 16;  // steps summed by themselves: long sums round more
-int64_t groups_with_sums(const QuantizedTiles& weight) { return weight.zero_points ? weight.groups : 0; }
+int64_t groups_with_sums(const QuantizedTiles& weight) {
+  return weight.zero_points && !weight.rounds_x ? weight.groups : 0;
+}
 
 // Of `rows` rows of x of which `left` are left, those in the next chunk: all chunks of about the same size.
 LB_INLINE int64_t next_chunk(int64_t left) {
@@ -108,12 +111,17 @@ LB_INLINE float sum_of(const T* x, int64_t count) {
   return sum_lanes(count, [&](int64_t i, auto n) { return load(x + i, n); });
 }
 
+// Chunks [begin, end) of x.
 template <typename S, typename T>
-void pack(const QuantizedTiles& weight, const T* x, int64_t rows, char* packed) {
+void pack(const QuantizedTiles& weight, const T* x, int64_t rows, int64_t begin, int64_t end, char* packed) {
   typedef typename S::Element Element;
   const int64_t k = weight.k, groups = groups_with_sums(weight);
-  for (int64_t row = 0, width; row < rows; row += width) {
+  for (int64_t row = 0, width, chunk = 0; row < rows && chunk < end; row += width, ++chunk) {
     width = next_chunk(rows - row);
+    if (chunk < begin) {
+      packed += chunk_bytes<S>(weight, width);
+      continue;
+    }
     const int64_t lanes = loop_rows(width);
     Element* to = reinterpret_cast<Element*>(packed);
     float* sums = reinterpret_cast<float*>(to + lanes * S::elements(k));
@@ -121,7 +129,9 @@ void pack(const QuantizedTiles& weight, const T* x, int64_t rows, char* packed) 
       memset(packed, 0, static_cast<size_t>(chunk_bytes<S>(weight, width)));
     for (int64_t i = 0; i < width; ++i) {
       const T* from = x + (row + i) * k;
-      if constexpr (S::kIsLimbs) {
+      if constexpr (__is_same(S, W4Int8)) {
+        pack_int8_row(from, k, lanes, to + i);
+      } else if constexpr (S::kIsLimbs) {
         pack_limbs_row<S>(from, k, lanes, to + i);
       } else if constexpr (__is_same(T, Element)) {
         pack_row<S>(from, k, lanes, to + i * S::kColumns);
@@ -200,8 +210,8 @@ LB_INLINE void tile_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
 }
 #endif
 
-#if defined(__AVX512BF16__)
 // The same of limbs.
+#if defined(__AVX512BF16__)
 template <typename S, typename T, int X>
 LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
   const auto* x = static_cast<const PackLimbs*>(m.x);
@@ -226,29 +236,51 @@ LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
 }
 #endif
 
+// The outputs from `lane` on of a tile, or all[row * kTile + i] of all of them.
+#if defined(__aarch64__)
+#define LB_TILES_AT_ONCE true
+template <typename S, typename T, int X>
+LB_INLINE void lane_sums(const TileArgs&, int, VF (&)[X]) {}
+#else
+#define LB_TILES_AT_ONCE false
+template <typename S, typename T, int X>
+LB_INLINE void lane_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
+  if constexpr (S::kIsLimbs) {
+    limb_sums<S, T>(m, sums);
+  } else {
+    tile_sums<S, T, X>(m, lane, sums);
+  }
+}
+#endif
+
+template <typename S, typename T, int X>
+LB_INLINE void whole_tile(const TileArgs& m, float* all) {
+  if constexpr (__is_same(S, W4Int8)) {
+    int8_tile<T, X>({m.data, m.scales, m.zero_points, static_cast<const PackBytes*>(m.x), X, m.groups,
+                     m.steps / (kPack / kStep)},
+                    all);
+  } else {
+#if defined(__aarch64__)
+    neon_tile<S, T>({m.data, m.scales, m.zero_points, m.x, m.x_sums, X, m.groups, m.steps}, all);
+#endif
+  }
+}
+
 // Writes `rows` rows of the outputs of tile `tile` to those of `out`.
 template <typename S, typename T, int X>
 void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile, int64_t rows, T* out) {
   const int64_t n = args.weight.n;
-#if defined(__aarch64__)
-  float all[X * kTile];
-  LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, {
-    neon_tile<S, Scale>({m.data, m.scales, m.zero_points, m.x, m.x_sums, X, m.groups, m.steps}, all);
-  });
-#endif
+  constexpr bool is_at_once = LB_TILES_AT_ONCE || __is_same(S, W4Int8);  // all outputs of the tile
+  float all[is_at_once ? X * kTile : 1];
+  if constexpr (is_at_once)
+    LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, whole_tile<S, Scale, X>(m, all));
   for (int lane = 0; lane < kTile && tile * kTile + lane < n; lane += kLanes) {
     VF sums[X];
-#if defined(__aarch64__)
-    for (int r = 0; r < X; ++r) sums[r] = load(all + r * kTile + lane);
-#else
-    LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, {
-      if constexpr (S::kIsLimbs) {
-        limb_sums<S, Scale>(m, sums);
-      } else {
-        tile_sums<S, Scale, X>(m, lane, sums);
-      }
-    });
-#endif
+    if constexpr (is_at_once) {
+      for (int r = 0; r < X; ++r) sums[r] = load(all + r * kTile + lane);
+    } else {
+      LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, lane_sums<S, Scale, X>(m, lane, sums));
+    }
     note_not_finite(sums, args.not_finite);
     const int64_t first = tile * kTile + lane;
     const auto write = [&](auto lanes) {
@@ -372,32 +404,57 @@ constexpr bool kHasMatrixUnit = true;
 constexpr bool kHasMatrixUnit = false;
 #endif
 
+// Whether rows of x are multiplied by the tiles of AMX.
+#if defined(__AMX_BF16__)
+bool is_tiled(DType dtype, const QuantizedTiles& weight, int64_t rows) {
+  return !weight.rounds_x && has_tiled_rows(dtype, weight.bits, rows);
+}
+#else
+bool is_tiled(DType, const QuantizedTiles&, int64_t) { return false; }
+#endif
+
+// f with what multiplies `rows` rows of x of dtype T by this weight.
+template <typename T, typename F>
+LB_INLINE void with_products(const QuantizedTiles& weight, int64_t rows, const F& f) {
+  weight.rounds_x ? f(W4Int8{}) : with_steps<T>(weight.bits, rows, f);
+}
+
 int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
 #if defined(__AMX_BF16__)
-  if (has_tiled_rows(dtype, weight.bits, rows)) return tiled_bytes(rows, weight.k);
+  if (is_tiled(dtype, weight, rows)) return tiled_bytes(rows, weight.k);
 #endif
   int64_t bytes = 0;
-  LB_DISPATCH_DTYPE(dtype, T, with_steps<T>(weight.bits, rows, [&](auto s) {
+  LB_DISPATCH_DTYPE(dtype, T, with_products<T>(weight, rows, [&](auto s) {
                       bytes = packed_bytes<decltype(s)>(weight, rows);
                     }));
   return bytes;
 }
 
-void pack_any(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, void* packed) {
+int64_t chunks_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
+  return is_tiled(dtype, weight, rows) ? 1 : (rows + kChunk - 1) / kChunk;
+}
+
+void pack_chunks_any(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, int64_t begin,
+                     int64_t end, void* packed) {
 #if defined(__AMX_BF16__)
-  if (has_tiled_rows(dtype, weight.bits, rows))
+  if (is_tiled(dtype, weight, rows))
     return pack_tiled(static_cast<const bf16*>(x), rows, weight.k, static_cast<bf16*>(packed));
 #endif
-  LB_DISPATCH_DTYPE(dtype, T, with_steps<T>(weight.bits, rows, [&](auto s) {
-                      pack<decltype(s)>(weight, static_cast<const T*>(x), rows, static_cast<char*>(packed));
+  LB_DISPATCH_DTYPE(dtype, T, with_products<T>(weight, rows, [&](auto s) {
+                      pack<decltype(s)>(weight, static_cast<const T*>(x), rows, begin, end,
+                                        static_cast<char*>(packed));
                     }));
+}
+
+void pack_any(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, void* packed) {
+  pack_chunks_any(dtype, weight, x, rows, 0, chunks_any(dtype, weight, rows), packed);
 }
 
 void run_any(DType dtype, const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_BF16__)
-  if (has_tiled_rows(dtype, args.weight.bits, args.rows)) return run_tiled(args, begin, end);
+  if (is_tiled(dtype, args.weight, args.rows)) return run_tiled(args, begin, end);
 #endif
-  LB_DISPATCH_DTYPE(dtype, T, with_steps<T>(args.weight.bits, args.rows, [&](auto s) {
+  LB_DISPATCH_DTYPE(dtype, T, with_products<T>(args.weight, args.rows, [&](auto s) {
                       run<decltype(s), T>(args, begin, end);
                     }));
 }
@@ -412,8 +469,9 @@ void unpack_any(DType dtype, const QuantizedTiles& weight, int64_t tile, void* o
 }  // namespace
 
 extern const QuantizedLinearKernels quantized_linear_kernels;
-const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any,       run_any,
-                                                         unpack_any,       kMatrixKernels, kHasMatrixUnit};
+const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any,      chunks_any,
+                                                         pack_chunks_any,  run_any,       unpack_any,
+                                                         kMatrixKernels,   kHasMatrixUnit};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

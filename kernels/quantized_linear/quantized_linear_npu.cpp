@@ -202,7 +202,7 @@ namespace {
 at::Tensor linear_packed_npu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                              const OptionalTensor& zero_points, const OptionalTensor& bias,
                              int64_t out_features) {
-  check_linear_packed(x, tiles, scales, zero_points, bias, out_features);
+  check_linear_packed("linear_packed", x, tiles, scales, zero_points, bias, out_features);
   const c10::DeviceGuard guard(x.device());
   const bool is_w8 = tiles.scalar_type() == at::kChar;
   const auto refuse = [&](Refusal refusal) {

@@ -47,7 +47,7 @@ from .op_case import (
     case,
     exact_of,
 )
-from .quantized_cases import experts_packed, linear_packed, linear_w8a8
+from .quantized_cases import experts_packed, linear_packed, linear_w4a8, linear_w8a8
 
 
 def cases(rows: int, dtype: torch.dtype, names: set[str]) -> Iterator[Case]:
@@ -390,6 +390,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "gated_linear": _gated_linear,
     "linear_w8a8": linear_w8a8,
     "linear_packed": linear_packed,
+    "linear_w4a8": linear_w4a8,
     "attention": _attention,
     "attention_part": attention_part,
     "int8_attention": int8_attention,

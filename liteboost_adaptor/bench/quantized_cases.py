@@ -50,6 +50,15 @@ def linear_packed(rows: int, dtype: torch.dtype) -> Iterator[Case]:
             yield _of("linear_packed", f"{bits} bits, {label}", rows, dtype, tiles, plain, None, None, n)
 
 
+def linear_w4a8(rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Weights of 4 bits in groups of 32, by rows of x rounded to 8 bits."""
+    for label, (n, k) in _shapes(rows):
+        weight, scales = _w4(n, k)
+        plain = dequantize_w4(weight, scales, dtype=dtype)
+        tiles = prepack(weight), prepack_scales(scales)
+        yield _of("linear_w4a8", label, rows, dtype, tiles, plain, None, None, n)
+
+
 def _w8(n: int, k: int) -> tuple[Tensor, Tensor]:
     return torch.randint(-127, 128, (n, k), dtype=torch.int8), torch.rand(n) * k**-0.5 / 127
 

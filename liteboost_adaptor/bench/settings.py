@@ -11,11 +11,11 @@ from ..errors import ConfigError
 BASELINE = "hf-sdpa"
 VARIANTS = ("hf-eager", BASELINE, "level0", "level1", "level2")
 #: Level 2 with weights quantized as they are loaded; run where they are asked for.
-QUANTISED = ("w8a16", "w4a16", "w8a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8")
+QUANTISED = ("w8a16", "w4a16", "w8a8", "w4a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8", "w4a8+kv8")
 #: Of these, the ones that round what they compute, too: activations, or keys and values.
-ROUNDING = ("w8a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8")
+ROUNDING = ("w8a8", "w4a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8", "w4a8+kv8")
 #: And those whose cache keeps integers.
-INT8_CACHES = ("kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8")
+INT8_CACHES = ("kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8", "w4a8+kv8")
 #: Behind the name of a variant whose model is divided over processes; their number follows.
 DIVIDED = "-tp"
 DTYPES = ("float32", "bfloat16", "float16")

@@ -52,7 +52,8 @@ def bench(
     new: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     variants: Annotated[
-        str, typer.Option(help="By commas; w8a16, w4a16, w8a8, kv8, w4a16+kv8, too; hf-sdpa always runs.")
+        str,
+        typer.Option(help="By commas; w8a16, w4a16, w8a8, w4a8, w4a16+kv8 too; hf-sdpa always runs."),
     ] = ",".join(VARIANTS),
     tp: Annotated[
         int, typer.Option("--tp", help="Also divide the model over so many processes, which share --threads.")

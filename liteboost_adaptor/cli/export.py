@@ -18,7 +18,9 @@ def export(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="folder to write: new, or empty")],
     quant: Annotated[
         str,
-        typer.Option(help="w8a16, w4a16 or w8a8: what weights are quantized to, unless MODEL is quantized"),
+        typer.Option(
+            help="w8a16, w4a16, w8a8 or w4a8: what weights are quantized to, unless MODEL is quantized"
+        ),
     ] = "",
     max_tokens: Annotated[
         int | None,

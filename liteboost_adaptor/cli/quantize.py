@@ -27,10 +27,13 @@ def quantize(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="folder of a model, as safetensors")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="folder to write: new, empty, or begun")],
     scheme: Annotated[
-        str, typer.Option(help="w8a16, w4a16 or w8a8, with +kv8 behind it or not; kv8 alone: weights stay")
+        str,
+        typer.Option(help="w8a16, w4a16, w8a8, w4a8, with +kv8 behind it or not; kv8: weights stay"),
     ] = "w4a16",
-    group_size: Annotated[int, typer.Option(help="weights that share a scale, of w4a16: 32, 64 or 128")] = 32,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="with zero points, of w4a16")] = False,
+    group_size: Annotated[
+        int, typer.Option(help="weights that share a scale, of 4 bits: 32, 64 or 128")
+    ] = 32,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="with zero points, of 4 bits")] = False,
     head: Annotated[int, typer.Option(help="bits of the output layer: 8, or 16 for as it is")] = 8,
     keep: Annotated[
         str, typer.Option(help="layers that stay as they are, separated by commas, such as lm_head")

@@ -10,6 +10,11 @@ Rounding of `linear_packed`:
     them (or of 2^-100, if that is more).
 
     Outputs that are not finite are those of the weight dequantized in fp32, whatever the number of rows.
+
+Rounding of `linear_w4a8`:
+    Every 32 columns of a row of ``x`` are integers of 8 bits times a unit (`quantize_packs`). Their products
+    with the integers of a weight, less its zero point, are summed exactly; these sums, times their unit and
+    their scale, are summed in fp32, plus the bias, and rounded once. The number of rows changes no bit.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from .checks import (
     dtype_name,
     shape_text,
 )
+from .int8_linear import quantize_rows
 from .registry import define
 
 #: Columns that `pack_w4` packs together: in_features and groups are multiples of it.
@@ -222,6 +228,74 @@ def linear_packed(
     return _product(x, weight.to(_wide(x)) * spread.to(_wide(x)), bias)
 
 
+def quantize_packs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each 32 columns of ``x`` to integers of 8 bits, as `linear_w4a8` does it.
+
+    Args:
+        x: ``[..., columns]``, floating point, columns a multiple of 32.
+
+    Returns:
+        Integers of -127 to 127 ``[..., columns]``, int8, and what each 32 are multiples of
+        ``[..., columns / 32]``, fp32: NaN, with integers of 0, for those with NaN or infinity.
+    """
+    integers, units = quantize_rows(x.unflatten(-1, (-1, PACK)))
+    return integers.flatten(-2), units[..., 0]
+
+
+def linear_w4a8(
+    x: Tensor,
+    tiles: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    bias: Tensor | None,
+    out_features: int,
+) -> Tensor:
+    """Apply a linear layer whose weight is integers of 4 bits, in tiles, to rows rounded to 8 bits.
+
+    ``q(x) @ ((integers - zero_points) * scales).T + bias``
+
+    Args:
+        x: ``[..., in_features]``, fp32/bf16/fp16. Any strides.
+        tiles: uint8 ``[tiles, in_features / 8, 64]``, as of `linear_packed`.
+        scales: ``[tiles, groups, 16]``, as of `linear_packed`.
+        zero_points: uint8 like ``scales``; None stands for 8.
+        bias: ``[out_features]``, dtype of ``x``, or None.
+        out_features: How many of the outputs of all tiles there are.
+
+    Returns:
+        ``[..., out_features]``, dtype of ``x``, contiguous.
+
+    Raises:
+        ShapeError: The shapes do not fit together.
+        DTypeError: A dtype is not in the list above.
+        DeviceError: The tensors are on different devices.
+
+    Numerics:
+        As the module says. A row of which 32 columns hold NaN or infinity gives NaN.
+
+    Source:
+        Dettmers et al. 2022, arXiv:2208.07339 (absmax, here of 32 columns) and Frantar et al. 2022,
+        arXiv:2210.17323 (groups).
+    """
+    if tiles.dtype != torch.uint8:
+        raise DTypeError(
+            f"liteboost::linear_w4a8: tiles must be uint8, of 4 bits, got {dtype_name(tiles.dtype)}; "
+            "prepack the weight with QuantizedLinear.prepack"
+        )
+    _check(x, tiles, scales, zero_points, bias, out_features, "linear_w4a8")
+    wide, packs = _wide(x), x.shape[-1] // PACK
+    integers, units = quantize_packs(x)
+    factors = unpack_scales(scales, out_features).to(wide)
+    zeros = 8 if zero_points is None else unpack_scales(zero_points, out_features)[..., None]
+    groups = unpack_w4(unpack(tiles, out_features, x.shape[-1])).unflatten(1, (factors.shape[1], -1))
+    weight = (groups.to(wide) - zeros).reshape(out_features, packs, PACK)
+    # Exact: small integers.
+    sums = torch.einsum("...pc,npc->...np", integers.unflatten(-1, (packs, PACK)).to(wide), weight)
+    spread = factors.repeat_interleave(packs // factors.shape[1], dim=1)
+    result = (sums * (units.to(wide)[..., None, :] * spread)).sum(-1)
+    return (result if bias is None else result + bias.to(wide)).to(x.dtype).contiguous()
+
+
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -238,8 +312,8 @@ def _check(
     zero_points: Tensor | None,
     bias: Tensor | None,
     outputs: int,
+    op: str = "linear_packed",
 ) -> None:
-    op = "linear_packed"
     if x.dim() < 1:
         raise ShapeError(
             f"liteboost::{op}: x must have shape [..., in_features], got a scalar; add a dimension"
@@ -332,4 +406,9 @@ define(
     "linear_packed(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
     "SymInt out_features) -> Tensor",
     linear_packed,
+)
+define(
+    "linear_w4a8(Tensor x, Tensor tiles, Tensor scales, Tensor? zero_points, Tensor? bias, "
+    "SymInt out_features) -> Tensor",
+    linear_w4a8,
 )

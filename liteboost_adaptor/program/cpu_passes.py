@@ -30,15 +30,17 @@ def share_out(recording: Recording) -> None:
 
 def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Step]:
     """One product for the quantized layers that have one input: query, key and value; gate and up."""
+    # Products of packed weights -> whether they round their input.
+    packed = {ours.linear_packed.default: False, ours.linear_w4a8.default: True}
     groups: dict[int, list[Call]] = {}
-    open_: dict[int, list[Call]] = {}
+    open_: dict[tuple[int, Any], list[Call]] = {}
     for call in calls:
         if not isinstance(call, Call):
             continue
         if call.function._schema.is_mutable:
             open_.clear()  # what is multiplied may be another behind it
-        elif call.function is ours.linear_packed.default and _is_of_buffers(call, recording):
-            group = open_.setdefault(call.args[0].number, [])
+        elif call.function in packed and _is_of_buffers(call, recording):
+            group = open_.setdefault((call.args[0].number, call.function), [])
             group.append(call)
             groups[id(call)] = group
     for call in calls:
@@ -48,7 +50,8 @@ def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Ste
         elif group[0] is call:
             lists = [[each.args[at] for each in group] for at in range(1, 6)]
             results = [each.results[0] for each in group]
-            yield Call(ours._linears_packed.default, (call.args[0], *lists), {}, results, is_list=True)
+            arguments = call.args[0], *lists, packed[call.function]
+            yield Call(ours._linears_packed.default, arguments, {}, results, is_list=True)
 
 
 def _is_of_buffers(call: Call, recording: Recording) -> bool:

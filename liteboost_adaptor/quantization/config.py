@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -16,7 +17,10 @@ from .schemes import QuantScheme
 #: What says how a model is quantized, and is of no use once it is.
 _ONCE = ("calibrate", "method")
 #: What calibration may do, by scheme; the first is the default.
-METHODS = {"w8a16": ("awq", "gptq"), "w4a16": ("awq", "gptq"), "w8a8": ("smoothquant",)}
+METHODS = {
+    **dict.fromkeys(("w8a16", "w4a16", "w4a8"), ("awq", "gptq")),
+    "w8a8": ("smoothquant",),
+}
 _FIELDS = (
     "scheme",
     "group_size",
@@ -35,9 +39,9 @@ class LiteBoostConfig(QuantizationConfigMixin):
     """Quantize linear layers: ``from_pretrained(..., quantization_config=LiteBoostConfig("w4a16"))``.
 
     Args:
-        scheme: ``"w8a16"``, ``"w4a16"`` or ``"w8a8"``; with ``+kv8`` behind it, ``kv_cache="int8"``, too.
-            ``"kv8"`` or None: weights stay.
-        group_size: Weights that share a scale, of w4a16: 32, 64 or 128.
+        scheme: ``"w8a16"``, ``"w4a16"``, ``"w8a8"`` or ``"w4a8"``; with ``+kv8`` behind it,
+            ``kv_cache="int8"``, too. ``"kv8"`` or None: weights stay.
+        group_size: Weights that share a scale, of 4 bits: 32, 64 or 128.
         symmetric: Without zero points.
         head: Bits of the output layer: 8, or 16 for as it is. Where its weight is tied to the embedding, 8
             unties them: the embedding stays as it is, and the head is kept beside it with half of its bytes.
@@ -125,7 +129,10 @@ class LiteBoostConfig(QuantizationConfigMixin):
 
     def experts_scheme(self) -> QuantScheme | None:
         """That of experts that are one parameter, whose activations stay as they are."""
-        return QuantScheme("w8a16") if self.scheme == "w8a8" else self.layer_scheme()
+        scheme = self.layer_scheme()
+        if scheme is None or not scheme.quantizes_activations:
+            return scheme
+        return QuantScheme("w8a16") if scheme.bits == 8 else replace(scheme, name="w4a16")
 
     def schemes_by_layer(self) -> dict[str, QuantScheme] | None:
         """The scheme of each layer, where they were read from another format."""

@@ -43,6 +43,8 @@ class LiteBoostQuantizer(HfQuantizer):
         self.pending_experts: dict[str, QuantTarget] = {}
         #: Weights that are quantized while they are loaded, with shards of other processes, by name.
         self.sharded_weights: dict[str, ShardedWeight] = {}
+        #: Whether inputs of layers of 4 bits are rounded, which whoever wrote the checkpoint did not ask for.
+        self.rounds_activations = False
         #: Where it reads, for errors.
         self.files: list[str] = []
         #: Why nobody knows whether what was read is what was written, or an empty string.
@@ -103,11 +105,23 @@ class LiteBoostQuantizer(HfQuantizer):
         else:
             self.check_loaded(model)
             prepack(model)
+        if self.rounds_activations:
+            self._round_activations(model)
         self._keep_experts_whole(model)
         report_targets(self._targets)
         self._targets = []
         memory.give_back()  # what rounding and converting needed
         return model
+
+    def _round_activations(self, model: torch.nn.Module) -> None:
+        """Let layers of w4a16 be w4a8, which has the same tensors, and the configuration say so."""
+        for layer in model.modules():
+            if isinstance(layer, QuantizedLinear) and layer.scheme.name == "w4a16":
+                layer.scheme = replace(layer.scheme, name="w4a8")
+        config = self.quantization_config
+        for values in (config.layers or {}).values():
+            values["name"] = "w4a8" if values["name"] == "w4a16" else values["name"]
+        config.scheme = "w4a8" if config.scheme == "w4a16" else config.scheme
 
     def check_loaded(self, model: torch.nn.Module) -> None:
         """Raise `QuantizationError` where ``model``, which was loaded, does not hold what was asked for."""

@@ -73,6 +73,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
 
 def _choosing(wanted: dict[str, Any], original: Callable[..., Any]) -> Callable[..., Any]:
     from .config import LiteBoostConfig
+    from .hf_quantizer import LiteBoostQuantizer
 
     @functools.wraps(original)
     def get_hf_quantizer(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,6 +81,10 @@ def _choosing(wanted: dict[str, Any], original: Callable[..., Any]) -> Callable[
         own = (config, config.get_text_config(decoder=True))
         if is_plain and not any(getattr(each, "quantization_config", None) for each in own):
             quantization_config = LiteBoostConfig(**wanted)
-        return original(config, quantization_config, *args, **kwargs)
+        result = original(config, quantization_config, *args, **kwargs)
+        quantizer = result[0] if isinstance(result, tuple) else result
+        if wanted["scheme"] == "w4a8" and isinstance(quantizer, LiteBoostQuantizer):
+            quantizer.rounds_activations = quantizer.pre_quantized
+        return result
 
     return get_hf_quantizer

@@ -98,6 +98,83 @@ void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, b
   check(out.intact() && whole.intact(), "quantized_linear margin", n, k, 0, 0);
 }
 
+// What 32 columns of x are rounded to: integers times a unit.
+template <typename T>
+float round_pack(const Array<T>& x, int first, int (&integers)[32]) {
+  float largest = 0x1p-100f;
+  for (int j = 0; j < 32; ++j) largest = std::fmax(largest, std::fabs(static_cast<float>(x[first + j])));
+  const float factor = 127.0f / largest;
+  for (int j = 0; j < 32; ++j)
+    integers[j] = static_cast<int>(std::nearbyint(static_cast<float>(x[first + j]) * factor));
+  return largest / 127.0f;
+}
+
+// Rows that are rounded to 8 bits, packed in two parts where there are several chunks.
+template <typename T>
+void test_rounded(int rows, int n, int k, int groups, bool with_zeros, bool with_bias) {
+  std::mt19937 random(static_cast<unsigned>(rows + n + k + groups));
+  const Layout layout = {4, n, k, groups, with_zeros};
+  const int tiles = layout.tiles();
+  Array<T> x(rows * k), bias(n), out(rows * n);
+  Array<float> scales(tiles * groups * 16);
+  Array<bf16> bytes(layout.bytes() / 2), zeros(tiles * groups * 8);
+  x.fill(random);
+  bias.fill(random);
+  scales.fill(random);
+  uint8_t* data = reinterpret_cast<uint8_t*>(bytes.data());
+  uint8_t* zero_points = reinterpret_cast<uint8_t*>(zeros.data());
+  for (int i = 0; i < layout.bytes(); ++i) data[i] = static_cast<uint8_t>(random());
+  for (int i = 0; i < tiles * groups * 16; ++i) zero_points[i] = static_cast<uint8_t>(random() % 17);
+  QuantizedLinearArgs args{};
+  args.weight = {data, scales.data(), with_zeros ? zero_points : nullptr, n, k, groups, 4, DType::f32, true};
+  const auto& kernels = LB_ISA::quantized_linear_kernels;
+  const DType dtype = dtype_of<T>();
+  const int64_t size = kernels.packed_bytes(dtype, args.weight, rows);
+  std::vector<char> buffer(static_cast<size_t>(size) + 128, 0x5a);
+  char* packed = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+  const int64_t chunks = kernels.chunks(dtype, args.weight, rows);
+  kernels.pack_chunks(dtype, args.weight, x.data(), rows, chunks / 2, chunks, packed);
+  kernels.pack_chunks(dtype, args.weight, x.data(), rows, 0, chunks / 2, packed);
+  check(packed[size] == 0x5a, "quantized_linear packed", rows, k, packed[size], 0x5a);
+  args.packed_x = packed;
+  args.bias = with_bias ? bias.data() : nullptr;
+  args.out = out.data();
+  args.rows = rows;
+  args.out_stride = n;
+  kernels.run(dtype, args, 0, tiles);
+  for (int row = 0; row < rows; ++row) {
+    std::vector<double> want(static_cast<size_t>(n)), scale(static_cast<size_t>(n));
+    for (int first = 0; first < k; first += 32) {
+      int integers[32];
+      const double unit = round_pack(x, row * k + first, integers);
+      for (int i = 0; i < n; ++i) {
+        double sum = 0;
+        for (int j = 0; j < 32; ++j) sum += integers[j] * layout.integer(data, zero_points, i, first + j);
+        const double product = sum * unit * scales[layout.scale(i, first)];
+        want[static_cast<size_t>(i)] += product;
+        scale[static_cast<size_t>(i)] += std::fabs(product);
+      }
+    }
+    for (int i = 0; i < n; ++i) {
+      const double added = with_bias ? static_cast<double>(bias[i]) : 0.0;
+      const size_t at = static_cast<size_t>(i);
+      check_close<T>("rounded", row * n + i, k, out[row * n + i], want[at] + added,
+                     scale[at] + std::fabs(added));
+    }
+  }
+  check(out.intact(), "rounded margin", n, k, 0, 0);
+}
+
+template <typename T>
+void test_rounded_rows() {
+  for (int rows = 1; rows <= 20; ++rows) test_rounded<T>(rows, 35, 96, 3, rows % 2 == 0, rows % 3 == 0);
+  for (int packs = 1; packs <= 9; ++packs) {
+    test_rounded<T>(1, 7, 64 * packs, packs, packs % 2 == 0, true);
+    test_rounded<T>(5, 19, 32 * packs, 1, packs % 2 == 1, false);
+  }
+  for (const int rows : {32, 33, 49, 70}) test_rounded<T>(rows, 17, 128, 2, rows % 2 == 0, true);
+}
+
 // Many rows of bf16, `part` steps of the columns at a time, where there are loops for them.
 void test_matrix(int bits, int rows, int n, int k, int groups, bool with_zeros, bool with_bias, int part) {
   const auto& kernels = LB_ISA::quantized_linear_kernels;
@@ -212,6 +289,7 @@ void test_type() {
     }
   }
   test_many_rows<T>();
+  test_rounded_rows<T>();
   for (int rows = 1; rows <= 20; ++rows) {  // every form of the loops, and more than one chunk
     test_shape<T>(8, rows, 35, 70, 1, false, true);
     test_shape<T>(4, rows, 35, 96, 3, true, true);

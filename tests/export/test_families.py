@@ -21,7 +21,7 @@ FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss", "mixtral"),
     *("qwen3_next", "deepseek_v3"),
 )
-SCHEMES = ("w8a16", "w4a16", "w8a8", "kv8", "w4a16+kv8")
+SCHEMES = ("w8a16", "w4a16", "w8a8", "w4a8", "kv8", "w4a16+kv8")
 
 
 @pytest.fixture(autouse=True)

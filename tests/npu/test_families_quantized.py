@@ -8,7 +8,7 @@ import pytest
 from support import families, npu_families
 
 #: Of linear layers, by scheme.
-OPS = {"w8a16": "linear_packed", "w4a16": "linear_packed", "w8a8": "linear_w8a8"}
+OPS = {"w8a16": "linear_packed", "w4a16": "linear_packed", "w8a8": "linear_w8a8", "w4a8": "linear_packed"}
 #: Of the first tier; the rest is in the second.
 SAMPLE = ("llama", "qwen3", "gemma3_text", "phi3", "mixtral")
 #: Their experts are integers, too.

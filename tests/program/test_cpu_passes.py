@@ -46,8 +46,20 @@ def test_layers_with_one_input_are_made_at_once_where_the_first_was() -> None:
     assert names(recording) == ["_linears_packed", "rms_norm", "linear_packed"]
     merged = recording.calls[0]
     assert merged.is_list and merged.results == [each.results[0] for each in (first, second, third)]
-    assert merged.args[0] == Slot(x) and merged.args[-1] == [24, 40, 16]
+    assert merged.args[0] == Slot(x) and merged.args[-2:] == ([24, 40, 16], False)
     assert merged.args[1] == [each.args[1] for each in (first, second, third)]
+
+
+def test_layers_that_round_their_input_are_made_at_once_among_themselves() -> None:
+    recording = Recording()
+    x = recording.new()
+    calls = [layer(recording, x, outputs) for outputs in (24, 40, 16, 8)]
+    for call in calls[::2]:
+        call.function = ours.linear_w4a8.default
+    recording.calls = calls
+    share_out(recording)
+    assert names(recording) == ["_linears_packed", "_linears_packed"]
+    assert [call.args[-2:] for call in recording.calls] == [([24, 16], True), ([40, 8], False)]
 
 
 def test_what_is_not_known_earlier_stays_where_it_is() -> None:
@@ -87,7 +99,7 @@ def test_a_view_that_moves_with_a_length_stays_an_operator() -> None:
     assert plain_view(Call(aten.view.default, (Slot(0), [length, 6]), {}, [1]), shapes) is None
 
 
-@pytest.mark.parametrize("quant", ["w8a16", "w4a16,asymmetric"])
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16,asymmetric", "w4a8"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_program_of_a_model_gives_the_bits_of_its_layers(
     monkeypatch: pytest.MonkeyPatch, quant: str, rows: int

@@ -80,7 +80,7 @@ def test_outliers_that_change_nothing_are_made_up_for(short_text: str) -> None:
 
 
 #: What calibration may cost in perplexity with outliers planted, where plain rounding costs more.
-FORMS = [("w8a8", "smoothquant"), ("w4a16", "awq"), ("w4a16", "gptq")]
+FORMS = [("w8a8", "smoothquant"), ("w4a16", "awq"), ("w4a16", "gptq"), ("w4a8", "awq")]
 
 
 @pytest.mark.full

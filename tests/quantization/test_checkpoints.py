@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import stored_weights, tiny_models
+from support import quantized_layers, stored_weights, tiny_models
 from support.calls import faults_of_steps
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -135,6 +135,66 @@ def test_saved_they_are_ours(form: str, tmp_path: Path) -> None:
     plain = load(tmp_path / "ours").dequantize()
     assert not any(isinstance(each, QuantizedLinear) for each in plain.modules())
     assert torch.equal(plain.model.layers[0].mlp.up_proj.weight.double(), exact["model.layers.0.mlp.up_proj"])
+
+
+def schemes(model: torch.nn.Module) -> set[str]:
+    return {each.scheme.name for each in model.modules() if isinstance(each, QuantizedLinear)}
+
+
+@pytest.mark.parametrize(
+    ("form", "activations", "scheme"),
+    [
+        ("pack-quantized", ACTIVATIONS, "w4a8"),
+        ("pack-quantized asymmetric", ACTIVATIONS, "w4a8"),
+        ("pack-quantized", ACTIVATIONS | {"dynamic": False}, "w4a16"),
+        ("pack-quantized", ACTIVATIONS | {"type": "float"}, "w4a16"),
+        ("pack-quantized 8 bits", ACTIVATIONS, "w8a16"),
+    ],
+)
+def test_activations_beside_4_bits_are_rounded_where_the_checkpoint_says_so(
+    form: str, activations: dict, scheme: str, tmp_path: Path, no_grad: None
+) -> None:
+    config, make, pack = FORMS[form]
+    config = json.loads(json.dumps(config))
+    for group in config["config_groups"].values():
+        group["input_activations"] = activations
+    torch.manual_seed(0)
+    exact = stored_weights.write(
+        tmp_path / "theirs", LlamaForCausalLM(LlamaConfig(**SIZES)), config, make, pack
+    )
+    model = load(tmp_path / "theirs")
+    check(model, exact)
+    assert schemes(model) == {scheme}
+    model.save_pretrained(tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    assert schemes(again) == {scheme}
+    assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq desc_act", "awq", "pack-quantized", "ours"])
+def test_the_variable_rounds_the_activations_of_checkpoints_of_4_bits(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    exact = write(folder, "gptq" if form == "ours" else form)
+    if form == "ours":
+        load(folder).save_pretrained(tmp_path / "ours")
+        folder = tmp_path / "ours"
+    expected = load(folder)
+    liteboost_adaptor.apply(quant="w4a8")
+    try:
+        model = load(folder)
+    finally:
+        liteboost_adaptor.undo()
+        liteboost_adaptor.apply()
+    check(model, exact)
+    assert schemes(expected) == {"w4a16"} and schemes(model) == {"w4a8"}
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert schemes(again) == {"w4a8"}
+    with torch.no_grad():
+        logits = model(input_ids=IDS).logits
+        assert torch.equal(again(input_ids=IDS).logits, logits)
+        assert not torch.equal(expected(input_ids=IDS).logits, logits)
+        quantized_layers.check_products(model, IDS)
 
 
 def test_undo_gives_transformers_its_own_quantizers_back(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ SCHEMES = [
     QuantScheme("w4a16"),
     QuantScheme("w4a16", 64, symmetric=False),
     QuantScheme("w8a8"),
+    QuantScheme("w4a8", 64, False),
 ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import quantized_layers
 from support.calls import faults_of_steps
 from support.processes import python_json
 
@@ -25,7 +26,7 @@ CONFIGS = {
     "w4a16 asymmetric": {"scheme": "w4a16", "symmetric": False, "group_size": 64, "head": 16},
 }
 #: And those whose activations are rounded, too: near a tie another one, after any other rounding.
-ALL = {**CONFIGS, "w8a8": {"scheme": "w8a8"}}
+ALL = {**CONFIGS, "w8a8": {"scheme": "w8a8"}, "w4a8": {"scheme": "w4a8", "symmetric": False}}
 
 
 def load(folder: Path = FOLDER, dtype: torch.dtype = torch.float32, **arguments) -> torch.nn.Module:
@@ -65,9 +66,15 @@ def test_logits_are_those_of_the_weights_dequantized(name: str, no_grad: None) -
     assert relative(model(input_ids=IDS).logits, exact) <= 1.5 * plain
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8"])
+def test_every_layer_multiplies_its_rounded_input(scheme: str, no_grad: None) -> None:
+    model = quantized(scheme)
+    assert {layer.scheme.name for layer in layers(model).values()} == {scheme, "w8a16"}
+    quantized_layers.check_products(model, IDS)
+
+
 def test_logits_of_w8a8_are_those_of_rounded_inputs(no_grad: None) -> None:
     model = quantized("w8a8")
-    assert {layer.scheme.name for layer in layers(model).values()} == {"w8a8", "w8a16"}
     twin = reference(model)
     for name, layer in layers(model).items():
         twin.get_submodule(name).register_forward_pre_hook(
@@ -126,7 +133,7 @@ def test_layers_are_arranged_for_this_cpu_and_lie_together(monkeypatch: pytest.M
     assert torch.equal(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
 
-@pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8"])
+@pytest.mark.parametrize("name", ["w8a16", "w4a16", "w8a8", "w4a8"])
 def test_a_step_of_a_quantized_model_is_recorded_as_a_program(name: str) -> None:
     model = quantized(name, torch.bfloat16)
     counter = report.counter("step.program")
@@ -231,6 +238,8 @@ RATIOS = {
     ("w4a16", 32, True): 1.005,
     ("w4a16", 32, False): 1.003,
     ("w8a8", 32, True): 1.003,
+    ("w4a8", 32, True): 1.006,
+    ("w4a8", 32, False): 1.004,
 }
 
 

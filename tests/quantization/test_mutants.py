@@ -70,6 +70,7 @@ OURS = {
     "w4a16": LiteBoostConfig("w4a16"),
     "w4a16 asymmetric": LiteBoostConfig("w4a16", symmetric=False, head=16),
     "w8a8": LiteBoostConfig("w8a8"),
+    "w4a8": LiteBoostConfig("w4a8", symmetric=False),
 }
 #: Theirs, saved as ours.
 AGAIN = ("gptq asymmetric desc_act", "int-quantized 4 bits")

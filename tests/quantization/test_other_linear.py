@@ -20,7 +20,7 @@ def load(folder: Path, **arguments) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **arguments).eval()
 
 
-@pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w8a8"])
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16", "w8a8", "w4a8"])
 @pytest.mark.parametrize("family", ["gpt2", "falcon"])
 def test_loaded_saved_and_offline_they_are_the_same(family: str, scheme: str, tmp_path: Path) -> None:
     tiny_models.build(family).bfloat16().save_pretrained(tmp_path / "plain")

@@ -89,7 +89,7 @@ def test_a_weight_that_does_not_suit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("w2a16",), "scheme must be one of w8a16, w4a16, w8a8, got 'w2a16'"),
+        (("w2a16",), "scheme must be one of w8a16, w4a16, w8a8, w4a8, got 'w2a16'"),
         (("w4a16", 48), "group_size must be one of 32, 64, 128, got 48"),
         (("w4a16", 32, "yes"), "symmetric must be True or False"),
         (("w8a16", 32, False), "w8a16 is symmetric"),

@@ -28,6 +28,7 @@ CONFIGS = {
     "w4a16": LiteBoostConfig("w4a16"),
     "w4a16 asymmetric, head 16": LiteBoostConfig("w4a16", symmetric=False, head=16),
     "w8a8": LiteBoostConfig("w8a8"),
+    "w4a8": LiteBoostConfig("w4a8"),
     "kv8": LiteBoostConfig("w8a16+kv8"),
 }
 IDS = torch.tensor([[5, 9, 33, 71, 2, 60]])
@@ -43,7 +44,7 @@ def quantized(name: str, tied: bool = False) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("name", ["w8a16", "w8a8"])
+@pytest.mark.parametrize("name", ["w8a16", "w8a8", "w4a8"])
 def test_numbers_do_not_become_integers(name: str, assign: bool) -> None:
     model = quantized(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}

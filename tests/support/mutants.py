@@ -20,7 +20,18 @@ Tensors = dict[str, torch.Tensor]
 _VALUES = (None, "text", "", [], ["text"], {}, {"text": 1}, 0, -5, 1, 2, 3, 5, 2.5, 10**12, True, False)
 #: And strings that mean something elsewhere.
 _WORDS = ("gptq", "gptq_v2", "marlin", "awq", "gemm", "gemv", "compressed-tensors", "liteboost", "group")
-_WORDS += ("channel", "tensor", "float", "int", "pack-quantized", "int-quantized", "w8a16", "w4a16", "w8a8")
+_WORDS += (
+    "channel",
+    "tensor",
+    "float",
+    "int",
+    "pack-quantized",
+    "int-quantized",
+    "w8a16",
+    "w4a16",
+    "w8a8",
+    "w4a8",
+)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors: integers, whatever is done to activations.
+"""Checkpoints of compressed-tensors: integers, and whether inputs of 4 bits are rounded as they come.
 
 Source: its ``pack-quantized`` and ``int-quantized`` compressors.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ def config_groups(config: Config) -> tuple[ConfigGroup, ...]:
             raise invalid(key, group, "it must be an object")
         if mapping(group, "weights"):
             layer = _layer_config(group["weights"], f"{key}.weights", may_be_negative)
+            layer = replace(layer, rounds_activations=_rounds_activations(group))
             groups.append(ConfigGroup(_targets(group.get("targets"), f"{key}.targets"), layer))
     return tuple(groups)
 
@@ -89,6 +90,14 @@ def _layer_config(weights: Config, key: str, may_be_negative: bool) -> LayerConf
         _has_group_index(weights, f"{key}.actorder"),
         {"tensor": True, "channel": False}.get(strategy),
         may_be_negative,
+    )
+
+
+def _rounds_activations(group: Config) -> bool:
+    """Whether inputs become integers of 8 bits by what they hold, which is no news to a weight of 8 bits."""
+    inputs = mapping(group, "input_activations")
+    return (
+        inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int" and inputs.get("dynamic") is True
     )
 
 

@@ -84,9 +84,9 @@ class QuantizedLayer(torch.nn.Module):
     def prepack(self) -> None:
         """Lay the buffers out as the device reads them: in tiles for a CPU, as CANN packs them for an NPU.
 
-        Nothing happens where they are already, on other devices, and where activations are quantized.
+        Nothing happens where they are already, on other devices, and for w8a8, which reads rows.
         """
-        if self.is_packed or self.scheme.quantizes_activations:
+        if self.is_packed or self.scheme.name == "w8a8":
             return
         with torch.inference_mode(False), torch.no_grad():
             if self.weight.device.type == "cpu":

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.int8_linear import quantize_rows
+from ...ops.quantized_linear import PACK, quantize_packs
 from ..schemes import QuantizedTensor, QuantScheme
 from .base import QuantizedLayer
 
@@ -49,11 +50,11 @@ class QuantizedLinear(QuantizedLayer):
         wants_gradient = torch.is_grad_enabled() and (
             x.requires_grad or (bias is not None and bias.requires_grad)
         )
-        if wants_gradient or x.dtype not in _DTYPES:
-            return F.linear(self.quantized_input(x), self.dequantize(x.dtype), bias)
         if self.columns is not None:
             x = x.index_select(-1, self.columns)
-        if self.scheme.quantizes_activations:
+        if wants_gradient or x.dtype not in _DTYPES:
+            return F.linear(self.quantized_input(x), self.unpacked().dequantize(x.dtype), bias)
+        if self.scheme.name == "w8a8":
             return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
         tiles: QuantizedLinear | QuantizedTensor = self
         if self.weight.dim() != 3:
@@ -63,15 +64,19 @@ class QuantizedLinear(QuantizedLayer):
                 )
             # Plain rows: brought in for each call, or on a device that has no layout of its own.
             tiles = self._buffers_as_tensor().prepack()
-        return torch.ops.liteboost.linear_packed(
-            x, tiles.weight, tiles.scales, tiles.zero_points, bias, self.out_features
-        )
+        ops = torch.ops.liteboost
+        product = ops.linear_w4a8 if self.scheme.quantizes_activations else ops.linear_packed
+        return product(x, tiles.weight, tiles.scales, tiles.zero_points, bias, self.out_features)
 
     def quantized_input(self, x: Tensor) -> Tensor:
-        """``x`` as the weight is multiplied by it: rounded row by row, where the scheme does that."""
-        if not self.scheme.quantizes_activations:
+        """``x``, in the order of the weight's columns, as it is multiplied: rounded, where a scheme says."""
+        if not self.scheme.quantizes_activations or self.is_packed_for_npu:
             return x
-        integers, scales = quantize_rows(x.detach())
+        if self.scheme.name == "w8a8":
+            integers, scales = quantize_rows(x.detach())
+        else:
+            integers, scales = quantize_packs(x.detach())
+            scales = scales.repeat_interleave(PACK, dim=-1)
         # The gradient passes by the rounding.
         return (integers * scales.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype) + (
             x - x.detach()

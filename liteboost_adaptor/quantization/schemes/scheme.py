@@ -11,6 +11,7 @@ from ...errors import QuantizationError
 from ...ops.int8_linear import COLUMNS
 from ...setting_values import QUANT_GROUPS as GROUP_SIZES
 from ...setting_values import QUANT_SCHEMES as SCHEMES
+from ...setting_values import W4_SCHEMES
 
 _SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -21,8 +22,9 @@ class QuantScheme:
 
     Attributes:
         name: ``"w8a16"``: int8 with a scale for each output; ``"w8a8"``: the same, and activations quantized
-            dynamically, per token; ``"w4a16"``: 4 bits with a scale for each group.
-        group_size: Columns that share a scale, for w4a16.
+            dynamically, per token; ``"w4a16"``: 4 bits with a scale for each group; ``"w4a8"``: the same, and
+            activations quantized dynamically, for each 32 columns of a token.
+        group_size: Columns that share a scale, of 4 bits.
         symmetric: Whether 8 stands for zero in every group; else each group has a zero point.
         scales: Dtype of the scales, where the checkpoint of another format has chosen it.
         columns: Number of columns of the weight, where they are not those of the input in order; else 0.
@@ -43,19 +45,19 @@ class QuantScheme:
         if not isinstance(self.symmetric, bool):
             raise QuantizationError(f"symmetric must be True or False, got {self.symmetric!r}")
         if self.bits == 8 and not self.symmetric:
-            raise QuantizationError(f"scheme {self.name} is symmetric; symmetric=False is for w4a16")
+            raise QuantizationError(f"scheme {self.name} is symmetric; symmetric=False is for 4 bits")
         if type(self.columns) is not int or self.columns < 0 or (self.columns and self.bits == 8):
-            raise QuantizationError(f"columns must be a number of columns, of w4a16, got {self.columns!r}")
+            raise QuantizationError(f"columns must be a number of columns, of 4 bits, got {self.columns!r}")
 
     @property
     def bits(self) -> int:
         """Of a weight."""
-        return 4 if self.name == "w4a16" else 8
+        return 4 if self.name in W4_SCHEMES else 8
 
     @property
     def quantizes_activations(self) -> bool:
         """Whether the inputs of a layer are quantized to 8 bits, too."""
-        return self.name == "w8a8"
+        return self.name in ("w8a8", "w4a8")
 
     @property
     def scale_dtype(self) -> torch.dtype:
@@ -69,7 +71,7 @@ class QuantScheme:
         width = self.columns or in_features
         if self.bits == 4 and (width % self.group_size or not width):
             return f"in_features = {width} is not a multiple of the group size {self.group_size}"
-        if self.quantizes_activations and width > COLUMNS:
+        if self.name == "w8a8" and width > COLUMNS:
             return f"in_features = {width} is more than {COLUMNS}, whose products fit 32 bits"
         return ""
 

@@ -20,6 +20,11 @@ def linear_packed(kind: Kind) -> Iterator[Case]:
     yield from make(kind, has_bias=kind.layout.endswith("bias"))
 
 
+@makes_cases("linear_w4a8", "", "bias")
+def linear_w4a8(kind: Kind) -> Iterator[Case]:
+    yield from _of_4_bits(kind, has_bias=kind.layout == "bias")
+
+
 def _case(label: str, x: Tensor, weight: Tensor, scales: Tensor, **rest: Tensor) -> Case:
     """Of a weight and scales as they are saved."""
     zeros = rest.get("zero_points")

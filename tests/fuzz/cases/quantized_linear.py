@@ -1,4 +1,4 @@
-"""linear_packed of 8 and of 4 bits."""
+"""linear_packed of 8 and of 4 bits, and linear_w4a8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from torch import Tensor
 
-from liteboost_adaptor.ops.quantized_linear import dequantize_w8, prepack, prepack_scales
+from liteboost_adaptor.ops.quantized_linear import (
+    PACK,
+    dequantize_w8,
+    prepack,
+    prepack_scales,
+    quantize_packs,
+    unpack_scales,
+)
 
 OUTPUTS = st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 70, 129]))
 ROWS = st.sampled_from([None, None, 1, 4, 5, 16, 17, 32, 33])
@@ -64,6 +71,26 @@ def _of_8_bits(draw: DrawFn) -> Case:
     }
     spread = dequantize_w8(**layer, dtype=torch.float64).abs()
     return _case(x, layer, tensors.maybe(draw, (outputs,), dtype), gap, spread)
+
+
+@fuzzes("linear_w4a8")
+def linear_w4a8(draw: DrawFn) -> Case:
+    case = _of_4_bits(draw)
+    arguments = case.arguments
+    x, bias = arguments["x"], arguments["bias"]
+    scales = unpack_scales(arguments["scales"], arguments["out_features"])
+
+    def check(results: list[Tensor]) -> None:
+        (want,) = exact("linear_w4a8", arguments)
+        assert results[0].dtype == x.dtype
+        integers, units = quantize_packs(x)
+        rounded = double(integers).abs() * double(units).repeat_interleave(PACK, dim=-1)
+        spread = 16 * double(scales).abs().repeat_interleave(x.shape[-1] // scales.shape[1], dim=1)
+        products = F.linear(rounded, spread, None if bias is None else double(bias).abs())
+        bound = 1.01 * UNIT[x.dtype] * want.abs() + (16 + x.shape[-1] / PACK) * FP32 * products
+        assert_within(results[0], want, bound + TINY[x.dtype])
+
+    return Case(arguments, check)
 
 
 def _of_4_bits(draw: DrawFn) -> Case:
