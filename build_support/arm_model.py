@@ -105,6 +105,8 @@ LOOPS = (
     Loop("w4a16, 1 row", "dotprod", "quantized_linear", r"limb_pass<.*W4Limbs, .*bf16, 1>"),
     Loop("w4a16, 1 row, third limb", "dotprod", "quantized_linear", r"limb_pass<.*W4Limbs, .*bf16, 1>", True),
     Loop("w4a16, 2 rows", "dotprod", "quantized_linear", r"limb_pass<.*W4Limbs, .*bf16, 2>"),
+    Loop("w4a8, 1 row", "dotprod", "quantized_linear", r"int8_pass<.*bf16, 1, false>"),
+    Loop("w4a8, 4 rows", "dotprod", "quantized_linear", r"int8_pass<.*bf16, 4, false>"),
     Loop("linear bf16, 1 row", "i8mm_bf16", "linear", ONE_ROW, uses="bfdot"),
     Loop("linear bf16, 4 rows", "i8mm_bf16", "linear", r"run_rows<.*bf16, 4>"),
     Loop("linear bf16, 1 row", "dotprod", "linear", ONE_ROW, uses="shll"),

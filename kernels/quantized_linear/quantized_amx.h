@@ -6,10 +6,15 @@
 //
 // x is packed as [chunk][block][row][32]: chunks of up to 16 rows, all of as many, the last filled up with zeros.
 // Blocks that have one scale are multiplied together, kMostBlocks of them at most: unpacked once for all rows.
+//
+// Rows that are rounded to 8 bits (linear_w4a8) lie there as integers, which bf16 has exactly, and behind all chunks their
+// units, [chunk][block][row]. Each block is multiplied by itself: its sums are integers, exact in fp32, and what follows is
+// computed in the order of quantized_int8.h, to the same bits.
 #pragma once
 
 #include "common/prefetch.h"
 #include "common/tiles.h"
+#include "quantized_linear/quantized_int8.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_steps.h"
 
@@ -18,7 +23,7 @@ namespace LB_ISA {
 namespace {
 
 // Fewer rows are faster by vectors: taking integers out of their bytes is most of the work then.
-constexpr int64_t kLeastTiledRowsOfW8 = 4, kLeastTiledRowsOfW4 = 3;
+constexpr int64_t kLeastTiledRowsOfW8 = 4, kLeastTiledRowsOfW4 = 3, kLeastTiledRowsOfW4A8 = 17;
 // 16 KB of pairs, in the first cache beside as many of x.
 constexpr int64_t kMostBlocks = 16;
 // Chunks whose sums are in registers at once, and rows whose sums are in memory.
@@ -29,17 +34,28 @@ LB_INLINE int64_t blocks_of(int64_t k) { return (k + kPack - 1) / kPack; }
 LB_INLINE int64_t chunks_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 LB_INLINE int64_t rows_of_chunk(int64_t rows) { return (rows + chunks_of(rows) - 1) / chunks_of(rows); }
 
-LB_INLINE bool has_tiled_rows(DType dtype, int32_t bits, int64_t rows) {
-  return dtype == DType::bf16 && rows >= (bits == 8 ? kLeastTiledRowsOfW8 : kLeastTiledRowsOfW4);
+// Whether rows of x are multiplied by tiles.
+LB_INLINE bool is_tiled(DType dtype, const QuantizedTiles& weight, int64_t rows) {
+  return dtype == DType::bf16 && rows >= (weight.rounds_x    ? kLeastTiledRowsOfW4A8
+                                          : weight.bits == 8 ? kLeastTiledRowsOfW8
+                                                             : kLeastTiledRowsOfW4);
 }
 
-int64_t tiled_bytes(int64_t rows, int64_t k) {
-  return chunks_of(rows) * blocks_of(k) * rows_of_chunk(rows) * kPack * 2;
+// Of a chunk, and of its units.
+int64_t tiled_chunk_bytes(int64_t rows, int64_t k) { return blocks_of(k) * rows_of_chunk(rows) * kPack * 2; }
+int64_t chunk_units(int64_t rows, int64_t k) { return blocks_of(k) * rows_of_chunk(rows); }
+
+int64_t tiled_bytes(const QuantizedTiles& weight, int64_t rows) {
+  const int64_t units =
+      weight.rounds_x ? chunk_units(rows, weight.k) * static_cast<int64_t>(sizeof(float)) : 0;
+  return chunks_of(rows) * (tiled_chunk_bytes(rows, weight.k) + units);
 }
 
-void pack_tiled(const bf16* x, int64_t rows, int64_t k, bf16* to) {
-  const int64_t in_chunk = rows_of_chunk(rows), filled = chunks_of(rows) * in_chunk;
-  for (int64_t row = 0; row < filled; row += in_chunk) {
+// Chunks [begin, end) of x.
+void pack_tiled(const bf16* x, int64_t rows, int64_t k, int64_t begin, int64_t end, bf16* to) {
+  const int64_t in_chunk = rows_of_chunk(rows);
+  to += begin * tiled_chunk_bytes(rows, k) / 2;
+  for (int64_t row = begin * in_chunk; row < end * in_chunk; row += in_chunk) {
     for (int64_t at = 0; at < k; at += kPack) {
       const auto left = static_cast<unsigned>(k - at < kPack ? k - at : kPack);
       for (int64_t r = row; r < row + in_chunk; ++r, to += kPack) {
@@ -47,6 +63,24 @@ void pack_tiled(const bf16* x, int64_t rows, int64_t k, bf16* to) {
         const bf16* from = r < rows ? x + r * k + at : x;
         if (r < rows) watch(from, static_cast<int64_t>(left * sizeof(bf16)));
         _mm512_store_si512(to, _mm512_maskz_loadu_epi16(there, from));
+      }
+    }
+  }
+}
+
+// The same of x rounded to integers.
+void pack_tiled_int8(const bf16* x, int64_t rows, int64_t k, int64_t begin, int64_t end, bf16* to) {
+  const int64_t in_chunk = rows_of_chunk(rows), chunk_bytes = tiled_chunk_bytes(rows, k);
+  float* units = reinterpret_cast<float*>(reinterpret_cast<char*>(to) + chunks_of(rows) * chunk_bytes) +
+                 begin * chunk_units(rows, k);
+  to += begin * chunk_bytes / 2;
+  for (int64_t row = begin * in_chunk; row < end * in_chunk; row += in_chunk) {
+    for (int64_t at = 0; at < k; at += kPack) {
+      for (int64_t r = row; r < row + in_chunk; ++r, to += kPack, ++units) {
+        VI integers[kPack / kLanes] = {};
+        *units = r < rows ? round_pack(x + r * k + at, integers) : 0.0f;
+        LB_UNROLL for (int i = 0; i < kPack / kLanes; ++i)
+            store(to + i * kLanes, __builtin_convertvector(integers[i], VF));
       }
     }
   }
@@ -207,7 +241,17 @@ int multiply_staged(const char* staged, int64_t blocks, const TiledChunks& x, fl
 struct TiledRows {
   const char* from;
   int64_t rows, in_chunk, chunk_bytes;
+  const float* units;  // of the first chunk, where x is rounded, else null
 };
+
+// totals += sums of a block, floats [row][output], each row times its unit.
+LB_INLINE void add_units(const float* sums, int64_t rows, const float* units, VF scale, bool is_first,
+                         float* totals) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const VF before = is_first ? VF{} : load(totals + r * kTile);
+    store(totals + r * kTile, fma(load(sums + r * kTile), scale * splat(units[r]), before));
+  }
+}
 
 // totals[row][output] = the products of a tile with the rows, each part of one scale times it.
 void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, float* totals) {
@@ -218,7 +262,7 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
                 block_bytes = x.in_chunk * 64;
   for (int64_t block = 0, count; block < blocks; block += count) {
     const int64_t left = of_group - block % of_group;
-    count = left < kMostBlocks ? left : kMostBlocks;
+    count = x.units ? 1 : left < kMostBlocks ? left : kMostBlocks;
     const float unit = stage(weight, tile, block, count, staged);
     VF scale{};
     const int64_t at = (tile * weight.groups + block / of_group) * kTile;
@@ -233,6 +277,12 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
                                          : multiply_staged<4>;
       const int parts = multiply(staged, count, part, sums, chunk_floats);
       float* to = totals + chunk * chunk_floats;
+      if (x.units) {
+        const float* units = x.units + (chunk * blocks + block) * x.in_chunk;
+        for (int64_t c = 0; c < width; ++c, units += blocks * x.in_chunk)
+          add_units(sums + c * chunk_floats, x.in_chunk, units, scale, block == 0, to + c * chunk_floats);
+        continue;
+      }
       for (int64_t i = 0, floats = width * chunk_floats; i < floats; i += kTile) {
         VF found = load(sums + i);
         if (parts > 1) found += load(sums + floats + i);
@@ -247,15 +297,20 @@ void sum_tile(const QuantizedTiles& weight, int64_t tile, const TiledRows& x, fl
 // The outputs of tiles [begin, end).
 void run_tiled(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
   const QuantizedTiles& weight = args.weight;
-  const int64_t in_chunk = rows_of_chunk(args.rows), chunk_bytes = blocks_of(weight.k) * in_chunk * kPack * 2;
+  const int64_t in_chunk = rows_of_chunk(args.rows), chunk_bytes = tiled_chunk_bytes(args.rows, weight.k);
+  const char* const packed = static_cast<const char*>(args.packed_x);
+  const float* const all_units =
+      weight.rounds_x ? reinterpret_cast<const float*>(packed + chunks_of(args.rows) * chunk_bytes) : nullptr;
   const int64_t most = kMostSummedRows / in_chunk * in_chunk;
   alignas(64) float totals[kMostSummedRows * kTile];
   load_tile_config({in_chunk, in_chunk, in_chunk, in_chunk, in_chunk, in_chunk, kTileRows, kTileRows});
   for (int64_t row = 0; row < args.rows; row += most) {
     const int64_t rows = args.rows - row < most ? args.rows - row : most;
-    const char* from = static_cast<const char*>(args.packed_x) + row / in_chunk * chunk_bytes;
+    const int64_t chunk = row / in_chunk;
+    const char* from = packed + chunk * chunk_bytes;
+    const float* units = all_units ? all_units + chunk * chunk_units(args.rows, weight.k) : nullptr;
     for (int64_t tile = begin; tile < end; ++tile) {
-      sum_tile(weight, tile, {from, rows, in_chunk, chunk_bytes}, totals);
+      sum_tile(weight, tile, {from, rows, in_chunk, chunk_bytes, units}, totals);
       const int64_t first = tile * kTile;
       bf16* out = static_cast<bf16*>(args.out) + row * args.out_stride + first;
       VF spoiled[1]{};

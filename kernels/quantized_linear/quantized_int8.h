@@ -73,21 +73,27 @@ LB_INLINE VI nearest(VF v) {
 #endif
 }
 
-// NaN for all that is multiplied by it where a value is not finite.
+// A pack as integers. Returns their unit: NaN where a value is not finite, for all that is multiplied by it.
 template <typename T>
-LB_INLINE void pack_int8(const T* x, PackBytes& to) {
+LB_INLINE float round_pack(const T* x, VI (&integers)[kPack / kLanes]) {
   const float largest = largest_of(x, kPack);
   const bool is_finite = largest == largest;
-  to.unit = largest / 127.0f;
   const VF factor = splat(127.0f / largest);
+  LB_UNROLL for (int i = 0; i < kPack / kLanes; ++i) integers[i] =
+      is_finite ? nearest(load(x + i * kLanes) * factor) : VI{};
+  return largest / 127.0f;
+}
+
+template <typename T>
+LB_INLINE void pack_int8(const T* x, PackBytes& to) {
+  VI integers[kPack / kLanes], total{};
+  to.unit = round_pack(x, integers);
   int8_t columns[kPack];
-  VI total{};
-  LB_UNROLL for (int i = 0; i < kPack; i += kLanes) {
-    const VI q = is_finite ? nearest(load(x + i) * factor) : VI{};
+  LB_UNROLL for (int i = 0; i < kPack / kLanes; ++i) {
     typedef int8_t Narrow __attribute__((vector_size(kLanes)));
-    const Narrow narrow = __builtin_convertvector(q, Narrow);
-    memcpy(columns + i, &narrow, sizeof(narrow));
-    total += q;
+    const Narrow narrow = __builtin_convertvector(integers[i], Narrow);
+    memcpy(columns + i * kLanes, &narrow, sizeof(narrow));
+    total += integers[i];
   }
   to.minus_sum = -sum_of_lanes(total);
   interleave(columns, to.words);
@@ -186,7 +192,7 @@ struct Int8Tile {
 
 // out[r * kTile + i]: output i of a tile for row r of the first R.
 template <typename T, int R, bool has_zeros>
-void int8_pass(const Int8Tile& t, float* out) {
+__attribute__((noinline)) void int8_pass(const Int8Tile& t, float* out) {
   constexpr int V = static_cast<int>(kTile) / kLanes;
   const PackBytes* x = t.x;
   const T* scales = static_cast<const T*>(t.scales);

@@ -38,7 +38,7 @@ int64_t rows_at_once(const QuantizedLinearKernels& kernels, DType dtype, const Q
                      int64_t rows) {
   const int64_t bytes = kernels.packed_bytes(dtype, weight, kLeastRows) / kLeastRows;
   // Each weight is unpacked once for all.
-  const bool is_tiled = kernels.has_matrix_unit && dtype == DType::bf16 && !weight.rounds_x;
+  const bool is_tiled = kernels.has_matrix_unit && dtype == DType::bf16;
   const int64_t most = is_tiled ? kPackedTileBytes : kPackedBytes;
   return std::min(rows, std::max(kLeastRows, most / bytes / kLeastRows * kLeastRows));
 }

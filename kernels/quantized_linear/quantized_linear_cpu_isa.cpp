@@ -404,15 +404,6 @@ constexpr bool kHasMatrixUnit = true;
 constexpr bool kHasMatrixUnit = false;
 #endif
 
-// Whether rows of x are multiplied by the tiles of AMX.
-#if defined(__AMX_BF16__)
-bool is_tiled(DType dtype, const QuantizedTiles& weight, int64_t rows) {
-  return !weight.rounds_x && has_tiled_rows(dtype, weight.bits, rows);
-}
-#else
-bool is_tiled(DType, const QuantizedTiles&, int64_t) { return false; }
-#endif
-
 // f with what multiplies `rows` rows of x of dtype T by this weight.
 template <typename T, typename F>
 LB_INLINE void with_products(const QuantizedTiles& weight, int64_t rows, const F& f) {
@@ -421,7 +412,7 @@ LB_INLINE void with_products(const QuantizedTiles& weight, int64_t rows, const F
 
 int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
 #if defined(__AMX_BF16__)
-  if (is_tiled(dtype, weight, rows)) return tiled_bytes(rows, weight.k);
+  if (is_tiled(dtype, weight, rows)) return tiled_bytes(weight, rows);
 #endif
   int64_t bytes = 0;
   LB_DISPATCH_DTYPE(dtype, T, with_products<T>(weight, rows, [&](auto s) {
@@ -430,15 +421,21 @@ int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows
   return bytes;
 }
 
-int64_t chunks_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
-  return is_tiled(dtype, weight, rows) ? 1 : (rows + kChunk - 1) / kChunk;
+int64_t chunks_any([[maybe_unused]] DType dtype, [[maybe_unused]] const QuantizedTiles& weight,
+                   int64_t rows) {
+#if defined(__AMX_BF16__)
+  if (is_tiled(dtype, weight, rows)) return chunks_of(rows);
+#endif
+  return (rows + kChunk - 1) / kChunk;
 }
 
 void pack_chunks_any(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, int64_t begin,
                      int64_t end, void* packed) {
 #if defined(__AMX_BF16__)
-  if (is_tiled(dtype, weight, rows))
-    return pack_tiled(static_cast<const bf16*>(x), rows, weight.k, static_cast<bf16*>(packed));
+  if (is_tiled(dtype, weight, rows)) {
+    const auto pack_all = weight.rounds_x ? pack_tiled_int8 : pack_tiled;
+    return pack_all(static_cast<const bf16*>(x), rows, weight.k, begin, end, static_cast<bf16*>(packed));
+  }
 #endif
   LB_DISPATCH_DTYPE(dtype, T, with_products<T>(weight, rows, [&](auto s) {
                       pack<decltype(s)>(weight, static_cast<const T*>(x), rows, begin, end,
