@@ -43,6 +43,7 @@ class Case:
         exact: The reference in float64.
         weights: What `ours` and `original` take theirs from, in turn, one a call; None for ops whose inputs
             may stay in a cache.
+        terms: How many products are added up for a result.
     """
 
     op: str
@@ -52,6 +53,7 @@ class Case:
     original: Run
     exact: Run
     weights: Iterator[Tensor] | None = None
+    terms: int = 1
 
 
 def exact_of(name: str, *args: object, **kwargs: object) -> object:

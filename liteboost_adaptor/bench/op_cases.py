@@ -79,6 +79,7 @@ def linear_cases(
             # For the first outputs only: in float64 a vocabulary's weight takes more than a gigabyte.
             lambda x=x, weight=weight: exact_of("linear", x, weight[:1024]),
             turn,
+            k,
         )
 
 

@@ -75,8 +75,11 @@ class Timing:
 
 
 def compare(case: Case) -> None:
-    """Raise unless the op's error is at most 1.5 times the original's, or one rounding unit."""
-    floor = torch.finfo(case.dtype).eps
+    """Raise unless the op's error is at most 1.5 times the original's, or one rounding unit.
+
+    Or, of sums, what fp32 loses where 16 lanes add up their terms one by one: libraries have other orders.
+    """
+    floor = max(torch.finfo(case.dtype).eps, torch.finfo(torch.float32).eps / 2 * (case.terms / 32) ** 0.5)
     triples = zip(_tensors(case.ours()), _tensors(case.original()), _tensors(case.exact()), strict=True)
     for ours, original, exact in triples:
         # `linear` is compared on the first outputs only.
