@@ -51,6 +51,7 @@ class Measurements:
         facts: By variant, libraries and instruction set.
         peak_rss_mb: By variant, most memory ever held, MiB.
         statuses: By level, what our rules did.
+        peers: Names of engines that are not ours, measured beside the variants.
     """
 
     settings: Settings
@@ -63,6 +64,7 @@ class Measurements:
     facts: dict[str, dict[str, Any]]
     peak_rss_mb: dict[str, float]
     statuses: dict[str, dict[str, Any]]
+    peers: tuple[str, ...] = ()
 
 
 def summarise(measured: Measurements) -> dict[str, Any]:
@@ -71,16 +73,19 @@ def summarise(measured: Measurements) -> dict[str, Any]:
     Returns:
         ``machine`` (cpu, threads, isa, read_gb_s, gemm_gflops); ``variants`` by name (prefill_tok_s,
         decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, decode_bandwidth_beside,
-        prefill_peak_fraction, prefill_peak_beside, peak_rss_mb); ``divided``: of a model divided over
-        processes, its speed in both phases over one process with all threads and over transformers' own way;
+        prefill_peak_fraction, prefill_peak_beside, peak_rss_mb), ``peers`` likewise; ``divided``: of a model
+        divided over processes, its speed in both phases over one process with all threads and over
+        transformers' own way;
         ``settings``, ``agreement``, ``groups`` and ``rounds`` as they were; ``notes`` on what a reader should
         know; ``failures``, empty unless a figure is impossible.
     """
     settings = measured.settings
     variants = {name: _variant(measured, name) for name in settings.variants}
+    peers = {name: _variant(measured, name) for name in measured.peers}
     return {
         **facts_of(measured),
         "variants": variants,
+        "peers": peers,
         "divided": _divided(measured),
         "groups": [list(group) for group in measured.groups],
         "rounds": [vars(one) for one in measured.rounds],
@@ -193,7 +198,7 @@ def _notes(measured: Measurements) -> list[str]:
         for name, status in measured.statuses.items()
         if name != "level0" and not any(rule["calls"] for rule in status["rules"])
     ]
-    for name in measured.settings.variants:
+    for name in (*measured.settings.variants, *measured.peers):
         counted = measured.facts.get(name, {}).get("token_bytes")
         if counted:
             parts = ", ".join(f"{part} {nbytes / 1e6:.1f}" for part, nbytes in counted.items())
@@ -245,7 +250,15 @@ def plot(summary: dict[str, Any], path: Path) -> None:
     # The object interface: pyplot would look for a display.
     from matplotlib.figure import Figure
 
-    variants, machine, settings = summary["variants"], summary["machine"], summary["settings"]
+    variants, machine, settings = (
+        {**summary["variants"], **summary["peers"]},
+        summary["machine"],
+        summary["settings"],
+    )
+
+    def color(name: str) -> str:
+        return "C1" if name in summary["peers"] else "C7" if "hf" in name else "C0"
+
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2)
     phases = (
@@ -254,7 +267,7 @@ def plot(summary: dict[str, Any], path: Path) -> None:
     )
     for axis, (phase, fraction, limit) in zip(axes, phases, strict=True):
         speeds = [figures[f"{phase}_tok_s"] for figures in variants.values()]
-        bars = axis.bar(list(variants), speeds, color=["C7" if "hf" in name else "C0" for name in variants])
+        bars = axis.bar(list(variants), speeds, color=list(map(color, variants)))
         labels = [
             f"{figures[f'{phase}_ratio']:.2f}x\n{figures[fraction]:.0%}" for figures in variants.values()
         ]

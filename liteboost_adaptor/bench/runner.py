@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from ..memory import available_bytes
 from . import models
 from .agreement import Agreement, compare
 from .memory import plan_groups
+from .peers import LlamaBench
 from .processes import Asked, Ranks, Worker
 from .report import Measurements, Round
 from .settings import BASELINE, DIVIDED, INT8_CACHES, QUANTISED, ROUNDING, Settings, processes
@@ -27,7 +28,12 @@ class DisagreementError(LiteBoostError, ValueError):
     """A variant does not compute what the baseline computes, so its speed means nothing."""
 
 
-def run(settings: Settings, workdir: Path | None = None, progress: Progress | None = None) -> Measurements:
+def run(
+    settings: Settings,
+    workdir: Path | None = None,
+    progress: Progress | None = None,
+    peers: Mapping[str, Sequence[str]] | None = None,
+) -> Measurements:
     """Run a benchmark.
 
     Every variant is a process of its own; all map one weight file. Variants are compared before they are
@@ -38,6 +44,7 @@ def run(settings: Settings, workdir: Path | None = None, progress: Progress | No
         settings: What to measure.
         workdir: Where the weight file is kept for the next run; ``None`` for a temporary folder.
         progress: Told about each step.
+        peers: Commands of ``llama-bench``, by name, that take turns with the variants of the first group.
 
     Raises:
         ConfigError: The architecture is unknown, or the baseline and one variant do not fit in memory.
@@ -51,7 +58,7 @@ def run(settings: Settings, workdir: Path | None = None, progress: Progress | No
         groups = plan_groups(
             settings.variants, BASELINE, model.cost.weight_bytes, available_bytes() - settings.read_bytes
         )
-        session = Session(settings, model, Path(scratch), report, groups)
+        session = Session(settings, model, Path(scratch), report, groups, peers or {})
         with session.started("limits") as limits:
             session.load({"limits": limits}, session.limits_options())
             for group in groups:
@@ -69,11 +76,13 @@ class Session:
         scratch: Path,
         report: Progress,
         groups: list[tuple[str, ...]],
+        peers: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.settings = settings
         self.model = model
         self.scratch = scratch
         self.groups = groups
+        self.peers = {name: LlamaBench(command, settings) for name, command in (peers or {}).items()}
         self.agreements: dict[str, Agreement] = {}
         self.rounds: list[Round] = []
         self.limits: dict[str, float] = {}
@@ -82,7 +91,7 @@ class Session:
         self._report = report
         self._done = 1
         # Loading, comparing and each round are a step of every variant.
-        self.total = 1 + sum(map(len, groups)) * (2 + settings.repeats)
+        self.total = 1 + sum(map(len, groups)) * (2 + settings.repeats) + len(self.peers) * settings.repeats
         self._prompt = _random_prompt(settings, model.vocab_size)
 
     def run_group(self, group: tuple[str, ...], limits: Worker) -> None:
@@ -91,14 +100,17 @@ class Session:
             workers = {name: stack.enter_context(self.started(name)) for name in group}
             self.load(workers, self._variant_options())
             self._compare(workers)
+            asked: dict[str, Asked] = {**workers, **(self.peers if group == self.groups[0] else {})}
             for number in range(self.settings.repeats):
-                self.round(workers, number, limits)
+                self.round(asked, number, limits)
                 self.limits = limits.ask("best")
-            for name, worker in workers.items():
+            for name, worker in asked.items():
                 self.finish(name, worker)
 
     def measurements(self) -> Measurements:
         """What was seen."""
+        for name, peer in self.peers.items():
+            self.facts[name] = {"token_bytes": {"all": peer.model_bytes}}
         return Measurements(
             settings=self.settings,
             model=self.model,
@@ -110,6 +122,7 @@ class Session:
             facts=self.facts,
             peak_rss_mb={name: finish["peak_rss_mb"] for name, finish in self.finishes.items()},
             statuses={name: finish["status"] for name, finish in self.finishes.items() if finish["status"]},
+            peers=tuple(self.peers),
         )
 
     def started(self, name: str) -> closing[Worker | Ranks]:
@@ -190,7 +203,7 @@ class Session:
         path.unlink()
         return reply["tokens"], logits
 
-    def round(self, workers: dict[str, Worker | Ranks], number: int, limits: Worker) -> None:
+    def round(self, workers: Mapping[str, Asked], number: int, limits: Worker) -> None:
         """Let each variant generate once, in an order that rotates."""
         names = list(workers)
         turn = number % len(names)

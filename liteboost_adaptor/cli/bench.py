@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
+from ..bench.peers import commands_of
 from ..bench.settings import VARIANTS, Settings, divided, usable_cores
 from ..bench.throughput.settings import at_once, peers_of
 from ..config import Settings as CoreSettings
@@ -34,7 +35,10 @@ _Requests = Annotated[
 ]
 _Peers = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=COMMAND", help="With --serve: llama.cpp or vLLM, too; see docs/serving.md."),
+    typer.Option(
+        metavar="NAME=COMMAND",
+        help="llama-bench -m MODEL.gguf, under any name; with --serve llama.cpp or vLLM (docs/serving.md).",
+    ),
 ]
 
 
@@ -108,12 +112,12 @@ def bench(
     _check_device(device, modelled)
     if modelled:
         _modelled(settings, card, json_file)
-    elif serve is not None or peer:
-        _served(settings, at_once(serve or ""), peers_of(peer or ()), json_file, plot, workdir)
+    elif serve is not None:
+        _served(settings, at_once(serve), peers_of(peer or ()), json_file, plot, workdir)
     elif sparse is not None:
         _sparse(settings, sparse, trained, json_file)
     else:
-        _timed(settings, json_file, plot, workdir)
+        _timed(settings, commands_of(peer or (), settings), json_file, plot, workdir)
 
 
 def _check_device(device: str, modelled: bool) -> None:
@@ -124,12 +128,18 @@ def _check_device(device: str, modelled: bool) -> None:
         )
 
 
-def _timed(settings: Settings, json_file: str | None, plot: Path | None, workdir: Path | None) -> None:
+def _timed(
+    settings: Settings,
+    peers: Mapping[str, Sequence[str]],
+    json_file: str | None,
+    plot: Path | None,
+    workdir: Path | None,
+) -> None:
     check_outputs(json_file, plot, workdir)
     from ..bench import report, runner
 
     with progress_bar() as progress:
-        summary = report.summarise(runner.run(settings, workdir, progress))
+        summary = report.summarise(runner.run(settings, workdir, progress, peers))
     if plot is not None:
         report.plot(summary, plot)
     console = console_for(sys.stderr if json_file == "-" else sys.stdout)

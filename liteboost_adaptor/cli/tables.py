@@ -259,8 +259,8 @@ def bench_table(summary: Mapping[str, Any]) -> RenderableType:
         "tokens equal",
     ):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
-    for name, figures in summary["variants"].items():
-        agreement = summary["agreement"][name]
+    for name, figures in {**summary["variants"], **summary["peers"]}.items():
+        agreement = summary["agreement"].get(name)
         table.add_row(
             name,
             f"{figures['prefill_tok_s']:.1f}",
@@ -272,7 +272,7 @@ def bench_table(summary: Mapping[str, Any]) -> RenderableType:
             f"{figures['decode_bandwidth_fraction']:.0%}",
             f"{figures['decode_bandwidth_beside']:.0%}",
             f"{figures['peak_rss_mb']:.0f}",
-            f"{agreement['equal_tokens']}/{agreement['tokens']}",
+            f"{agreement['equal_tokens']}/{agreement['tokens']}" if agreement else "",
         )
     return Group(table, *(Text(note, "yellow") for note in summary["notes"]))
 
