@@ -178,7 +178,11 @@ LB_INLINE void load_nibbles(const char* data, VI (&to)[8]) {
   LB_UNROLL for (int step = 0; step < 4; ++step) {
     const VU v = load_uint(data + step * kTileLine);
     to[step] = (VI)(v & 0x0f0f0f0fu);
+#if defined(__aarch64__)
+    to[4 + step] = (VI)vshrq_n_u8((uint8x16_t)v, 4);
+#else
     to[4 + step] = (VI)((v >> 4) & 0x0f0f0f0fu);
+#endif
   }
 }
 
