@@ -250,14 +250,11 @@ def plot(summary: dict[str, Any], path: Path) -> None:
     # The object interface: pyplot would look for a display.
     from matplotlib.figure import Figure
 
-    variants, machine, settings = (
-        {**summary["variants"], **summary["peers"]},
-        summary["machine"],
-        summary["settings"],
-    )
+    peers = summary.get("peers", {})
+    variants, machine, settings = {**summary["variants"], **peers}, summary["machine"], summary["settings"]
 
     def color(name: str) -> str:
-        return "C1" if name in summary["peers"] else "C7" if "hf" in name else "C0"
+        return "C1" if name in peers else "C7" if "hf" in name else "C0"
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2)

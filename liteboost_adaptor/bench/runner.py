@@ -82,7 +82,7 @@ class Session:
         self.model = model
         self.scratch = scratch
         self.groups = groups
-        self.peers = {name: LlamaBench(command, settings) for name, command in (peers or {}).items()}
+        self.llama_benches = {name: LlamaBench(command, settings) for name, command in (peers or {}).items()}
         self.agreements: dict[str, Agreement] = {}
         self.rounds: list[Round] = []
         self.limits: dict[str, float] = {}
@@ -91,7 +91,8 @@ class Session:
         self._report = report
         self._done = 1
         # Loading, comparing and each round are a step of every variant.
-        self.total = 1 + sum(map(len, groups)) * (2 + settings.repeats) + len(self.peers) * settings.repeats
+        self.total = 1 + sum(map(len, groups)) * (2 + settings.repeats)
+        self.total += len(self.llama_benches) * settings.repeats
         self._prompt = _random_prompt(settings, model.vocab_size)
 
     def run_group(self, group: tuple[str, ...], limits: Worker) -> None:
@@ -100,7 +101,7 @@ class Session:
             workers = {name: stack.enter_context(self.started(name)) for name in group}
             self.load(workers, self._variant_options())
             self._compare(workers)
-            asked: dict[str, Asked] = {**workers, **(self.peers if group == self.groups[0] else {})}
+            asked: dict[str, Asked] = {**workers, **(self.llama_benches if group == self.groups[0] else {})}
             for number in range(self.settings.repeats):
                 self.round(asked, number, limits)
                 self.limits = limits.ask("best")
@@ -109,7 +110,7 @@ class Session:
 
     def measurements(self) -> Measurements:
         """What was seen."""
-        for name, peer in self.peers.items():
+        for name, peer in self.llama_benches.items():
             self.facts[name] = {"token_bytes": {"all": peer.model_bytes}}
         return Measurements(
             settings=self.settings,
@@ -122,7 +123,7 @@ class Session:
             facts=self.facts,
             peak_rss_mb={name: finish["peak_rss_mb"] for name, finish in self.finishes.items()},
             statuses={name: finish["status"] for name, finish in self.finishes.items() if finish["status"]},
-            peers=tuple(self.peers),
+            peers=tuple(self.llama_benches),
         )
 
     def started(self, name: str) -> closing[Worker | Ranks]:

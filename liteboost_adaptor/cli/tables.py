@@ -259,7 +259,7 @@ def bench_table(summary: Mapping[str, Any]) -> RenderableType:
         "tokens equal",
     ):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
-    for name, figures in {**summary["variants"], **summary["peers"]}.items():
+    for name, figures in {**summary["variants"], **summary.get("peers", {})}.items():
         agreement = summary["agreement"].get(name)
         table.add_row(
             name,

@@ -271,7 +271,8 @@ def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """`runner.run` answers at once, with `SUMMARY` made of it; its settings are recorded."""
     asked: list[Any] = []
 
-    def run(settings: Any, workdir: Any, progress: Any) -> None:
+    def run(settings: Any, workdir: Any, progress: Any, peers: Any) -> None:
+        assert peers == {}
         progress("measuring", 0, 1)
         asked.append(settings)
 
