@@ -74,10 +74,11 @@ def test_an_error_of_a_launch_later_names_the_operator_and_the_next_call_is_righ
     torch.testing.assert_close(on_npu(*given), ops.rms_norm(*given))
 
 
-#: Ops whose operators torch_npu calls for references, too; and those that have none in this release.
+#: Ops whose operators torch_npu calls for references, too; and those that have none in this release, or, as
+#: `linear_w4a8`, in CANN.
 NOT_FUSED = {"activation", "linear", "experts_combine", "quantize_kv", "_npu_softcap_attention"} | {
     *("causal_conv1d", "causal_conv1d_update", "chunk_gated_delta_rule", "recurrent_gated_delta_rule"),
-    "head_linear",
+    *("head_linear", "linear_w4a8"),
 }
 #: Operators that torch_npu does not call for what references are made of.
 FUSED = (
