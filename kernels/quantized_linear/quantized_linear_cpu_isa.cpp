@@ -238,11 +238,11 @@ LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
 
 // The outputs from `lane` on of a tile, or all[row * kTile + i] of all of them.
 #if defined(__aarch64__)
-#define LB_TILES_AT_ONCE true
+constexpr bool kTilesAtOnce = true;
 template <typename S, typename T, int X>
 LB_INLINE void lane_sums(const TileArgs&, int, VF (&)[X]) {}
 #else
-#define LB_TILES_AT_ONCE false
+constexpr bool kTilesAtOnce = false;
 template <typename S, typename T, int X>
 LB_INLINE void lane_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
   if constexpr (S::kIsLimbs) {
@@ -270,7 +270,7 @@ LB_INLINE void whole_tile(const TileArgs& m, float* all) {
 template <typename S, typename T, int X>
 void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile, int64_t rows, T* out) {
   const int64_t n = args.weight.n;
-  constexpr bool is_at_once = LB_TILES_AT_ONCE || __is_same(S, W4Int8);  // all outputs of the tile
+  constexpr bool is_at_once = kTilesAtOnce || __is_same(S, W4Int8);  // all outputs of the tile
   float all[is_at_once ? X * kTile : 1];
   if constexpr (is_at_once)
     LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, whole_tile<S, Scale, X>(m, all));

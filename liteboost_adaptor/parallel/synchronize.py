@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ParallelError
 from ..huggingface.runtime import AROUND
+from ..kv_cache.names import KV_CACHES
 from ..program.state import RECORDABLE
 from .data import model_edits, replicas, unsharded
 from .runtime import groups
@@ -193,8 +194,7 @@ def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, 
 
 def _with_cache_recorded(result: Any) -> Any:
     """``result``, whose cache is recorded as one rank's."""
-    names = ("cache", "past_key_values")  # as transformers calls it from 5.24 on and before
-    cache = next((found for name in names if (found := getattr(result, name, None)) is not None), None)
+    cache = next((found for name in KV_CACHES if (found := getattr(result, name, None)) is not None), None)
     if cache is not None:
         unsharded.record_cache(cache)
     return result

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import eligibility
+from ..kv_cache.names import KV_CACHES
 from . import ragged
 from .caches import appended_layers
 
@@ -20,8 +21,8 @@ _ENCODED = "encoder_outputs"
 _RANKS = {"attention_mask": 2, "decoder_attention_mask": 2, f"{_ENCODED}.last_hidden_state": 3}
 #: Along which of them that is.
 GROWING = dict.fromkeys(_RANKS, (1,))
-#: Arguments that are a cache: transformers 5.24 calls it `cache`; the last one is ours.
-CACHES = ("past_key_values", "cache", "cache_params", ragged.NAME)
+#: Arguments that are a cache; the last one is ours.
+CACHES = (*KV_CACHES, "cache_params", ragged.NAME)
 #: Arguments that are the tokens of a call, or their embeddings. Beside those of a decoder, which come first,
 #: the others are an encoder's.
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")

@@ -28,6 +28,28 @@ struct Layout {
   }
 };
 
+// Integers, scales and zero points of a weight, in memory that ends at a guard page.
+struct Weight {
+  Array<float> scales;
+  Array<bf16> bytes, zeros;
+  Weight(const Layout& layout, std::mt19937& random)
+      : scales(layout.tiles() * layout.groups * 16),
+        bytes(layout.bytes() / 2),
+        zeros(layout.tiles() * layout.groups * 8) {
+    scales.fill(random);
+    for (int i = 0; i < layout.bytes(); ++i) data()[i] = static_cast<uint8_t>(random());
+    for (int i = 0; i < layout.tiles() * layout.groups * 16; ++i)
+      zero_points()[i] = static_cast<uint8_t>(random() % 17);
+  }
+  uint8_t* data() { return reinterpret_cast<uint8_t*>(bytes.data()); }
+  uint8_t* zero_points() { return reinterpret_cast<uint8_t*>(zeros.data()); }
+  QuantizedTiles tiles(const Layout& layout, bool rounds_x = false) {
+    return {data(),      scales.data(), layout.with_zeros ? zero_points() : nullptr,
+            layout.n,    layout.k,      layout.groups,
+            layout.bits, DType::f32,    rounds_x};
+  }
+};
+
 // What x has: any numbers; some that are far below others of their 32 columns, which then need a third limb; or the one
 // of a bf16's mantissas that is too large for three limbs of its power of two.
 enum class Values { any, spread, halved };
@@ -39,8 +61,6 @@ void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, b
   const Layout layout = {bits, n, k, groups, with_zeros};
   const int tiles = layout.tiles();
   Array<T> x(rows * k), bias(n), out(rows * n), whole(n * k);
-  Array<float> scales(tiles * groups * 16);
-  Array<bf16> bytes(layout.bytes() / 2), zeros(tiles * groups * 8);  // as memory that ends at a guard page
   x.fill(random);
   for (int i = 0; i < rows * k && values != Values::any; ++i) {
     const double own = x[i];
@@ -51,14 +71,12 @@ void test_shape(int bits, int rows, int n, int k, int groups, bool with_zeros, b
     }
   }
   bias.fill(random);
-  scales.fill(random);
-  uint8_t* data = reinterpret_cast<uint8_t*>(bytes.data());
-  uint8_t* zero_points = reinterpret_cast<uint8_t*>(zeros.data());
-  for (int i = 0; i < layout.bytes(); ++i) data[i] = static_cast<uint8_t>(random());
-  for (int i = 0; i < tiles * groups * 16; ++i) zero_points[i] = static_cast<uint8_t>(random() % 17);
+  Weight weight(layout, random);
+  const Array<float>& scales = weight.scales;
+  const uint8_t *data = weight.data(), *zero_points = weight.zero_points();
 
   QuantizedLinearArgs args{};
-  args.weight = {data, scales.data(), with_zeros ? zero_points : nullptr, n, k, groups, bits, DType::f32};
+  args.weight = weight.tiles(layout);
   const auto& kernels = LB_ISA::quantized_linear_kernels;
   const DType dtype = dtype_of<T>();
   const int64_t size = kernels.packed_bytes(dtype, args.weight, rows);
@@ -116,17 +134,13 @@ void test_rounded(int rows, int n, int k, int groups, bool with_zeros, bool with
   const Layout layout = {4, n, k, groups, with_zeros};
   const int tiles = layout.tiles();
   Array<T> x(rows * k), bias(n), out(rows * n);
-  Array<float> scales(tiles * groups * 16);
-  Array<bf16> bytes(layout.bytes() / 2), zeros(tiles * groups * 8);
   x.fill(random);
   bias.fill(random);
-  scales.fill(random);
-  uint8_t* data = reinterpret_cast<uint8_t*>(bytes.data());
-  uint8_t* zero_points = reinterpret_cast<uint8_t*>(zeros.data());
-  for (int i = 0; i < layout.bytes(); ++i) data[i] = static_cast<uint8_t>(random());
-  for (int i = 0; i < tiles * groups * 16; ++i) zero_points[i] = static_cast<uint8_t>(random() % 17);
+  Weight weight(layout, random);
+  const Array<float>& scales = weight.scales;
+  const uint8_t *data = weight.data(), *zero_points = weight.zero_points();
   QuantizedLinearArgs args{};
-  args.weight = {data, scales.data(), with_zeros ? zero_points : nullptr, n, k, groups, 4, DType::f32, true};
+  args.weight = weight.tiles(layout, true);
   const auto& kernels = LB_ISA::quantized_linear_kernels;
   const DType dtype = dtype_of<T>();
   const int64_t size = kernels.packed_bytes(dtype, args.weight, rows);
@@ -184,19 +198,14 @@ void test_matrix(int bits, int rows, int n, int k, int groups, bool with_zeros, 
   const Layout layout = {bits, n, k, groups, with_zeros};
   const int tiles = layout.tiles(), steps = layout.steps(), chunks = (rows + kMatrixRows - 1) / kMatrixRows;
   Array<bf16> x(rows * k), bias(n), out(rows * n), whole(n * k);
-  Array<float> scales(tiles * groups * 16);
-  Array<bf16> bytes(layout.bytes() / 2), zeros(tiles * groups * 8);
   x.fill(random);
   bias.fill(random);
-  scales.fill(random);
-  uint8_t* data = reinterpret_cast<uint8_t*>(bytes.data());
-  uint8_t* zero_points = reinterpret_cast<uint8_t*>(zeros.data());
-  for (int i = 0; i < layout.bytes(); ++i) data[i] = static_cast<uint8_t>(random());
-  for (int i = 0; i < tiles * groups * 16; ++i) zero_points[i] = static_cast<uint8_t>(random() % 17);
-  const QuantizedTiles weight = {data, scales.data(), with_zeros ? zero_points : nullptr, n, k, groups,
-                                 bits, DType::f32};
+  Weight weight(layout, random);
+  const Array<float>& scales = weight.scales;
+  const uint8_t *data = weight.data(), *zero_points = weight.zero_points();
+  const QuantizedTiles packed_weight = weight.tiles(layout);
   for (int tile = 0; tile < tiles; ++tile) {
-    kernels.unpack(DType::bf16, weight, tile, whole.data() + tile * 16 * k);
+    kernels.unpack(DType::bf16, packed_weight, tile, whole.data() + tile * 16 * k);
   }
 
   Array<bf16> packed(chunks * steps * 8 * static_cast<int>(kMatrixRows));
@@ -224,7 +233,7 @@ void test_matrix(int bits, int rows, int n, int k, int groups, bool with_zeros, 
       const int end = begin + part < steps ? begin + part : steps;
       for (int tile = first; tile < tiles && tile < first + kMatrixTiles; ++tile) {
         char* to = reinterpret_cast<char*>(pairs.data()) + (tile - first) * 64;
-        matrix.unpack(weight, tile, begin, end, to, factors + (tile - first) * 16);
+        matrix.unpack(packed_weight, tile, begin, end, to, factors + (tile - first) * 16);
       }
       args.packed_x = reinterpret_cast<char*>(packed.data()) + begin * 16 * kMatrixRows;
       args.pairs = (end - begin) * 4;

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kv_cache.names import KV_CACHES
 from ...report import report
 from ..runtime.groups import all_gather_object, fail_together
 from ..runtime.mesh import Mesh
@@ -34,8 +35,7 @@ _NOT_PER_ROW = (
     "stopping_criteria",
     "assistant_model",
     "custom_generate",
-    "cache",
-    "past_key_values",
+    *KV_CACHES,
     "negative_prompt_ids",
     "prefix_allowed_tokens_fn",
     "stop_strings",
@@ -43,8 +43,6 @@ _NOT_PER_ROW = (
     "output_attentions",
     "output_hidden_states",
 )
-#: Results that are the cache, as transformers calls it from 5.24 on and before.
-_CACHES = ("cache", "past_key_values")
 #: Results that are numbered by rows times beams.
 _OF_BEAMS = "beam_indices"
 
@@ -144,7 +142,7 @@ def _portable(result: Any) -> Any:
     if isinstance(result, Tensor):
         return result.cpu()
     if isinstance(result, dict):
-        made = {name: _portable(value) for name, value in result.items() if name not in _CACHES}
+        made = {name: _portable(value) for name, value in result.items() if name not in KV_CACHES}
         return type(result)(**made)
     return tuple(_portable(each) for each in result) if isinstance(result, tuple) else result
 

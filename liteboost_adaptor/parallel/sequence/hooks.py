@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import ParallelError
 from ...huggingface.runtime import runtime
+from ...kv_cache.names import KV_CACHES
 from ...replacements import sequence
 from ...replacements.sequence import Call
 from ..runtime.mesh import Mesh
@@ -27,8 +28,6 @@ _PROMPT = ("input_ids", "inputs_embeds")
 _CUT = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "cache_position": -1}
 #: Outputs that are gathered along dimension 1.
 _JOINED = ("logits", "last_hidden_state")
-#: Arguments and outputs that are the cache, as transformers calls it from 5.24 on and before.
-_CACHES = ("cache", "past_key_values")
 _OFF = "Start the script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
 
 
@@ -98,7 +97,7 @@ class _Forward:
     def __init__(self, sharing: Any, tokens: TokenShards | None, kwargs: dict[str, Any]) -> None:
         self.context = sequence.sharing(sharing)
         self.tokens = tokens
-        self.cache = next(kwargs[each] for each in _CACHES if each in kwargs)
+        self.cache = next(kwargs[each] for each in KV_CACHES if each in kwargs)
         self.last_only = kwargs.get("logits_to_keep") or 0
         self.keeps_cache = kwargs.get("use_cache") is not False
 
@@ -159,7 +158,7 @@ class PromptSharding:
             sharded_cache.set_reported_length(forward.cache, forward.tokens.length)
             _join(output, forward)
         if not forward.keeps_cache:
-            output = type(output)(**{each: output[each] for each in output if each not in _CACHES})
+            output = type(output)(**{each: output[each] for each in output if each not in KV_CACHES})
         return output
 
     def _named(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +170,7 @@ class PromptSharding:
         return {name: value for name, value in named.items() if value is not None and name not in left_out}
 
     def _cache(self, model: nn.Module, kwargs: dict[str, Any]) -> Any:
-        name = next((each for each in _CACHES if kwargs.get(each) is not None), None)
+        name = next((each for each in KV_CACHES if kwargs.get(each) is not None), None)
         if name is None:
             from transformers.cache_utils import DynamicCache
 
@@ -197,7 +196,7 @@ class PromptSharding:
 def _cache_parameter(model: nn.Module) -> str:
     """What the forward of ``model`` calls its cache, or an empty string."""
     parameters = inspect.signature(type(model).forward).parameters
-    return next((each for each in _CACHES if each in parameters), "")
+    return next((each for each in KV_CACHES if each in parameters), "")
 
 
 def _keeps_keys(model: nn.Module) -> bool:

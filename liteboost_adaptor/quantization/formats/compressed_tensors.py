@@ -94,7 +94,7 @@ def _layer_config(weights: Config, key: str, may_be_negative: bool) -> LayerConf
 
 
 def _rounds_activations(group: Config) -> bool:
-    """Whether inputs become integers of 8 bits by what they hold, which is no news to a weight of 8 bits."""
+    """Whether inputs are rounded to 8 bits as they come, which `RepackedLayer` does beside 4 bits."""
     inputs = mapping(group, "input_activations")
     return (
         inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int" and inputs.get("dynamic") is True
