@@ -2,7 +2,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linear.h>
+#include <c10/core/impl/COW.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
@@ -52,6 +54,13 @@ static bool avoids_mkl(const at::Tensor& x, const at::Tensor& weight) {
   static const bool holds_back = mkl_holds_back();
   return holds_back && x.scalar_type() == at::kFloat && weight.is_contiguous() && x.numel() > 0 &&
          weight.numel() > 0 && at::globalContext().userEnabledMkldnn() && one_dnn_linear() != nullptr;
+}
+
+// `x` beside its storage, which outlives the product: oneDNN asks for memory to write to, and what a cache has handed
+// out (kv_buffer.h) would get a copy of all of that memory.
+static at::Tensor only_read(const at::Tensor& x) {
+  if (!c10::impl::cow::is_cow_data_ptr(x.storage().data_ptr())) return x;
+  return at::from_blob(const_cast<void*>(x.const_data_ptr()), x.sizes(), x.strides(), x.options());
 }
 
 static at::Tensor matrix_linear(const at::Tensor& x, const at::Tensor& weight,
@@ -136,7 +145,7 @@ at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight,
   sizes.back() = weight.size(0);
   // As a matrix: with more dims that are no matrix in memory, at::linear rounds the product of 16-bit values
   // before it adds the bias.
-  const at::Tensor matrix = x.reshape({-1, weight.size(1)});
+  const at::Tensor matrix = only_read(x).reshape({-1, weight.size(1)});
   const int64_t rows = matrix.size(0);
   Product product = product_of(rows, weight, bias.has_value());
   const bool is_mkl = x.scalar_type() == at::kFloat && !avoids_mkl(x, weight);
