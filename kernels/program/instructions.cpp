@@ -94,7 +94,7 @@ void KVBuffer::run(Slots& slots) const {
   if (start < 0) throw Stopped{};
   const int64_t written = start + kept.size(dim);
   // Behind it nothing may have been handed out, and there must be room.
-  if (written != slots[end].toInt() || written + count > whole.size(dim)) throw Stopped{};
+  if (written != slots[end].toInt() || written + count.read(slots).toInt() > whole.size(dim)) throw Stopped{};
   slots[result] = start;
 }
 

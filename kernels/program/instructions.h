@@ -51,7 +51,8 @@ struct Size final : Instruction {
 };
 
 struct KVBuffer final : Instruction {
-  int64_t held = 0, memory = 0, dim = 0, end = 0, count = 0, result = 0;
+  int64_t held = 0, memory = 0, dim = 0, end = 0, result = 0;
+  Value count;
   void run(Slots& slots) const override;
 };
 

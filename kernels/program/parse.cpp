@@ -45,6 +45,13 @@ class Reader {
                    "' is none of the program's ", slots_, "; record the step again");
     return value;
   }
+  // A number, or y SLOT: the one in that slot.
+  Value number_or_slot() {
+    const auto before = stream_.tellg();
+    if (word() == "y") return Value{Value::Kind::slot, {}, slot(), {}};
+    stream_.seekg(before);
+    return Value{Value::Kind::constant, c10::IValue(number()), 0, {}};
+  }
   // How many of something, or where: not below zero.
   int64_t count() {
     const int64_t value = number();
@@ -286,7 +293,7 @@ std::unique_ptr<Instruction> kv_buffer_of(Reader& in) {
   made->memory = in.slot();
   made->dim = in.number();
   made->end = in.slot();
-  made->count = in.number();
+  made->count = in.number_or_slot();
   in.arrow();
   made->result = in.slot();
   return made;

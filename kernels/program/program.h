@@ -8,7 +8,8 @@
 //   like SLOT DTYPE DEVICE RANK SIZE... STRIDE...        stops the run unless the tensor is such; -1 for any number
 //   size SLOT DIM NUMBER                                 stops it unless the size is the number in that slot
 //   kv_buffer SLOT MEMORY DIM END COUNT -> START         stops it unless the tensor is a part of MEMORY along DIM, which
-//                                                        is written up to END and has room for COUNT more
+//                                                        is written up to END and has room for COUNT more; COUNT is a
+//                                                        number or y SLOT
 //   expect SLOT 0|1                                      stops it unless the tensor is so
 //   alias SLOT OFFSET RANK SIZE... STRIDE... -> SLOT     another view of a contiguous tensor
 //   append SLOT START LENGTH NEW DIM -> SLOT             writes NEW into SLOT behind START + LENGTH along DIM, and gives

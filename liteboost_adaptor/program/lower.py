@@ -125,8 +125,11 @@ class Writer:
         for key, call in self.appended.items():
             self._start[key] = self._new()
             held, memory = self._slots[self.recording.held[key]], self._memory[key]
+            count = str(call.count)
+            if isinstance(call.count, Length):
+                count = f"y {self._number(call.count.expression)}"
             self._line(
-                f"kv_buffer {held} {memory} {call.dim} {self._end[key]} {call.count} -> {self._start[key]}",
+                f"kv_buffer {held} {memory} {call.dim} {self._end[key]} {count} -> {self._start[key]}",
                 [held, memory],
             )
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ops = torch.ops.liteboost
 #: Runs that may stop before it is asked how many did not.
 _STOPS = 8
+#: Kinds of places that hold numbers, which no tensor tells.
+_OF_PYTHON = ("number", "argument")
 
 
 class Program:
@@ -65,12 +67,17 @@ class Program:
         self._requirements = recorder.requirements
         self._first, self._others = _first_places(recorder.symbols.places)
         self._arguments, self._kept = writer.arguments, writer.kept
-        self._appended = [(key, call.count) for key, call in writer.appended.items()]
+        self._appended = list(writer.appended)
+        added = [call.count for call in writer.appended.values()]
+        #: How many positions are appended, or how that follows from the symbols.
+        self._added = [count for count in added if not isinstance(count, Length)]
+        grows = len(self._added) < len(added)
+        self._added_of = recorder.symbols.expressions(added) if grows else None
         self.outline, self._count = outline, len(outline.tensors)
         outline.tensors = []
         self._returned = writer.returned
         self._set = {key: value for key, value in recorder.changed.items() if not isinstance(value, Slot)}
-        lengths = [each for each in self._set.values() if isinstance(each, Length)]
+        lengths: list[Length | int] = [each for each in self._set.values() if isinstance(each, Length)]
         self._computed = recorder.symbols.expressions(lengths)
         self._types = list(map(type, parts(cache)))
         self._holders = held_by
@@ -86,7 +93,7 @@ class Program:
             for call in recorder.recording.calls
         )
         # With what is read, all that holders keep: another attribute makes one more.
-        read = {*self._kept, *(key for key, _ in self._appended)}
+        read = {*self._kept, *self._appended}
         self._unread = [key for key in recorder.recording.held if key not in read]
 
     @property
@@ -160,7 +167,7 @@ class Program:
         try:
             owns = [holder.of(kept_by) for holder in self._holders]
             inputs += [owns[holder][name] for holder, name in self._kept]
-            grown = [owns[holder][buffers.BUFFERS][name] for (holder, name), _ in self._appended]
+            grown = [owns[holder][buffers.BUFFERS][name] for holder, name in self._appended]
             inputs += [buffer.memory for buffer in grown]
             sizes = symbols + [buffer.end for buffer in grown]
         except (KeyError, AttributeError):
@@ -175,7 +182,8 @@ class Program:
         values = iter(self._computed(*symbols)) if self._set else iter(())
         numbers = {key: next(values) if isinstance(each, Length) else each for key, each in self._set.items()}
         kept = dict(zip(self._returned, results[self._count :], strict=True))
-        appended = [(key, buffer, count) for buffer, (key, count) in zip(grown, self._appended, strict=True)]
+        added = self._added if self._added_of is None else self._added_of(*symbols)
+        appended = list(zip(self._appended, grown, added, strict=True))
         return Run(owns, results[: self._count], kept, numbers, appended)
 
     def commit(self, run: Run, cache: Any) -> Any:
@@ -244,7 +252,7 @@ def _first_places(places: list[tuple[int, Place]]) -> tuple[list[Place], list[tu
     first: dict[int, Place] = {}
     others = []
     for index, place in places:
-        if first.setdefault(index, place) is not place and place.kind == "number":
+        if first.setdefault(index, place) is not place and place.kind in _OF_PYTHON:
             others.append((index, place))
     return [first[index] for index in sorted(first)], others
 
@@ -252,6 +260,8 @@ def _first_places(places: list[tuple[int, Place]]) -> tuple[list[Place], list[tu
 def _value_at(place: Place, owns: list[dict[Any, Any]], kwargs: dict[str, Any]) -> int:
     if place.kind == "input":
         return kwargs[place.name].size(place.dim)
+    if place.kind == "argument":
+        return kwargs[place.name]
     own = owns[place.holder]
     if place.kind == "length":
         return own[place.name].size(place.dim)

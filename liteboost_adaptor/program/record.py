@@ -117,6 +117,10 @@ class Recorder(TorchDispatchMode):
         made = self.recording.tensors[slot] = self._tracked(tensor, lengths)
         return made
 
+    def number(self, name: str, value: int) -> Any:
+        """What stands for the argument ``name``, a number that is another one in every run."""
+        return self.symbols.of(value, Place("argument", name))
+
     def require(self, argument: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> bool:
         """What is recorded is right only where ``holds(argument)``; False where no argument is that tensor.
 
@@ -222,14 +226,14 @@ class Recorder(TorchDispatchMode):
         is_kept = type(held) is Tracked and self._slots.get(id(held.actual)) == self.recording.held.get(
             (at, name)
         )
-        if not is_kept or type(new) is Tracked:
+        others = [size for along, size in enumerate(new.shape) if along != dim]
+        if not is_kept or not all(type(size) is int for size in others):
             self.recording.fault = self.recording.fault or "appends to something else than what a layer keeps"
             return real
         capacity = self.symbols.known(mine[name].memory.size(dim))
         made = self._tracked(real, {dim: held.shape[dim] + new.shape[dim]}, {dim: capacity})
-        self.recording.calls.append(
-            Appended(at, name, self.slot_of(new), dim, new.size(dim), self._slot(real))
-        )
+        count = self._noted(new.size(dim))
+        self.recording.calls.append(Appended(at, name, self.slot_of(new), dim, count, self._slot(real)))
         return made
 
     def _tracked(

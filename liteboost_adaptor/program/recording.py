@@ -51,13 +51,13 @@ class Call:
 
 @dataclass
 class Appended:
-    """``result`` = what a holder keeps as ``name``, with ``new`` behind it along ``dim``."""
+    """``result`` = what a holder keeps as ``name``, and ``new`` behind it, ``count`` long along ``dim``."""
 
     holder: int
     name: str
     new: int
     dim: int
-    count: int
+    count: int | Length
     result: int
 
 
@@ -74,8 +74,8 @@ class Place:
     """What a symbol is the value of.
 
     Attributes:
-        kind: ``length`` or ``capacity`` of what a holder keeps as ``name``, ``number`` kept so, or ``input``:
-            the size along ``dim`` of the argument ``name``.
+        kind: ``length`` or ``capacity`` of what a holder keeps as ``name``, ``number`` kept so, ``input``:
+            the size along ``dim`` of the argument ``name``, or ``argument``: that argument, a number.
         name: What the holder keeps it as, or that of the argument.
         holder: Its index, or -1.
         dim: Of the size.

@@ -98,9 +98,9 @@ class Symbols:
             raise CannotLower("decides by a length otherwise than it did")
         return holds
 
-    def expressions(self, lengths: list[Length]) -> Callable[..., tuple[int, ...]]:
+    def expressions(self, lengths: list[Length | int]) -> Callable[..., tuple[int, ...]]:
         """The values of ``lengths`` from those of the symbols."""
-        texts = self._texts([length.expression for length in lengths])
+        texts = self._texts([sympy.sympify(getattr(length, "expression", length)) for length in lengths])
         return self._function(f"({''.join(f'{text}, ' for text in texts)})")
 
     def _texts(self, expressions: list[Any]) -> list[str]:
