@@ -81,6 +81,18 @@ class KVBuffer:
         start, length = self.start_of(layer, held), held.size(self.dim)
         return start >= 0 and start + length + count <= self.memory.size(self.dim) and self.fits(length)
 
+    def take_back(self, layer: Any, held: torch.Tensor) -> bool:
+        """Whether positions behind ``held``, kept by ``layer``, were handed out, and nobody sees them now.
+
+        They are written to next, as if they had not been.
+        """
+        start = self.start_of(layer, held)
+        end = start + held.size(self.dim)
+        if start < 0 or end == self.end:
+            return False
+        self.end = end
+        return True
+
     def append(self, start: int, length: int, new: torch.Tensor) -> torch.Tensor:
         """Write ``new`` behind the ``length`` positions from ``start``, and give all of them."""
         self.extend_to(start + length + new.size(self.dim))

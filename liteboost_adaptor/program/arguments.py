@@ -12,7 +12,7 @@ import torch
 from .. import eligibility
 from ..kv_cache.names import KV_CACHES
 from . import ragged
-from .caches import appended_layers
+from .caches import appended_layers, keeps_tokens
 
 #: The argument that is what an encoder has made.
 _ENCODED = "encoder_outputs"
@@ -20,7 +20,7 @@ _ENCODED = "encoder_outputs"
 #: many dimensions they have.
 _RANKS = {"attention_mask": 2, "decoder_attention_mask": 2, f"{_ENCODED}.last_hidden_state": 3}
 #: Along which of them that is.
-GROWING = dict.fromkeys(_RANKS, (1,))
+GROWING: dict[str, tuple[int, ...]] = dict.fromkeys(_RANKS, (1,))
 #: Arguments that are a cache; the last one is ours.
 CACHES = (*KV_CACHES, "cache_params", ragged.NAME)
 #: Arguments that are the tokens of a call, or their embeddings. Beside those of a decoder, which come first,
@@ -28,6 +28,20 @@ CACHES = (*KV_CACHES, "cache_params", ragged.NAME)
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 #: Those of them that are tokens.
 _IDS = ("decoder_input_ids", "input_ids")
+#: Arguments whose last dimension is as long as a row has new tokens.
+_OF_TOKENS = frozenset(
+    {
+        *(*_IDS, "position_ids", "decoder_position_ids", "cache_position"),
+        *("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"),
+    }
+)
+#: Arguments that are numbers of new tokens: of how many logits are wanted.
+_NUMBERS = ("logits_to_keep", "num_logits_to_keep")
+#: So many new tokens a row has at most in a step that is recorded: of more, arithmetic takes the time.
+MOST_TOKENS = 16
+#: Stands in `kinds` for a number of new tokens above one: a program serves any.
+_SEVERAL = "several"
+ON_DEVICE = "several tokens of a row are recorded on a CPU only"
 #: What we ourselves write on tensors begins so; who reads it is asked before every run.
 _OURS = "_liteboost_"
 
@@ -104,10 +118,12 @@ def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
         _tokens_name(kwargs) not in _IDS
         or type(ids) is not torch.Tensor
         or ids.dim() != 2
-        or ids.shape[1] != 1
         or cache is None
         or ids.device.type not in eligibility.DEVICES
     ):
+        return None
+    count = ids.shape[1]
+    if count != 1 and (ids.device.type != "cpu" or not _are_several(count, cache)):
         return None
     found: list[Any] = []
     names: dict[int, str] = {}
@@ -117,11 +133,13 @@ def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
         elif type(value) is torch.Tensor:
             if value.__dict__ and not all(name.startswith(_OURS) for name in value.__dict__):
                 return None  # what somebody has written on it is for the forward to read
-            shape: tuple[int, ...] = value.shape
+            shape: tuple[Any, ...] = value.shape
             if name in _RANKS:
                 if len(shape) != _RANKS[name]:
                     return None
                 shape = (shape[0], *shape[2:])
+            elif count != 1 and _is_of_tokens(name, value, count):
+                shape = (*shape[:-1], _SEVERAL)
             # One tensor that is handed in twice has one slot.
             found += (name, shape, value.dtype, names.setdefault(id(value), name))
         elif value is cache:
@@ -132,7 +150,9 @@ def kinds(kwargs: dict[str, Any], parameters: Container[str]) -> Any:
         elif type(value) is Fields:
             found += (name, value)
         elif type(value) in (int, float, str):
-            found += (name, type(value), value.hex() if type(value) is float else value)
+            is_count = count != 1 and _is_count(name, value, count)
+            kept = _SEVERAL if is_count else value.hex() if type(value) is float else value
+            found += (name, type(value), kept)
         elif name not in parameters and not isinstance(value, torch.Tensor):
             found += (name, type(value))
         else:
@@ -149,9 +169,40 @@ def is_passed_on(kwargs: dict[str, Any], name: str) -> bool:
 
 
 def is_decode_step(kwargs: dict[str, Any]) -> bool:
-    """Whether a call is for one more token of each row, with a cache."""
-    ids = tokens(kwargs)
-    return bool(cache_name(kwargs)) and isinstance(ids, torch.Tensor) and ids.dim() >= 2 and ids.shape[1] == 1
+    """Whether a call is for one more token of each row, with a cache, or for a few behind what it keeps."""
+    ids, name = tokens(kwargs), cache_name(kwargs)
+    if not name or not isinstance(ids, torch.Tensor) or ids.dim() < 2:
+        return False
+    return ids.shape[1] == 1 or _are_several(ids.shape[1], kwargs[name])
+
+
+def growing(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Along which dimensions which argument has another size in every run: see `Recorder.input`.
+
+    An argument without dimensions is a number that is another one in every run.
+    """
+    count, found = tokens(given).shape[1], dict(GROWING)
+    if count == 1:
+        return found
+    for name, value in given.items():
+        if type(value) is torch.Tensor and _is_of_tokens(name, value, count):
+            found[name] = (value.dim() - 1,)
+        elif _is_count(name, value, count):
+            found[name] = ()
+    return found
+
+
+def _are_several(count: int, cache: Any) -> bool:
+    """Whether ``count`` new tokens of a row are several behind others: a prompt is no step."""
+    return 1 < count <= MOST_TOKENS and keeps_tokens(cache)
+
+
+def _is_of_tokens(name: str, value: torch.Tensor, count: int) -> bool:
+    return name in _OF_TOKENS and value.dim() > 0 and value.shape[-1] == count
+
+
+def _is_count(name: str, value: Any, count: int) -> bool:
+    return name in _NUMBERS and type(value) is int and value == count
 
 
 def _tokens_name(kwargs: dict[str, Any]) -> str:
@@ -166,6 +217,8 @@ def fault(kwargs: dict[str, Any]) -> str:
     ids = kwargs[name]
     if ids.dim() != 2:
         return f"{name} of {ids.dim()} dimensions"
+    if ids.shape[1] > 1 and ids.device.type != "cpu":
+        return ON_DEVICE
     if appended_layers(cache) is None:
         return f"a cache without a list of layers ({type(cache).__name__})"
     for name, value in kwargs.items():

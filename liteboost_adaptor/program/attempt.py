@@ -20,7 +20,7 @@ from .lower import Writer
 from .passes import slots_read
 from .program import Program, fault_of, written_to
 from .record import Recorder
-from .recording import Call, CannotLower
+from .recording import Call, CannotLower, Length
 from .result import Outline
 from .stand_in import StandIns
 from .state import State
@@ -37,6 +37,7 @@ class Attempt:
         numbers: Attributes of cache layers that count.
         is_copied: Whether arguments are contiguous copies of those of the caller.
         growing: Arguments -> dimensions along which their size is another in every run: see `Recorder.input`.
+            Numbers have none.
         unread: Arguments whose values are not those of the call, so nothing may be computed of them.
         begins: Whether the step fills a cache, instead of appending to one: see `Recorder`.
 
@@ -88,7 +89,8 @@ class Attempt:
             if is_passed_on(self._given, name):
                 return self._stand_ins.of(name)
             if type(value) is not torch.Tensor:
-                return value
+                grows = type(value) is int and self._growing.get(name) == ()
+                return recorder.number(name, value) if grows else value
             if id(value) not in noted:
                 noted[id(value)] = recorder.input(name, value, self._growing.get(name, ()))
             return noted[id(value)]
@@ -204,8 +206,8 @@ class Attempt:
         return self._has_run_more
 
     def counted(self) -> set[str]:
-        """Numbers of the cache that the step has changed."""
-        return {key[1] for key, value in self.recorder.changed.items() if type(value) is int}
+        """Numbers of the cache that the step has changed, to others or to what follows from its lengths."""
+        return {key[1] for key, value in self.recorder.changed.items() if type(value) in (int, Length)}
 
     def writer(self, may_move: bool) -> Writer:
         """What writes the step as the text of a program.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 #: Attributes of a cache that are caches.
 INNER = ("self_attention_cache", "cross_attention_cache")
 #: Attributes of a cache that are its parts, and not what it keeps.
@@ -20,6 +22,21 @@ def is_begun(cache: Any) -> bool:
     """Whether anything has been appended to ``cache``."""
     layers = appended_layers(cache)
     return layers is None or (bool(layers) and getattr(layers[0], "is_initialized", True) is not False)
+
+
+def keeps_tokens(cache: Any) -> bool:
+    """Whether tokens lie in ``cache`` already, as far as what its layers keep says so."""
+    return any(_keeps_tokens(vars(layer)) for layer in appended_layers(cache) or ())
+
+
+def _keeps_tokens(own: dict[str, Any]) -> bool:
+    length, keys = own.get("cumulative_length"), own.get("keys")
+    if isinstance(length, torch.Tensor):  # of a static cache, whose memory is there before any token
+        return length.device.type == "cpu" and bool(length)
+    if isinstance(keys, torch.Tensor):
+        return keys.numel() > 0
+    states = own.get("has_previous_state")
+    return any(states.values()) if type(states) is dict else states is True
 
 
 def parts(cache: Any) -> list[Any]:

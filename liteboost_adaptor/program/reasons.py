@@ -14,7 +14,8 @@ RECORDED = "recorded"
 NUMBERS = "a number of the cache counts: recorded with a symbol for it the next time"
 MORE_FUNCTIONS = "runs functions that the step before did not"
 NEW_CACHE = "the first token behind a prompt: keys and values move to where they can grow"
-UNDERWAY = frozenset({NEW, NEW_CACHE, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS, MOVED, SHORT})
+COINCIDES = "two lengths that are equal by chance: the next step is recorded"
+UNDERWAY = frozenset({NEW, NEW_CACHE, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS, COINCIDES, MOVED, SHORT})
 
 #: There are programs, and none was right.
 OTHER_CACHE = "no program for what the cache keeps"

@@ -17,7 +17,8 @@ _EARLIEST = 3
 #: `_DOUBLED` times at most.
 _FREE, _DOUBLED = 1, 5
 _GENERATION = "transformers.generation.utils"
-#: Where candidates are checked several at a time: steps of one token are few, however long the text is.
+#: Where candidates are checked several at a time: steps of one token are few, however long the text is. Of
+#: steps of several, as many come as if half of the candidates were right.
 _ASSISTED = "_assisted_decoding"
 #: Where continuous batching calls a model.
 _BATCHING = "transformers.generation.continuous_batching.model_runner"
@@ -36,8 +37,8 @@ def recorded_at(seen: int, to_come: int, wait: int, in_vain: int) -> int:
     return max(seen, first) if first <= seen + 1 else 0
 
 
-def steps_to_come() -> int:
-    """How many more tokens a running ``generate`` may make one by one at most; 0 where there is none.
+def steps_to_come(count: int = 1) -> int:
+    """How many more steps of ``count`` tokens a running ``generate`` may make; 0 where there is none.
 
     Nobody hands this to a model's forward: it is read where ``generate`` has it.
     """
@@ -50,10 +51,11 @@ def steps_to_come() -> int:
             continue
         names = frame.f_locals
         most, ids = getattr(names.get("generation_config"), "max_length", None), names.get("input_ids")
-        if frame.f_code.co_name == _ASSISTED:
-            return 0
+        is_assisted = frame.f_code.co_name == _ASSISTED
+        if is_assisted != (count > 1):
+            return 0  # of prompts in parts, too
         if type(most) is int and isinstance(ids, torch.Tensor):
-            return max(0, most - ids.shape[-1])
+            return max(0, most - ids.shape[-1]) * 2 // (count + 1)
     return 0
 
 

@@ -63,12 +63,11 @@ class Shadow:
         for (holder, name), mine in self._rows:
             kept = owns[holder].get(name)
             buffer = next(buffer for key, buffer, _ in self._run.appended if key == (holder, name))
-            if not isinstance(kept, torch.Tensor) or kept.size(buffer.dim) < mine.size(buffer.dim):
+            if not isinstance(kept, torch.Tensor):
                 return f"{name} of the cache"
-            tail = kept.narrow(
-                buffer.dim, kept.size(buffer.dim) - mine.size(buffer.dim), mine.size(buffer.dim)
-            )
-            if not _is_same(mine, tail):
+            # A window may be shorter than what is appended.
+            count = min(kept.size(buffer.dim), mine.size(buffer.dim))
+            if not count or not _is_same(_last(mine, buffer.dim, count), _last(kept, buffer.dim, count)):
                 return f"{name} of the cache"
         for (holder, name), mine in self._kept.items():
             kept = owns[holder].get(name)
@@ -112,6 +111,10 @@ def checked(program: Program, step: StepCall, symbols: list[int]) -> tuple[Any, 
 
 def _behind(memory: torch.Tensor, dim: int, end: int, count: int) -> torch.Tensor:
     return memory.narrow(dim, end, count)
+
+
+def _last(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    return tensor.narrow(dim, tensor.size(dim) - count, count)
 
 
 def _shows(tensor: torch.Tensor, memories: set[int]) -> bool:

@@ -1,4 +1,4 @@
-"""A model's forward for one more token: recorded when it comes again and again, then run from C++."""
+"""A model's forward for one more token, or a few: recorded when it comes often, then run from C++."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .program import Program, Run
 from .recording import MOVED, SHORT, CannotLower
 from .stand_in import ReadsArgument
 from .state import hooked
-from .step_call import StepCall, buffers_in, has_buffers, is_short, makes_room, moves
+from .step_call import StepCall, buffers_in, coincides, has_buffers, is_short, makes_room, moves, takes_back
 
 #: A step is recorded when it comes for this time with arguments of the same kinds, or earlier where it is
 #: known that it will come again (see `schedule`). To record takes what about so many replays save: 0.25 s to
@@ -33,6 +33,8 @@ MOST = 8
 REFUSALS = 2
 #: How often a step may be tried again because it ran functions that it did not run before.
 ATTEMPTS = 4
+#: Why no program makes a step -> what may let one make it, and says whether it has changed anything.
+_MENDED: dict[str, Callable[[Any], bool]] = {reasons.OTHER_CACHE: makes_room, reasons.STOPS: takes_back}
 #: Stands for the result of a program that stopped.
 _STOPPED = object()
 #: Kinds of arguments that are counted: who hands on another number at each step makes ever more of them.
@@ -116,7 +118,7 @@ class Steps:
         captured = _is_captured(arguments.tokens(step.kwargs))
         self._is_captured |= captured
         result, reason = self._from_program(step, programs)
-        if reason == reasons.OTHER_CACHE and not captured and makes_room(cache):
+        if reason in _MENDED and not captured and _MENDED[reason](cache):
             result, reason = self._from_program(step, programs)
         if not reason:
             return result
@@ -130,7 +132,7 @@ class Steps:
             self._why.clear()
             self._unbuffered.clear()
         seen = self._seen[key] = self._seen.get(key, 0) + 1
-        due = self._due(seen)
+        due = self._due(seen, step)
         if not due or self._is_vain(key, programs):
             return self._original(reason, step)
         if fault := reasons.CAPTURED if captured else _why_not_now(model) or without_buffers:
@@ -138,7 +140,7 @@ class Steps:
                 self._seen[key] = 0  # looked for again some steps later
             self._why[key] = fault
             return self._original(fault, step)
-        if moves(cache, key in self._grows):
+        if moves(cache, key in self._grows, step.count):
             return self._original(MOVED, step)
         if is_short(cache):
             return self._original(SHORT, step)
@@ -146,6 +148,8 @@ class Steps:
             return self._watch(step)
         if due > seen:
             return self._original(reason, step)
+        if coincides(step, self._numbers):
+            return self._original(reasons.COINCIDES, step)
         if not disguise.one_at_a_time.acquire(blocking=False):
             # To wait for it could be to wait for oneself.
             return self._original(reasons.BUSY, step)
@@ -155,10 +159,10 @@ class Steps:
         finally:
             disguise.one_at_a_time.release()
 
-    def _due(self, seen: int) -> int:
+    def _due(self, seen: int, step: StepCall) -> int:
         """At which count a step that has come ``seen`` times is recorded, if now or the next time; else 0."""
         programs = [program for each in self._programs.values() for program in each]
-        to_come = schedule.steps_to_come() if seen > 1 else 0
+        to_come = schedule.steps_to_come(step.count) if seen > 1 else 0
         return schedule.recorded_at(seen, to_come, RECORDED_AT, self._lost + _unpaid(programs))
 
     def _without_buffers(self, key: Any, cache: Any) -> str:
@@ -308,7 +312,7 @@ class Steps:
                 self._ran[key],
                 self._numbers,
                 step.is_copied,
-                step.growing,
+                step.grown(),
                 unread=step.unread,
             )
         except Exception as raised:  # noqa: BLE001 - an object of the user's cannot be looked into

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..kv_cache import buffers
 from ..kv_cache.layers import served, using
-from .arguments import GROWING, cache_name
+from . import arguments
+from .arguments import cache_name
 from .caches import appended_layers
 
 
@@ -28,7 +29,7 @@ class StepCall:
         given: Those of a program: see `arguments.flat` and `arguments.dense`.
         key: What of them must be the same for a program to serve them.
         is_copied: Whether some of ``given`` are copies of those of the caller.
-        growing: See `Recorder.input`.
+        growing: See `Recorder.input`; None: what `arguments.growing` says.
         unread: See `Attempt`.
         kept: Copies of what the call has written beside its result and what the cache's layers keep.
     """
@@ -38,13 +39,22 @@ class StepCall:
     given: dict[str, Any]
     key: Any
     is_copied: bool = False
-    growing: Mapping[str, Sequence[int] | None] = field(default_factory=lambda: GROWING)
+    growing: Mapping[str, Sequence[int] | None] | None = None
     unread: Collection[str] = ()
     kept: Callable[[], list[torch.Tensor]] = _nothing
 
     @property
     def cache(self) -> Any:
         return self.kwargs[cache_name(self.kwargs)]
+
+    @property
+    def count(self) -> int:
+        """How many new tokens a row has."""
+        return int(arguments.tokens(self.given).shape[1])
+
+    def grown(self) -> Mapping[str, Sequence[int] | None]:
+        """Along which dimensions which argument has another size in every run: see `Recorder.input`."""
+        return arguments.growing(self.given) if self.growing is None else self.growing
 
     def original(self) -> Any:
         """The result of the original."""
@@ -65,15 +75,28 @@ def makes_room(cache: Any) -> bool:
         return any([buffers.make_room(layer) for layer in _layers(cache) if served(layer) is not None])
 
 
-def moves(cache: Any, grows: bool) -> bool:
-    """Whether one more position of each row does not fit where a layer of ``cache`` keeps the others.
+def takes_back(cache: Any) -> bool:
+    """Whether ``cache`` was cropped, and is written to next where it was before."""
+    with using():
+        return any(
+            [
+                buffer.take_back(layer, held)
+                for layer, held, buffer in buffers_in(cache)
+                if isinstance(buffer, buffers.KVBuffer) and isinstance(held, torch.Tensor)
+            ]
+        )
+
+
+def moves(cache: Any, grows: bool, count: int) -> bool:
+    """Whether ``count`` more positions of each row do not fit where a layer of ``cache`` keeps the others.
 
     Args:
         grows: Whether such a cache has buffers: where it has none, beams have exchanged what it keeps.
     """
     found = buffers_in(cache)
     return (grows and not found) or any(
-        isinstance(held, torch.Tensor) and not buffer.takes(layer, held, 1) for layer, held, buffer in found
+        isinstance(held, torch.Tensor) and not buffer.takes(layer, held, count)
+        for layer, held, buffer in found
     )
 
 
@@ -82,6 +105,25 @@ def is_short(cache: Any) -> bool:
     return any(
         isinstance(held, torch.Tensor) and held.size(buffer.dim) < 2 for _, held, buffer in buffers_in(cache)
     )
+
+
+def coincides(step: StepCall, numbers: Collection[str]) -> bool:
+    """Whether lengths that have nothing to do with each other are equal in a step of several tokens.
+
+    They would have one symbol (`Symbols.of`), and the program serve no step where they are not.
+
+    Args:
+        numbers: Attributes of layers that count.
+    """
+    if step.count == 1 or step.growing is not None:
+        return False
+    found = [each for each in buffers_in(step.cache) if isinstance(each[1], torch.Tensor)]
+    kept = {held.size(buffer.dim) for _, held, buffer in found}
+    room = {buffer.memory.size(buffer.dim) for _, _, buffer in found}
+    masks = (step.given.get(name) for name in arguments.GROWING)
+    of_masks = {mask.shape[1] for mask in masks if isinstance(mask, torch.Tensor)}
+    counted = {vars(layer).get(name) for layer, _, _ in found for name in numbers}
+    return step.count in kept | room | of_masks | counted or not room.isdisjoint(kept | of_masks | counted)
 
 
 def buffers_in(cache: Any) -> list[tuple[Any, Any, Any]]:
