@@ -26,17 +26,17 @@ def is_begun(cache: Any) -> bool:
 
 def keeps_tokens(cache: Any) -> bool:
     """Whether tokens lie in ``cache`` already, as far as what its layers keep says so."""
-    return any(_keeps_tokens(vars(layer)) for layer in appended_layers(cache) or ())
+    return any(_keeps_tokens(getattr(layer, "__dict__", {})) for layer in appended_layers(cache) or ())
 
 
 def _keeps_tokens(own: dict[str, Any]) -> bool:
     length, keys = own.get("cumulative_length"), own.get("keys")
     if isinstance(length, torch.Tensor):  # of a static cache, whose memory is there before any token
-        return length.device.type == "cpu" and bool(length)
+        return length.device.type == "cpu" and bool(length.any())
     if isinstance(keys, torch.Tensor):
         return keys.numel() > 0
     states = own.get("has_previous_state")
-    return any(states.values()) if type(states) is dict else states is True
+    return any(each is True for each in (states.values() if type(states) is dict else [states]))
 
 
 def parts(cache: Any) -> list[Any]:

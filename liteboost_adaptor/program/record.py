@@ -9,6 +9,7 @@ into Python runs to its end, but makes no recording.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,7 +43,12 @@ from .tracked import Tracked, real_of
 
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 #: Operators that torch computes no symbolic sizes for, and what does.
-_IN_SYMBOLS = {torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd}
+_IN_SYMBOLS = {
+    torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd,
+    torch.ops.aten.baddbmm.default: lambda added, one, other, **_: torch.bmm(one, other),
+}
+#: Of torch, which reports at length what it computes no symbolic sizes for: the status says it.
+_log = logging.getLogger("torch._subclasses.fake_tensor")
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
@@ -395,8 +401,12 @@ class Recorder(TorchDispatchMode):
     def _with_symbols(self, func: Any, flat: Any, structure: Any, result: Any, outputs: Any) -> Any:
         """The results with symbolic sizes where they have some."""
         args, kwargs = pytree.tree_unflatten([self._fake(value) for value in flat], structure)
-        with self.symbols.fakes:
-            fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
+        is_silent, _log.disabled = _log.disabled, True
+        try:
+            with self.symbols.fakes:
+                fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
+        finally:
+            _log.disabled = is_silent
         fakes = fake if isinstance(fake, list | tuple) else [fake]
         if any(isinstance(one, torch.Tensor) and (one.is_conj() or one.is_neg()) for one in outputs):
             # What stands for it would not be resolved by torch before an operator reads it.

@@ -72,6 +72,7 @@ _LINES = (
     "like 0 float32 cpu 2 3 2 2 1",
     "size 0 0 1",
     "kv_buffer 0 0 1 1 1 -> 4",
+    "kv_buffer 0 0 1 1 y 1 -> 4",
     "expect 0 1",
     "alias 0 0 2 3 2 2 1 -> 4",
     "append 0 y 1 y 2 0 0 -> 4",

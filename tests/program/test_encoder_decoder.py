@@ -100,6 +100,17 @@ def test_texts_of_all_lengths_are_those_of_transformers_and_one_program_makes_th
     assert reasons().get(MORE_FUNCTIONS, 0) == noted.get(MORE_FUNCTIONS, 0)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_candidates_are_checked_several_at_a_time(family: str) -> None:
+    model, inputs = build(family), inputs_of(family, 1, 14)
+    expected = written(model, inputs, 60, prompt_lookup_num_tokens=4)
+    liteboost_adaptor.apply(model, level=2)
+    before, noted = served(), reasons()
+    assert torch.equal(written(model, inputs, 60, prompt_lookup_num_tokens=4), expected)
+    new = {reason: count - noted.get(reason, 0) for reason, count in reasons().items()}
+    assert served() - before > 5, new
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_first_token_is_a_prompt_and_counts_as_none(rows: int) -> None:
     model = build("T5")

@@ -24,7 +24,7 @@ from .conftest import Pair, served
 
 FAMILIES = (
     *("llama", "qwen3", "gemma3_text", "mistral", "gpt2", "phi", "gpt_neox", "gpt_oss", "gemma2"),
-    *("mixtral", "qwen3_moe", "deepseek_v3", "opt"),
+    *("mixtral", "qwen3_moe", "deepseek_v3", "bloom"),
 )
 #: Numbers of new tokens in the order in which they come.
 COUNTS = (5, 3, 7, 2, 16, 4, 9, 6, 3, 8)

@@ -111,6 +111,22 @@ def test_what_is_appended_lies_behind_what_is_kept() -> None:
     assert found[:, 2].eq(7).all() and memory[:, 3:].eq(0).all()
 
 
+def test_how_much_room_there_has_to_be_may_be_a_number_of_the_run() -> None:
+    text = """slots 3 2 7
+kv_buffer 0 1 1 3 y 4 -> 5
+append 1 y 5 i 2 2 1 -> 6
+return 6"""
+    memory = torch.zeros(2, 8, 3)
+    for count in (1, 4, 6):
+        (found,) = run(text, [memory[:, :2], memory, torch.full((2, count, 3), 7.0)], [2, count])
+        assert found.shape == (2, 2 + count, 3) and found[:, 2:].eq(7).all()
+    assert run(text, [memory[:, :2], memory, torch.full((2, 7, 3), 1.0)], [2, 7]) == []
+    assert memory[:, 2:].eq(7).all()
+    for count in ("y 7", "y", "z"):
+        with pytest.raises(ValueError, match="record the step again"):
+            ops._program_load(text.replace("y 4", count), [])
+
+
 @pytest.mark.parametrize("width", [3, 5000])
 def test_what_is_appended_may_lie_otherwise(width: int) -> None:
     # Heads of a token side by side, two tokens; many bytes at once; values of another dtype.
