@@ -1,4 +1,4 @@
-"""Where we meet a model's forward as a whole: steps of one token are recorded and run as programs."""
+"""Where we meet a model's forward as a whole: steps of a few tokens are recorded and run as programs."""
 
 from __future__ import annotations
 
