@@ -14,7 +14,7 @@ from .engine import swap
 from .environment import machine
 from .environment.npu import fixes
 from .errors import ConfigError
-from .huggingface import features
+from .huggingface import features, speculation
 from .huggingface.runtime import listed_rules, runtime
 from .huggingface.summaries import summary_of
 from .huggingface.weights import weights
@@ -40,6 +40,7 @@ def apply(
     cp: int | None = None,
     ep: bool | None = None,
     quant: str | None = None,
+    speculate: str | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
@@ -52,6 +53,7 @@ def apply(
             that is loaded.
         quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantized in place, and `undo` does not bring its
             former weights back; ``"kv8"`` alone changes no weight.
+        speculate: In place of ``LITEBOOST_SPECULATE``.
 
     Returns:
         The status afterwards.
@@ -72,7 +74,7 @@ def apply(
     wanted = with_overrides(
         settings(),
         **{"level": level, "disable": disable, "strict": strict, "nz": nz, "graph": graph},
-        **{"sparse": sparse, "quant": quant},
+        **{"sparse": sparse, "quant": quant, "speculate": speculate},
         **sizes,
     )
     rule_ids.warn_of_unmatched(wanted)
@@ -216,6 +218,7 @@ def status(*, full: bool = False) -> Status:
     """
     current = runtime.active or settings()
     notes = [*config.unknown(config.child_environment()), *environment.notes(), *report.environment]
+    notes += speculation.notes()
     if runtime.is_dismissed:
         notes.append("Switched off by undo() for models not applied by name; apply() switches it on.")
     library = native.load()

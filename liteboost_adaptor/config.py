@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .setting_values import Quant, Sparse, quant, sparse
+from .setting_values import Quant, Sparse, quant, sparse, speculate
 
 PREFIX = "LITEBOOST_"
 LEVELS = (0, 1, 2)
@@ -46,6 +46,7 @@ class Settings:
         cp: As ``sp``, of processes that pass on keys and values (ring attention).
         ep: Give processes whole experts, not channels of all of them, where there are enough.
         quant: What models are quantized to as they are loaded, or ``None``.
+        speculate: ``"lookup"``, or the folder of a draft model that `generate` speculates with.
         status_file: Where a process writes its status, ``%p`` for its number; empty for nowhere.
     """
 
@@ -66,6 +67,7 @@ class Settings:
     cp: int = 1
     ep: bool = False
     quant: Quant | None = None
+    speculate: str = ""
     status_file: str = ""
 
 
@@ -257,6 +259,15 @@ VARIABLES: tuple[Variable, ...] = (
         "inputs, too, with w4a8 also those of a checkpoint whose weights have 4 bits; with kv8, keys and "
         "values of the cache as they come, at level 2. Changes results. "
         "See quantization.md.",
+    ),
+    Variable(
+        "LITEBOOST_SPECULATE",
+        "speculate",
+        speculate,
+        "off, lookup, or a folder with a draft model",
+        "`generate` of one sequence checks several tokens in a step, at level 2: lookup, those that followed "
+        "the same words before in the text; a folder, tokens of the smaller model there. The text is the one "
+        "without, a sample another one of the same distribution. See speculation.md.",
     ),
     Variable(
         "LITEBOOST_STATUS_FILE",

@@ -1,8 +1,9 @@
-"""Settings that are more than a word: ``LITEBOOST_SPARSE`` and ``LITEBOOST_QUANT``, as they are written."""
+"""Settings that are more than a word, as they are written: LITEBOOST_SPARSE, LITEBOOST_QUANT and the like."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 #: Least values of what may follow the share in LITEBOOST_SPARSE.
@@ -16,6 +17,8 @@ _QUANT_DETAILS = {"group": QUANT_GROUPS, "head": QUANT_HEADS}
 #: What keys and values of the cache may be, and what says so in the name of a scheme, alone or behind ``+``.
 INT8 = "int8"
 KV8 = "kv8"
+#: What LITEBOOST_SPECULATE may be beside the folder of a draft model: candidates are looked up in the text.
+LOOKUP = "lookup"
 
 
 @dataclass(frozen=True)
@@ -119,3 +122,18 @@ def quant(text: str) -> Quant | None:
             if given[name] not in _QUANT_DETAILS[name]:
                 raise ValueError(f"{name} is one of {', '.join(map(str, _QUANT_DETAILS[name]))}")
     return Quant(scheme, **given)
+
+
+def speculate(text: str) -> str:
+    """What a value of LITEBOOST_SPECULATE says: nothing, `LOOKUP`, or the absolute path of a draft model."""
+    value = text.strip()
+    if value.lower() in ("", "0", "off"):
+        return ""
+    if value.lower() == LOOKUP:
+        return LOOKUP
+    folder = Path(value).absolute()  # the process may go to another folder before the model is loaded
+    if not folder.is_dir():
+        raise ValueError(f"no such folder: {folder}")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no model in that folder: {folder} has no config.json")
+    return str(folder)

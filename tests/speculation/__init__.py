@@ -1,0 +1,1 @@
+"""Speculation: texts with it are texts without it."""
