@@ -123,6 +123,11 @@ def test_arguments(llama: nn.Module, change: dict[str, Any], reason: str) -> Non
     assert refusals.why_not(llama, repeating(), given) == reason
 
 
+def test_releases_between_those_that_are_tried(llama: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(llama), refusals._POSITIONS, None, raising=False)
+    assert refusals.why_not(llama, repeating(), {}) == "a transformers of the first 5.x releases"
+
+
 def test_experts_with_a_capacity(llama: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama.config, "expert_capacity", 4, raising=False)
     assert refusals.why_not(llama, repeating(), {}) == "experts that take so many tokens of a call"

@@ -75,6 +75,8 @@ _OTHERS = frozenset(
 )
 #: Rotations that depend on the longest position of a call, which candidates are.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
+#: What the first releases with `PREFILL` had beside it: positions that it counts in a way of its own.
+_POSITIONS = "_get_initial_cache_position"
 _ROPE = ("rope_parameters", "rope_scaling")
 
 
@@ -104,6 +106,8 @@ def _of_process() -> str:
 
 
 def _of_model(model: Any) -> str:
+    if hasattr(model, PREFILL) and hasattr(model, _POSITIONS):
+        return "a transformers of the first 5.x releases"
     if model.training:
         return "the model is in training mode"
     if getattr(model, "_is_stateful", False):
