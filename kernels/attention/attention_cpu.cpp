@@ -7,6 +7,7 @@
 #include "attention/attention_checks.h"
 #include "attention/attention_cpu.h"
 #include "attention/attention_plan.h"
+#include "common/batch_invariant.h"
 #include "common/tensors.h"
 
 namespace liteboost {
@@ -107,7 +108,9 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   }
 
   const int64_t threads = attention_threads(attention_work(args));
-  const int64_t tiles = plan_attention(args, attention_tasks(threads));
+  const bool is_invariant = batch_invariant_rows() > 1 && args.q_len <= batch_invariant_rows();
+  const int64_t tiles =
+      is_invariant ? plan_invariant_attention(args) : plan_attention(args, attention_tasks(threads));
   const int64_t tasks = tiles * args.kv_splits;
   const auto& kernels = LB_KERNELS(attention_kernels);
   at::Tensor partials;

@@ -230,12 +230,17 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   Scratch scratch = {static_cast<char*>(memory)};
   lay_out<Words>(a, scratch, t);
 
-  // Splits of whole panels, so that only the last one has a ragged block.
   const int64_t first = first_key(a, t.first_query);
   const int64_t last = last_key(a, t.first_query + t.queries - 1);
-  const int64_t share = round_up((max_of(last - first, 0) + a.kv_splits - 1) / a.kv_splits, kPanel);
-  t.begin = first + split * share;
-  t.end = min_of(t.begin + share, last);
+  if (a.split_keys > 0) {
+    t.begin = (first / a.split_keys + split) * a.split_keys;
+    t.end = min_of(t.begin + a.split_keys, last);
+  } else {
+    // Splits of whole panels, so that only the last one has a ragged block.
+    const int64_t share = round_up((max_of(last - first, 0) + a.kv_splits - 1) / a.kv_splits, kPanel);
+    t.begin = first + split * share;
+    t.end = min_of(t.begin + share, last);
+  }
 
   const T* queries = static_cast<const T*>(a.query) + t.batch * a.query_strides[0];
   for (int64_t row = 0; row < t.rows; ++row) {

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
+#include "common/batch_invariant.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "experts/experts.h"
@@ -61,7 +63,8 @@ class ExpertsLinear {
         n_(weight.size(1)),
         k_(weight.size(2)),
         size_(weight.element_size()),
-        dtype_(dtype_of(x)) {
+        dtype_(dtype_of(x)),
+        order_(order_of(x.size(0))) {
     if (weight.stride(2) == 1 || k_ <= 1) {
       layout_ = Layout::rows;
     } else if (weight.stride(1) == 1 || n_ <= 1) {
@@ -108,6 +111,7 @@ class ExpertsLinear {
  private:
   // The most rows of one expert served by our loops.
   int64_t max_rows() const {
+    if (order_ == Order::of_one_row && layout_ != Layout::other) return std::numeric_limits<int64_t>::max();
     switch (layout_) {
       case Layout::rows:
         return linear_max_rows(x_.scalar_type());
@@ -132,7 +136,8 @@ class ExpertsLinear {
 
   // Of up to kLinearRows rows of x as the loops want them; a multiple of 64.
   int64_t chunk_bytes(int64_t rows) const {
-    const int64_t bytes = layout_ == Layout::rows ? linear_.packed_bytes(dtype_, rows, k_) : rows * k_ * 4;
+    const int64_t bytes =
+        layout_ == Layout::rows ? linear_.packed_bytes(dtype_, rows, k_, order_) : rows * k_ * 4;
     return (bytes + 63) / 64 * 64;
   }
 
@@ -147,11 +152,11 @@ class ExpertsLinear {
         experts_.to_float(dtype_, x_row(slots[i]), k_, reinterpret_cast<float*>(to) + i * k_);
       }
     } else if (rows == 1) {
-      linear_.pack(dtype_, x_row(slots[0]), 1, k_, to);
+      linear_.pack(dtype_, x_row(slots[0]), 1, k_, order_, to);
     } else {
       std::vector<char> gathered(rows * k_ * size_);
       gather(slots, rows, gathered.data());
-      linear_.pack(dtype_, gathered.data(), rows, k_, to);
+      linear_.pack(dtype_, gathered.data(), rows, k_, order_, to);
     }
   }
 
@@ -206,6 +211,7 @@ class ExpertsLinear {
         args.n = count;
         args.k = k_;
         args.weight_stride = weight_.stride(1);
+        args.order = order_;
         linear_.run(dtype_, args, 0, count);
       } else {
         ColumnsArgs args;
@@ -245,7 +251,9 @@ class ExpertsLinear {
       gather(slots + begin, end - begin, gathered + begin * k_ * size_);
     });
     const auto bias = bias_.defined() ? std::optional<at::Tensor>(bias_.select(0, expert)) : std::nullopt;
-    const at::Tensor out = torch_linear(x, weight_.select(0, expert), bias);
+    const at::Tensor weight = weight_.select(0, expert);
+    const at::Tensor out = order_ == Order::of_one_row ? own_linear(x, weight.contiguous(), bias, order_)
+                                                       : torch_linear(x, weight, bias);
     const char* const result = static_cast<const char*>(out.const_data_ptr());
     parallel_rows(rows, n_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -260,10 +268,13 @@ class ExpertsLinear {
   char* const out_;
   const int64_t slots_a_row_, n_, k_, size_;
   const DType dtype_;
+  const Order order_;
   Layout layout_;
   const LinearKernels& linear_ = LB_KERNELS(linear_kernels);
   const ExpertsKernels& experts_ = LB_KERNELS(experts_kernels);
 };
+
+}  // namespace
 
 at::Tensor experts_linear_cpu(const at::Tensor& x, const at::Tensor& weight,
                               const std::optional<at::Tensor>& bias, const at::Tensor& index) {
@@ -278,6 +289,8 @@ at::Tensor experts_linear_cpu(const at::Tensor& x, const at::Tensor& weight,
   ExpertsLinear(*rows, weight, bias, index.size(1), out).run(groups);
   return out;
 }
+
+namespace {
 
 at::Tensor experts_combine_cpu(const at::Tensor& y, const at::Tensor& scores) {
   check_experts_combine(y, scores);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "common/resources.h"
@@ -18,6 +19,10 @@ struct Groups {
 
 // Of index [tokens, slots], in which `experts` stands for none: these slots come last. Raises for other numbers.
 Groups group(const char* op, const at::Tensor& index, int64_t experts);
+
+// The op on the CPU.
+at::Tensor experts_linear_cpu(const at::Tensor& x, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, const at::Tensor& index);
 
 // f(i) for each i of [0, count), each thread taking the next when it is done: the parts differ in cost.
 template <typename F>

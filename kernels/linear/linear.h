@@ -9,7 +9,8 @@
 // dtypes: float32, bfloat16, float16, the same for all three tensors.
 //
 // Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum
-// does not depend on the number of threads; it depends on the number of rows of x. Where the CPU has
+// does not depend on the number of threads; it depends on the number of rows of x, but for products of up to
+// batch_invariant_rows() rows (common/batch_invariant.h), whose rows have the bits that each has alone. Where the CPU has
 // vdpbf16ps (avx512_bf16) or tiles (amx_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero,
 // which is what these instructions do. bfdot of aarch64 (i8mm_bf16) does so, too, and rounds each sum to odd: where it is
 // between two floats, to the one whose last bit is set, so with an error of up to a unit in the last place, not half.
@@ -36,6 +37,7 @@
 
 #include "common/dtype.h"
 #include "common/isa.h"
+#include "common/order.h"
 
 namespace liteboost {
 
@@ -49,16 +51,17 @@ struct LinearArgs {
   void* out;           // [rows, n], contiguous
   int64_t rows, n, k;  // rows in 1 .. most_rows
   int64_t weight_stride;
+  Order order = Order::fastest;  // pack's
 };
 
 // Torch-free loops. `dtype` is that of x, weight, bias and out.
 struct LinearKernels {
   // The most rows that one call of run takes, kLinearRows or more.
-  int64_t (*most_rows)(DType dtype);
+  int64_t (*most_rows)(DType dtype, Order order);
   // Bytes that pack writes. The buffer must be aligned to 64.
-  int64_t (*packed_bytes)(DType dtype, int64_t rows, int64_t k);
-  // x [rows, k], contiguous, converted and interleaved as the loops want it.
-  void (*pack)(DType dtype, const void* x, int64_t rows, int64_t k, void* packed);
+  int64_t (*packed_bytes)(DType dtype, int64_t rows, int64_t k, Order order);
+  // x [rows, k], contiguous, converted and interleaved as the loops of that order want it.
+  void (*pack)(DType dtype, const void* x, int64_t rows, int64_t k, Order order, void* packed);
   // out[:, begin:end].
   void (*run)(DType dtype, const LinearArgs& args, int64_t begin, int64_t end);
   // The sum of count floats, read as one stream; shows how fast memory can be read at all.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "activation/activation_cpu.h"
+#include "common/batch_invariant.h"
 #include "common/resources.h"
 #include "common/tensors.h"
 #include "linear/linear.h"
@@ -77,7 +78,7 @@ int64_t linear_max_rows(at::ScalarType) { return 16; }
 static int64_t max_rows(const at::Tensor& weight) {
 #ifdef LB_X86_ISAS
   if (weight.scalar_type() == at::kBFloat16) {
-    const int64_t tiled_rows = LB_KERNELS(linear_kernels).most_rows(DType::bf16);
+    const int64_t tiled_rows = LB_KERNELS(linear_kernels).most_rows(DType::bf16, Order::fastest);
     if (tiled_rows > kLinearRows) return tiled_rows;
     constexpr int64_t kPairRows = 96;
     static const bool has_pairs_alone = detect_isa() == Isa::avx512_bf16;
@@ -111,7 +112,8 @@ constexpr int64_t kStackBytes = 8 << 10;
 // Where x or bias is not contiguous, it is copied: they are small. The weight is large, so one whose last dim
 // is not contiguous goes to at::linear, which multiplies by it as it lies.
 bool served(const at::Tensor& weight, int64_t rows) {
-  return (weight.stride(1) == 1 || weight.size(1) <= 1) && rows <= max_rows(weight);
+  return (weight.stride(1) == 1 || weight.size(1) <= 1) &&
+         (rows <= max_rows(weight) || rows <= batch_invariant_rows());
 }
 
 // Up to kLinearRows rows; `packed` holds x.
@@ -132,10 +134,11 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
   if (weight.size(1) == 0) return linear_cpu(one_zero_column(x), one_zero_column(weight), bias);
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
   if (rows > 0 && weight.size(0) > 0 && !served(weight, rows)) return torch_linear(x, weight, bias);
-  return own_linear(x, weight, bias);
+  return own_linear(x, weight, bias, order_of(rows));
 }
 
-at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                      Order order) {
   const int64_t n = weight.size(0), k = weight.size(1);
   c10::DimVector sizes(x.sizes());
   sizes.back() = 1;
@@ -152,8 +155,9 @@ at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::
   c10::DataPtr heap;
   LinearArgs args;
   args.packed_x = stack;
-  const int64_t most_rows = kernels.most_rows(dtype);
-  const int64_t packed_bytes = kernels.packed_bytes(dtype, std::min(rows, most_rows), k);
+  args.order = order;
+  const int64_t most_rows = kernels.most_rows(dtype, args.order);
+  const int64_t packed_bytes = kernels.packed_bytes(dtype, std::min(rows, most_rows), k, args.order);
   if (packed_bytes > kStackBytes) {
     heap = c10::GetCPUAllocator()->allocate(packed_bytes);
     args.packed_x = heap.get();
@@ -168,7 +172,7 @@ at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::
     args.rows = std::min(rows - row, most_rows);
     args.out = static_cast<char*>(out.mutable_data_ptr()) + row * n * element_size;
     const char* chunk = static_cast<const char*>(x_rows->const_data_ptr()) + row * k * element_size;
-    kernels.pack(dtype, chunk, args.rows, k, args.packed_x);
+    kernels.pack(dtype, chunk, args.rows, k, args.order, args.packed_x);
     run_chunk(kernels, dtype, args, element_size);
   }
   return out;

@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "common/order.h"
+
 namespace liteboost {
 
 // The most rows that linear's own loops serve for this dtype on this CPU; for more, torch's product is the
@@ -15,7 +17,8 @@ int64_t linear_max_rows(at::ScalarType dtype);
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
 // The same by linear's own loops, whatever the number of rows. The last dim of weight is contiguous.
-at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                      Order order = Order::fastest);
 
 // at::linear, contiguous, whatever autocast and autograd would make of it.
 at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);

@@ -12,6 +12,7 @@
 #include "common/prefetch.h"
 #include "common/vec.h"
 #include "common/vec_sums.h"
+#include "linear/linear_one_row.h"
 #include "linear/linear_steps.h"
 #if defined(__AMX_BF16__)
 #include "linear/linear_amx.h"
@@ -28,8 +29,6 @@ constexpr int kTileN = 4;
 constexpr int kTileN = 2;
 #endif
 constexpr int kTileX = 4;
-constexpr int kPanel = 64;
-constexpr int kLine = 64;  // bytes a cache line
 // A block of x leaves room for weights in the first cache. A row of weight is read in runs that are not too short,
 // and whole where it is short itself and x with it: memory is read fastest in one go.
 constexpr int64_t kBlockBytesX = 8 << 10;
@@ -42,19 +41,8 @@ constexpr int64_t kMostSteps = 64;
 // takes more than the processor looks ahead by itself when there is much to compute between two reads.
 constexpr int64_t kAheadBytes = 16 << 10;
 
-#define LB_UNROLL _Pragma("GCC unroll 8")
-#define LB_UNROLL16 _Pragma("GCC unroll 16")
-
-template <typename T>
-int64_t steps_of(int64_t k) {
-  return (k + Step<T>::kSize - 1) / Step<T>::kSize;
-}
-
 // Rows of x in the next group: all of about the same size, so that none is left with little to do for each weight.
-LB_INLINE int64_t group_rows(int64_t rows) {
-  const int64_t groups = (rows + kTileX - 1) / kTileX;
-  return (rows + groups - 1) / groups;
-}
+LB_INLINE int64_t group_rows(int64_t rows) { return group_of<kTileX>(rows); }
 
 // So few rows of x that each row of weight is multiplied by all of them as it comes: weights are one stream, which CPUs read
 // best, and x stays in the first cache. Read bandwidth over that of tiles, 2 to 4 rows, [3072, 1024] and [1024, 3072], two
@@ -91,13 +79,14 @@ int64_t block_steps(int64_t rows, int64_t k) {
 }
 
 template <typename T>
-void pack(const T* x, int64_t rows, int64_t k, char* packed) {
+void pack(const T* x, int64_t rows, int64_t k, Order order, char* packed) {
   typedef Step<T> S;
-  const int64_t block = block_steps<T>(rows, k) * S::kSize;
+  const bool is_each = order == Order::of_one_row;
+  const int64_t block = (is_each ? steps_of<T>(k) : block_steps<T>(rows, k)) * S::kSize;
   for (int64_t begin = 0; begin < k; begin += block) {
     const int64_t end = k - begin < block ? k : begin + block;
     for (int64_t group = 0, width; group < rows; group += width) {
-      width = group_rows(rows - group);
+      width = is_each ? group_of<kRowsAtOnce>(rows - group) : group_rows(rows - group);
       for (int64_t at = begin; at < end; at += S::kSize) {
         for (int64_t row = group; row < group + width; ++row) {
           const T* source = x + row * k + at;
@@ -173,46 +162,6 @@ LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, c
   add_sums<N, X>(sums, totals);
 }
 
-// Streams in which memory is read at once, where there is little to compute, and how far ahead in each is asked for. A
-// Sapphire Rapids reads 4 streams of as many pages a third faster than one (12.5 against 9.5 GB/s a core), and products of
-// one row a third faster again with lines asked for. A Zen 4 reads one stream fastest.
-#if defined(__AMX_BF16__)
-constexpr int kStreams = 4;
-#else
-constexpr int kStreams = 1;
-#endif
-constexpr int64_t kStreamAhead = 2 << 10;
-
-// One row of x times `N` rows of weight, `distance` elements apart; the sums hide the latency of the addition.
-template <typename T, int N>
-void dots(const T* weight, int64_t distance, const char* x, int64_t k, float* out, int64_t out_distance) {
-  typedef Step<T> S;
-  constexpr int kSums = kRowSums;
-  VF sums[N][kSums] = {};
-  int64_t at = 0;
-  for (; at + kSums * S::kSize <= k; at += kSums * S::kSize, x += kSums * S::kPackedBytes) {
-    LB_UNROLL for (int n = 0; n < N; ++n) {
-      LB_UNROLL for (int i = 0; i < kSums; ++i) {
-        const T* from = weight + n * distance + at + i * S::kSize;
-        if (N > 1) fetch_ahead(reinterpret_cast<const char*>(from) + kStreamAhead);
-        sums[n][i] = S::multiply_add(sums[n][i], S::read(from), x + i * S::kPackedBytes);
-      }
-    }
-  }
-  for (; at + S::kSize <= k; at += S::kSize, x += S::kPackedBytes) {
-    LB_UNROLL for (int n = 0; n < N; ++n) sums[n][0] =
-        S::multiply_add(sums[n][0], S::read(weight + n * distance + at), x);
-  }
-  LB_UNROLL for (int n = 0; n < N; ++n) {
-    if (at < k) {
-      const typename S::Weights w = S::read(weight + n * distance + at, static_cast<int>(k - at));
-      sums[n][1] = S::multiply_add(sums[n][1], w, x);
-    }
-    LB_UNROLL for (int i = 4; i < kSums; ++i) sums[n][i - 4] += sums[n][i];
-    out[n * out_distance] = sum((sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3]));
-  }
-}
-
 // A block of all rows of x against the same columns of N rows of weight. Each group of rows fetches `Ahead` of
 // the N rows from `next` on, until all are fetched.
 template <typename T, int N, int Ahead>
@@ -261,7 +210,6 @@ void fetch_panel(const LinearArgs& args, int64_t begin, int64_t count) {
 // Outputs [0, count) of a panel, whose totals are [tile][row][row of weight in the tile].
 template <typename T>
 void write_panel(const LinearArgs& args, int64_t begin, int64_t count, const float* totals) {
-  const T* bias = static_cast<const T*>(args.bias);
   for (int64_t row = 0; row < args.rows; ++row) {
     float sums[kPanel];
     int64_t i = 0;
@@ -269,32 +217,7 @@ void write_panel(const LinearArgs& args, int64_t begin, int64_t count, const flo
       memcpy(sums + i, totals + i * args.rows + row * kTileN, kTileN * sizeof(float));
     }
     for (; i < count; ++i) sums[i] = totals[i * args.rows + row];
-    T* out = static_cast<T*>(args.out) + row * args.n + begin;
-    for (i = 0; i + kLanes <= count; i += kLanes) {
-      const VF v = load(sums + i);
-      store(out + i, bias ? v + load(bias + begin + i) : v);
-    }
-    if (i < count) {
-      const int rest = static_cast<int>(count - i);
-      const VF v = load(sums + i, rest);
-      store(out + i, bias ? v + load(bias + begin + i, rest) : v, rest);
-    }
-  }
-}
-
-template <typename T>
-void run_one_row(const LinearArgs& args, int64_t begin, int64_t end) {
-  float sums[kPanel];
-  for (; begin < end; begin += kPanel) {
-    const int64_t count = end - begin < kPanel ? end - begin : kPanel;
-    const T* weight = static_cast<const T*>(args.weight) + begin * args.weight_stride;
-    const char* x = static_cast<const char*>(args.packed_x);
-    const int64_t distance = count / kStreams, stride = args.weight_stride;
-    for (int64_t i = 0; i < distance; ++i)
-      dots<T, kStreams>(weight + i * stride, distance * stride, x, args.k, sums + i, distance);
-    for (int64_t i = distance * kStreams; i < count; ++i)
-      dots<T, 1>(weight + i * stride, 0, x, args.k, sums + i, 0);
-    write_panel<T>(args, begin, count, sums);
+    write_row<T>(args, row, begin, count, sums);
   }
 }
 
@@ -403,6 +326,8 @@ template <typename T>
 void run(const LinearArgs& args, int64_t begin, int64_t end) {
   if (args.rows == 1) {
     run_one_row<T>(args, begin, end);
+  } else if (args.order == Order::of_one_row) {
+    run_each_row<T>(args, begin, end);
   } else if (is_few_rows<T>(args.rows, args.k)) {
     args.rows == 2   ? run_few_rows<T, 2>(args, begin, end)
     : args.rows == 3 ? run_few_rows<T, 3>(args, begin, end)
@@ -439,35 +364,37 @@ double stream_sum(const float* x, int64_t count) {
 
 #if defined(__AMX_BF16__)
 // One row is bound by reading the weight, which one stream does best.
-bool has_tiles(DType dtype, int64_t rows, int64_t k) { return dtype == DType::bf16 && rows > 1 && k > 0; }
+bool has_tiles(DType dtype, int64_t rows, int64_t k, Order order) {
+  return dtype == DType::bf16 && rows > 1 && k > 0 && order == Order::fastest;
+}
 #endif
 
-int64_t most_rows_any([[maybe_unused]] DType dtype) {
+int64_t most_rows_any([[maybe_unused]] DType dtype, [[maybe_unused]] Order order) {
 #if defined(__AMX_BF16__)
-  if (dtype == DType::bf16) return kMostTiledRows;
+  if (dtype == DType::bf16 && order == Order::fastest) return kMostTiledRows;
 #endif
   return kLinearRows;
 }
 
-int64_t packed_bytes_any(DType dtype, int64_t rows, int64_t k) {
+int64_t packed_bytes_any(DType dtype, int64_t rows, int64_t k, [[maybe_unused]] Order order) {
 #if defined(__AMX_BF16__)
-  if (has_tiles(dtype, rows, k)) return packed_tile_bytes(rows, k);
+  if (has_tiles(dtype, rows, k, order)) return packed_tile_bytes(rows, k);
 #endif
   LB_DISPATCH_DTYPE(dtype, T, return rows * steps_of<T>(k) * Step<T>::kPackedBytes);
   return 0;
 }
 
-void pack_any(DType dtype, const void* x, int64_t rows, int64_t k, void* packed) {
+void pack_any(DType dtype, const void* x, int64_t rows, int64_t k, Order order, void* packed) {
 #if defined(__AMX_BF16__)
-  if (has_tiles(dtype, rows, k))
+  if (has_tiles(dtype, rows, k, order))
     return pack_tiles(static_cast<const bf16*>(x), rows, k, static_cast<char*>(packed));
 #endif
-  LB_DISPATCH_DTYPE(dtype, T, pack<T>(static_cast<const T*>(x), rows, k, static_cast<char*>(packed)));
+  LB_DISPATCH_DTYPE(dtype, T, pack<T>(static_cast<const T*>(x), rows, k, order, static_cast<char*>(packed)));
 }
 
 void run_any(DType dtype, const LinearArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_BF16__)
-  if (has_tiles(dtype, args.rows, args.k)) return run_tiles(args, begin, end);
+  if (has_tiles(dtype, args.rows, args.k, args.order)) return run_tiles(args, begin, end);
 #endif
   LB_DISPATCH_DTYPE(dtype, T, run<T>(args, begin, end));
 }

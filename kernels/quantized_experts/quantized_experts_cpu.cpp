@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/batch_invariant.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "experts/experts_cpu.h"
@@ -103,7 +104,9 @@ class ExpertsTiles {
             k_,
             scales_.size(1),
             tiles_.scalar_type() == at::kChar ? 8 : 4,
-            dtype_of(scales_)};
+            dtype_of(scales_),
+            false,
+            order_of(x_.size(0))};
   }
 
   void gather(const int64_t* slots, int64_t rows, char* to) const {

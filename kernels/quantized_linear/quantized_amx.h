@@ -36,6 +36,8 @@ LB_INLINE int64_t rows_of_chunk(int64_t rows) { return (rows + chunks_of(rows) -
 
 // Whether rows of x are multiplied by tiles.
 LB_INLINE bool is_tiled(DType dtype, const QuantizedTiles& weight, int64_t rows) {
+  // Of integers any order of sums has the same bits.
+  if (weight.order == Order::of_one_row && !weight.rounds_x) return false;
   return dtype == DType::bf16 && rows >= (weight.rounds_x    ? kLeastTiledRowsOfW4A8
                                           : weight.bits == 8 ? kLeastTiledRowsOfW8
                                                              : kLeastTiledRowsOfW4);

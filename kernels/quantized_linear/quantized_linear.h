@@ -51,6 +51,7 @@
 
 #include "common/dtype.h"
 #include "common/isa.h"
+#include "common/order.h"
 
 namespace liteboost {
 
@@ -80,6 +81,7 @@ struct QuantizedTiles {
   int32_t bits;
   DType scale_dtype;
   bool rounds_x = false;  // to 8 bits, as linear_w4a8 does; with 4 bits only
+  Order order = Order::fastest;
 
   int64_t tile_bytes() const { return steps_of(k) * kStep * kTile * bits / 8; }
 };

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "common/batch_invariant.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"
@@ -163,7 +164,8 @@ enum class GemmPath { int_dot, matrix, dequantized };
 
 GemmPath gemm_path(at::ScalarType dtype, int64_t rows, bool rounds_x = false) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
-  if (rounds_x || rows <= kQuantizedRows || (kernels.has_matrix_unit && dtype == at::kBFloat16)) {
+  if (rounds_x || rows <= std::max(kQuantizedRows, batch_invariant_rows()) ||
+      (kernels.has_matrix_unit && dtype == at::kBFloat16)) {
     return GemmPath::int_dot;
   }
   if (has_units_of_its_own(dtype)) return GemmPath::dequantized;
@@ -223,10 +225,12 @@ at::Tensor product(const at::Tensor& x, const QuantizedTiles& weight, const std:
   return out;
 }
 
+int64_t rows_of(const at::Tensor& x) { return c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)); }
+
 // A weight in tiles, and what holds its memory.
 struct Tiles {
   Tiles(int64_t k, const at::Tensor& tiles, const at::Tensor& scales,
-        const std::optional<at::Tensor>& zero_points, int64_t out_features, bool rounds_x)
+        const std::optional<at::Tensor>& zero_points, int64_t out_features, bool rounds_x, int64_t rows)
       : data(tiles.expect_contiguous()),
         scale_data(scales.expect_contiguous()),
         zeros(zero_points.has_value() ? zero_points->contiguous() : at::Tensor()),
@@ -238,7 +242,8 @@ struct Tiles {
                scales.size(1),
                tiles.scalar_type() == at::kChar ? 8 : 4,
                dtype_of(scales),
-               rounds_x} {}
+               rounds_x,
+               order_of(rows)} {}
 
   c10::MaybeOwned<at::Tensor> data, scale_data;
   at::Tensor zeros;
@@ -262,8 +267,8 @@ std::vector<at::Tensor> linears_packed_cpu(const at::Tensor& x, at::TensorList t
   bool can_be = x.size(-1) > 0;
   int64_t rows = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
-    const Tiles& made =
-        weights.emplace_back(x.size(-1), tiles[i], scales[i], zero_points.get(i), out_features[i], rounds_x);
+    const Tiles& made = weights.emplace_back(x.size(-1), tiles[i], scales[i], zero_points.get(i),
+                                             out_features[i], rounds_x, rows_of(x));
     can_be = can_be && are_alike(made.weight, weights[0].weight) &&
              (!biases.get(i).has_value() || biases.get(i)->is_contiguous());
     auto [out, count] = empty_product(x, out_features[i]);
@@ -291,7 +296,8 @@ at::Tensor linear_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const
                              const std::optional<at::Tensor>& zero_points,
                              const std::optional<at::Tensor>& bias, int64_t out_features) {
   check_linear_packed("linear_packed", x, tiles, scales, zero_points, bias, out_features);
-  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features, false).weight, bias);
+  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features, false, rows_of(x)).weight,
+                 bias);
 }
 
 namespace {
@@ -300,7 +306,8 @@ at::Tensor linear_w4a8_cpu(const at::Tensor& x, const at::Tensor& tiles, const a
                            const std::optional<at::Tensor>& zero_points,
                            const std::optional<at::Tensor>& bias, int64_t out_features) {
   check_linear_w4a8(x, tiles, scales, zero_points, bias, out_features);
-  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features, true).weight, bias);
+  return product(x, Tiles(x.size(-1), tiles, scales, zero_points, out_features, true, rows_of(x)).weight,
+                 bias);
 }
 
 }  // namespace

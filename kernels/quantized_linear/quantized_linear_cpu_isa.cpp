@@ -37,9 +37,21 @@ int64_t groups_with_sums(const QuantizedTiles& weight) {
   return weight.zero_points && !weight.rounds_x ? weight.groups : 0;
 }
 
-// Of `rows` rows of x of which `left` are left, those in the next chunk: all chunks of about the same size.
-LB_INLINE int64_t next_chunk(int64_t left) {
-  const int64_t chunks = (left + kChunk - 1) / kChunk;
+// The most rows of a chunk. Floats are added up in an order of its own for each number of them, on aarch64 limbs, too.
+template <typename S>
+LB_INLINE int64_t most_of_chunk(const QuantizedTiles& weight) {
+#if defined(__aarch64__)
+  constexpr bool has_one_order = __is_same(S, W4Int8);
+#else
+  constexpr bool has_one_order = S::kIsLimbs || __is_same(S, W4Int8);
+#endif
+  return weight.order == Order::of_one_row && !has_one_order ? 1 : kChunk;
+}
+
+// Of rows of x of which `left` are left, those in the next chunk: all chunks of about the same size.
+template <typename S>
+LB_INLINE int64_t next_chunk(const QuantizedTiles& weight, int64_t left) {
+  const int64_t most = most_of_chunk<S>(weight), chunks = (left + most - 1) / most;
   return (left + chunks - 1) / chunks;
 }
 
@@ -81,7 +93,7 @@ template <typename S>
 int64_t packed_bytes(const QuantizedTiles& weight, int64_t rows) {
   int64_t bytes = 0;
   for (int64_t row = 0, width; row < rows; row += width) {
-    width = next_chunk(rows - row);
+    width = next_chunk<S>(weight, rows - row);
     bytes += chunk_bytes<S>(weight, width);
   }
   return bytes;
@@ -117,7 +129,7 @@ void pack(const QuantizedTiles& weight, const T* x, int64_t rows, int64_t begin,
   typedef typename S::Element Element;
   const int64_t k = weight.k, groups = groups_with_sums(weight);
   for (int64_t row = 0, width, chunk = 0; row < rows && chunk < end; row += width, ++chunk) {
-    width = next_chunk(rows - row);
+    width = next_chunk<S>(weight, rows - row);
     if (chunk < begin) {
       packed += chunk_bytes<S>(weight, width);
       continue;
@@ -320,7 +332,7 @@ void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
     m.steps = steps / weight.groups;
     const char* x = static_cast<const char*>(args.packed_x);
     for (int64_t row = 0, width; row < args.rows; row += width) {
-      width = next_chunk(args.rows - row);
+      width = next_chunk<S>(weight, args.rows - row);
       m.x = x;
       m.x_sums = reinterpret_cast<const float*>(x + loop_rows(width) * S::elements(weight.k) *
                                                         static_cast<int64_t>(sizeof(typename S::Element)));
@@ -407,7 +419,9 @@ constexpr bool kHasMatrixUnit = false;
 // f with what multiplies `rows` rows of x of dtype T by this weight.
 template <typename T, typename F>
 LB_INLINE void with_products(const QuantizedTiles& weight, int64_t rows, const F& f) {
-  weight.rounds_x ? f(W4Int8{}) : with_steps<T>(weight.bits, rows, f);
+  // Those of one row, where each row is to have its bits.
+  const int64_t as = weight.order == Order::of_one_row ? 1 : rows;
+  weight.rounds_x ? f(W4Int8{}) : with_steps<T>(weight.bits, as, f);
 }
 
 int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
@@ -421,12 +435,14 @@ int64_t packed_bytes_any(DType dtype, const QuantizedTiles& weight, int64_t rows
   return bytes;
 }
 
-int64_t chunks_any([[maybe_unused]] DType dtype, [[maybe_unused]] const QuantizedTiles& weight,
-                   int64_t rows) {
+int64_t chunks_any(DType dtype, const QuantizedTiles& weight, int64_t rows) {
 #if defined(__AMX_BF16__)
   if (is_tiled(dtype, weight, rows)) return chunks_of(rows);
 #endif
-  return (rows + kChunk - 1) / kChunk;
+  int64_t most = 0;
+  LB_DISPATCH_DTYPE(
+      dtype, T, with_products<T>(weight, rows, [&](auto s) { most = most_of_chunk<decltype(s)>(weight); }));
+  return (rows + most - 1) / most;
 }
 
 void pack_chunks_any(DType dtype, const QuantizedTiles& weight, const void* x, int64_t rows, int64_t begin,

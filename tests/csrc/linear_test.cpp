@@ -9,7 +9,7 @@ namespace {
 using namespace liteboost;
 
 template <typename T>
-void test_shape(int rows, int n, int k, bool with_bias) {
+void test_shape(int rows, int n, int k, bool with_bias, Order order = Order::fastest) {
   std::mt19937 random(static_cast<unsigned>(rows + n + k));
   const int stride = k + 3;  // rows apart, so that rows differ in alignment
   Array<T> x(rows * k), weight((n - 1) * stride + k), bias(n), out(rows * n);
@@ -17,10 +17,10 @@ void test_shape(int rows, int n, int k, bool with_bias) {
   const auto& kernels = LB_ISA::linear_kernels;
   const DType dtype = dtype_of<T>();
   // The one buffer that is the loops' own: aligned, and of exactly the size they ask for.
-  const int64_t bytes = kernels.packed_bytes(dtype, rows, k);
+  const int64_t bytes = kernels.packed_bytes(dtype, rows, k, order);
   std::vector<char> buffer(static_cast<size_t>(bytes) + 128, 0x5a);
   char* packed = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
-  kernels.pack(dtype, x.data(), rows, k, packed);
+  kernels.pack(dtype, x.data(), rows, k, order, packed);
   check(packed[bytes] == 0x5a, "linear packed", rows, k, packed[bytes], 0x5a);
 
   LinearArgs args{};
@@ -32,6 +32,7 @@ void test_shape(int rows, int n, int k, bool with_bias) {
   args.n = n;
   args.k = k;
   args.weight_stride = stride;
+  args.order = order;
   // In two ranges, as two threads would.
   kernels.run(dtype, args, 0, n / 2);
   kernels.run(dtype, args, n / 2, n);
@@ -55,6 +56,7 @@ void test_type() {
   // Steps are of up to 32 elements and unrolled by 4.
   for (int k = 0; k <= 2 * kMaxLength; ++k) {
     for (const int rows : {1, 3, 4, 6}) test_shape<T>(rows, 7, k, k % 2 == 0);
+    for (const int rows : {2, 3, 4, 5}) test_shape<T>(rows, 7, k, k % 2 == 0, Order::of_one_row);
   }
   // Beyond the length at which a sum is split, which many rows make shorter.
   for (const int k : {2047, 2048, 4109}) {
@@ -63,8 +65,11 @@ void test_type() {
   for (int n = 1; n <= 70; ++n) {
     for (const int rows : {1, 2, 7}) test_shape<T>(rows, n, 9, true);
   }
-  for (int rows = 1; rows <= kLinearRows; ++rows) test_shape<T>(rows, 66, 37, true);
-  const int most = static_cast<int>(LB_ISA::linear_kernels.most_rows(dtype_of<T>()));
+  for (int rows = 1; rows <= kLinearRows; ++rows) {
+    test_shape<T>(rows, 66, 37, true);
+    test_shape<T>(rows, 66, 37, true, Order::of_one_row);
+  }
+  const int most = static_cast<int>(LB_ISA::linear_kernels.most_rows(dtype_of<T>(), Order::fastest));
   check(most >= kLinearRows, "linear most rows", most, 0, most, kLinearRows);
   // Weights of a few whole tiles and a part of one, and K in several blocks.
   for (const int rows : {33, 48, 97, 250, 256}) {

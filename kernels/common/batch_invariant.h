@@ -1,0 +1,21 @@
+// How many rows have, in one call, the bits that each has in a call of its own: of products (linear) and, counted in new
+// tokens, of attention. 1 unless _set_batch_invariant_rows has been called: sums are added up in another order where there
+// are more rows, which is faster for some numbers of rows.
+#pragma once
+
+#include <cstdint>
+
+#include "common/order.h"
+
+namespace liteboost {
+
+int64_t batch_invariant_rows();
+void set_batch_invariant_rows(int64_t rows);
+
+// Of the sums of `rows` rows, or tokens.
+inline Order order_of(int64_t rows) {
+  const int64_t most = batch_invariant_rows();
+  return most > 1 && rows <= most ? Order::of_one_row : Order::fastest;
+}
+
+}  // namespace liteboost

@@ -1,0 +1,84 @@
+// torch's own products (mm, addmm) of up to batch_invariant_rows() rows in the order of one row: those of layers that no rule
+// serves, such as routers of experts. They stand in torch's place only while more than one row is asked for.
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <optional>
+
+#include "common/batch_invariant.h"
+#include "common/checks.h"
+#include "common/tensors.h"
+#include "experts/experts_cpu.h"
+#include "linear/linear_cpu.h"
+
+namespace liteboost {
+namespace {
+
+// Whether the rows of a [m, k] times b [k, n] are served here; what is not valid is torch's to refuse.
+bool follows_one_row(const at::Tensor& a, const at::Tensor& b) {
+  const at::ScalarType dtype = a.scalar_type();
+  const bool is_served = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+  return is_served && dtype == b.scalar_type() && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
+         a.numel() > 0 && b.numel() > 0 && order_of(a.size(0)) == Order::of_one_row &&
+         (b.stride(0) == 1 || b.size(0) == 1 || b.stride(1) == 1 || b.size(1) == 1);
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias) {
+  const at::Tensor weight = b.t();
+  if (weight.stride(1) == 1 || weight.size(1) == 1) return own_linear(a, weight, bias, Order::of_one_row);
+  // Outputs side by side, as Conv1D of GPT-2 stores them: the loops of experts take it as it lies.
+  const at::NoGradGuard below_autograd;  // torch's own knows the derivative
+  const at::Tensor index = at::zeros({a.size(0), 1}, at::kLong);
+  std::optional<at::Tensor> biases;
+  if (bias.has_value()) biases = bias->unsqueeze(0);
+  return experts_linear_cpu(a, weight.unsqueeze(0), biases, index).squeeze(1);
+}
+
+at::Tensor mm(const at::Tensor& self, const at::Tensor& mat2) {
+  return follows_one_row(self, mat2) ? product(self, mat2, std::nullopt) : at::cpu::mm(self, mat2);
+}
+
+at::Tensor addmm(const at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2,
+                 const at::Scalar& beta, const at::Scalar& alpha) {
+  const bool is_bias = self.dim() == 1 && mat2.dim() == 2 && self.size(0) == mat2.size(1) &&
+                       self.scalar_type() == mat1.scalar_type() && beta.equal(1) && alpha.equal(1);
+  if (is_bias && follows_one_row(mat1, mat2)) return product(mat1, mat2, self);
+  return at::cpu::addmm(self, mat1, mat2, beta, alpha);
+}
+
+// torch warns of every operator that gets another kernel than its own, and this one is meant to.
+class Unheard : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+std::mutex mutex;
+
+void set_batch_invariant_rows_everywhere(int64_t rows) {
+  // Never destroyed: at the end of the process torch's dispatcher may go first.
+  static auto* const library = new std::optional<torch::Library>();
+  const std::lock_guard<std::mutex> lock(mutex);
+  set_batch_invariant_rows(rows);
+  if (rows > 1 && !library->has_value()) {
+    Unheard unheard;
+    const c10::WarningUtils::WarningHandlerGuard guard(&unheard);
+    library->emplace(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    (*library)->impl("mm", &mm);
+    (*library)->impl("addmm", &addmm);
+  } else if (rows == 1) {
+    library->reset();
+  }
+}
+
+}  // namespace
+}  // namespace liteboost
+
+TORCH_LIBRARY_FRAGMENT(liteboost, m) {
+  m.def("_batch_invariant_rows() -> int", &liteboost::batch_invariant_rows);
+  m.def("_set_batch_invariant_rows(int rows) -> ()", &liteboost::set_batch_invariant_rows_everywhere);
+}
