@@ -41,6 +41,7 @@ def apply(
     ep: bool | None = None,
     quant: str | None = None,
     speculate: str | None = None,
+    batch_invariant: bool | None = None,
 ) -> Status:
     """Serve ``model`` with our ops, or, without a model, every model loaded or first used from now on.
 
@@ -53,7 +54,7 @@ def apply(
             that is loaded.
         quant: In place of ``LITEBOOST_QUANT``. ``model`` is quantized in place, and `undo` does not bring its
             former weights back; ``"kv8"`` alone changes no weight.
-        speculate: In place of ``LITEBOOST_SPECULATE``.
+        speculate, batch_invariant: In place of ``LITEBOOST_SPECULATE`` and ``LITEBOOST_BATCH_INVARIANT``.
 
     Returns:
         The status afterwards.
@@ -74,7 +75,7 @@ def apply(
     wanted = with_overrides(
         settings(),
         **{"level": level, "disable": disable, "strict": strict, "nz": nz, "graph": graph},
-        **{"sparse": sparse, "quant": quant, "speculate": speculate},
+        **{"sparse": sparse, "quant": quant, "speculate": speculate, "batch_invariant": batch_invariant},
         **sizes,
     )
     rule_ids.warn_of_unmatched(wanted)

@@ -47,6 +47,7 @@ class Settings:
         ep: Give processes whole experts, not channels of all of them, where there are enough.
         quant: What models are quantized to as they are loaded, or ``None``.
         speculate: ``"lookup"``, or the folder of a draft model that `generate` speculates with.
+        batch_invariant: Whether a row of up to 64 has the bits in a batch that it has alone.
         status_file: Where a process writes its status, ``%p`` for its number; empty for nowhere.
     """
 
@@ -68,6 +69,7 @@ class Settings:
     ep: bool = False
     quant: Quant | None = None
     speculate: str = ""
+    batch_invariant: bool = False
     status_file: str = ""
 
 
@@ -268,6 +270,14 @@ VARIABLES: tuple[Variable, ...] = (
         "`generate` of one sequence checks several tokens in a step, at level 2: lookup, those that followed "
         "the same words before in the text; a folder, tokens of the smaller model there. The text is the one "
         "without, a sample another one of the same distribution. See speculation.md.",
+    ),
+    Variable(
+        "LITEBOOST_BATCH_INVARIANT",
+        "batch_invariant",
+        _flag,
+        "0 or 1",
+        "1: on a CPU the bits of a row do not depend on the rows beside it, up to 64 sequences of a batch or "
+        "new tokens of a step. Batches are multiplied more slowly. See batch_invariance.md.",
     ),
     Variable(
         "LITEBOOST_STATUS_FILE",

@@ -10,7 +10,7 @@ import torch
 from ..config import Settings
 from ..kv_cache import int8_bind
 from ..report import Listed
-from . import huge_pages, loading, sparse_attention, speculation, steps
+from . import batch_invariant, huge_pages, loading, sparse_attention, speculation, steps
 from .weights import weights
 
 
@@ -57,6 +57,13 @@ FEATURES = (
         sparse_attention.RULE,
     ),
     Feature(int8_bind.unbind, int8_bind.bind, int8_bind.rows, int8_bind.asked, int8_bind.RULE),
+    Feature(
+        batch_invariant.unbind,
+        batch_invariant.bind,
+        batch_invariant.rows,
+        batch_invariant.asked,
+        batch_invariant.RULE,
+    ),
     Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows, rule=huge_pages.RULE),
     Feature(steps.unbind, rows=steps.rows, rule=steps.RULE),
     Feature(speculation.unbind, speculation.bind, speculation.rows, rule=speculation.RULE),

@@ -1,0 +1,85 @@
+"""How many rows keep, in the kernels of this process, the bits that each has alone: as bound models ask.
+
+Products, attention and experts add up in another order where they have more rows, which is faster for some
+numbers of rows; see ``kernels/common/batch_invariant.h``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+import weakref
+from collections.abc import Iterator
+
+import torch
+
+from ..config import Settings
+from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
+
+RULE = "ops.batch_invariant"
+TITLE = "Bits of a row do not depend on the rows beside it (LITEBOOST_BATCH_INVARIANT)"
+LEVEL = 1
+
+#: Rows of a batch, or new tokens of a step, that are asked for; the second by what speculates.
+ROWS, SPECULATED_ROWS = 64, 16
+
+#: Rows of each bound model that asked, and what was reported of it.
+_asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, Outcome]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def bind(model: torch.nn.Module, settings: Settings) -> None:
+    """Have the kernels keep the bits of a bound ``model``'s rows, if its settings ask for that."""
+    unbind(model)
+    rows = rows_of(settings)
+    if rows == 1:
+        return
+    reason = _turned_off(settings)
+    state = DISABLED if reason else APPLIED
+    outcome = Outcome(RULE, state, type(model).__qualname__, reason or f"up to {rows} rows")
+    with _lock:
+        _asked[model] = (1 if reason else rows, outcome)
+        _set()
+    report.add(outcome)
+
+
+def unbind(model: torch.nn.Module) -> None:
+    """Take back what ``model`` and bound models in it asked for."""
+    for part in model.modules():
+        with _lock:
+            _, outcome = _asked.pop(part, (1, None))
+            if outcome is not None:
+                _set()
+        if outcome is not None:
+            report.remove(outcome)
+
+
+def rows(settings: Settings) -> Iterator[Listed]:
+    """Its row where somebody asked for it."""
+    if rows_of(settings) > 1 or len(_asked):
+        reason = _turned_off(settings)
+        yield Listed(RULE, TITLE, DISABLED if reason or rows_of(settings) == 1 else IDLE, reason)
+
+
+def asked(model: torch.nn.Module, settings: Settings) -> str:
+    """What somebody asked for, as `features` takes it."""
+    return "LITEBOOST_BATCH_INVARIANT" if settings.batch_invariant and not _turned_off(settings) else ""
+
+
+def rows_of(settings: Settings) -> int:
+    """How many rows ``settings`` ask for; 1 for nothing."""
+    if settings.batch_invariant:
+        return ROWS
+    return SPECULATED_ROWS if settings.speculate else 1
+
+
+def _set() -> None:
+    torch.ops.liteboost._set_batch_invariant_rows(max([1, *(rows for rows, _ in _asked.values())]))
+
+
+def _turned_off(settings: Settings) -> str:
+    for glob in settings.disable:
+        if fnmatch.fnmatchcase(RULE, glob):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    level = LEVEL if settings.batch_invariant else 2  # what speculates is of level 2
+    return f"needs level {level}, level {settings.level} is set" if settings.level < level else ""

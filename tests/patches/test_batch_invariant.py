@@ -1,0 +1,83 @@
+"""`LITEBOOST_BATCH_INVARIANT`: a model's logits do not depend on how tokens are grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from support import families, tiny_models
+
+import liteboost_adaptor
+from liteboost_adaptor.errors import ConfigError
+from liteboost_adaptor.huggingface import batch_invariant
+
+#: Grouped heads, norms of them, a cap and a window, a bias, experts, Conv1D, sinks.
+FAMILIES = ["llama", "qwen3", "gemma2", "mistral", "opt", "phi", "mixtral", "qwen3_moe", "gpt2", "gpt_oss"]
+TOKENS = 40
+
+
+def rows_asked() -> int:
+    return torch.ops.liteboost._batch_invariant_rows()
+
+
+def logits(model: torch.nn.Module, ids: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Of all positions of ``ids``, read in parts of these sizes."""
+    cache: Any = None
+    found, begin = [], 0
+    with torch.no_grad():
+        for size in sizes:
+            output = model(input_ids=ids[:, begin : begin + size], past_key_values=cache, use_cache=True)
+            cache, begin = output.past_key_values, begin + size
+            found.append(output.logits)
+    assert begin == ids.shape[1]
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_batches_and_single_tokens_agree(family: str, dtype: torch.dtype) -> None:
+    model = tiny_models.build(family).eval()
+    families.cast(model, dtype)
+    liteboost_adaptor.apply(model, batch_invariant=True)
+    ids = tiny_models.example_inputs(model, batch=5, length=TOKENS)["input_ids"]
+    one_by_one = logits(model, ids[:1], [1] * TOKENS)
+    for sizes in ([TOKENS], [7] * 5 + [5], [1, 2, 3, 16, 18]):
+        assert torch.equal(logits(model, ids[:1], sizes), one_by_one), f"chunks {sizes}"
+    assert torch.equal(logits(model, ids, [1] * TOKENS)[:1], one_by_one), "a batch, token by token"
+    assert torch.equal(logits(model, ids, [7] * 5 + [5])[:1], one_by_one), "a batch, in chunks"
+
+
+def test_a_model_asks_while_it_is_bound() -> None:
+    assert rows_asked() == 1
+    first, second = tiny_models.build("llama"), tiny_models.build("llama")
+    liteboost_adaptor.apply(first, batch_invariant=True)
+    assert rows_asked() == batch_invariant.ROWS
+    liteboost_adaptor.apply(second, speculate="lookup")
+    assert rows_asked() == batch_invariant.ROWS
+    liteboost_adaptor.undo(first)
+    assert rows_asked() == batch_invariant.SPECULATED_ROWS
+    rule = next(rule for rule in liteboost_adaptor.status().rules if rule.id == batch_invariant.RULE)
+    assert (rule.state, rule.reason) == ("applied", "up to 16 rows")
+    liteboost_adaptor.undo(second)
+    assert rows_asked() == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"level": 0}, None),
+        ({"disable": "ops.*"}, "turned off by LITEBOOST_DISABLE=ops.*"),
+    ],
+)
+def test_turned_off(settings: dict[str, Any], reason: str | None) -> None:
+    liteboost_adaptor.apply(tiny_models.build("llama"), batch_invariant=True, **settings)
+    assert rows_asked() == 1
+    found = [rule for rule in liteboost_adaptor.status().rules if rule.id == batch_invariant.RULE]
+    assert reason is None or [rule.reason for rule in found] == [reason]
+
+
+def test_other_values_are_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_invariant must be 0 or 1; found 'sometimes'"):
+        liteboost_adaptor.apply(batch_invariant="sometimes")  # type: ignore[arg-type]
