@@ -164,6 +164,72 @@ def test_what_stops_inside_an_accepted_run_stops_there(llama: nn.Module, behind:
     assert found.past_key_values.get_seq_length() == expected.past_key_values.get_seq_length()
 
 
+class Raises(Collected):
+    """Raises when it hears a piece for this time."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        super().__init__()
+        self.at, self.error = at, error
+
+    def put(self, value: torch.Tensor) -> None:
+        if len(self.pieces) == self.at:
+            raise self.error
+        super().put(value)
+
+
+class RaisesBehind(StopBehind):
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if input_ids.shape[1] == self.length:
+            raise KeyboardInterrupt
+        return torch.zeros(1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("behind", [2, 5, 12, 17, 20, 25, 33])
+@pytest.mark.parametrize("kind", ["streamer", "criterion"])
+def test_a_kept_cache_goes_on_where_a_text_was_interrupted(llama: nn.Module, kind: str, behind: int) -> None:
+    ids = repeating()
+    results, counts = [], Counts()
+    for speculate in ("off", "lookup"):
+        liteboost_adaptor.apply(llama, speculate=speculate)
+        cache, streamer = DynamicCache(config=llama.config), Collected()
+        more: dict[str, Any] = {"past_key_values": cache, "streamer": streamer}
+        if kind == "streamer":
+            more["streamer"] = streamer = Raises(behind, KeyboardInterrupt)
+        else:
+            more["stopping_criteria"] = StoppingCriteriaList([RaisesBehind(ids.shape[1] + behind)])
+        with pytest.raises(KeyboardInterrupt):
+            text(llama, ids, **more)
+        kept = cache.get_seq_length()
+        heard = torch.tensor([[token for piece in streamer.pieces for token in piece]])
+        heard = torch.cat((heard, torch.tensor([[33, 34, 35]])), dim=1)
+        results.append((kept, heard, text(llama, heard, past_key_values=cache)))
+    (kept, heard, expected), (ours, also_heard, found) = results
+    assert counts.served == 2
+    assert ours == kept and torch.equal(also_heard, heard) and torch.equal(found, expected)
+
+
+class StopsWhenHeard(StoppingCriteria):
+    """Stops when a streamer has heard so many pieces."""
+
+    def __init__(self, streamer: Collected, count: int) -> None:
+        self.streamer, self.count = streamer, count
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.full((1,), len(self.streamer.pieces) >= self.count)
+
+
+@pytest.mark.parametrize("count", [3, 15, 20, 25])
+def test_a_criterion_asks_what_the_streamer_has_heard(llama: nn.Module, count: int) -> None:
+    results = []
+    for speculate in ("off", "lookup"):
+        liteboost_adaptor.apply(llama, speculate=speculate)
+        streamer = Collected()
+        criteria = StoppingCriteriaList([StopsWhenHeard(streamer, count)])
+        found = text(llama, repeating(), streamer=streamer, stopping_criteria=criteria)
+        results.append((found.tolist(), streamer.pieces))
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("count", range(17, 34))
 def test_max_length_inside_an_accepted_run(llama: nn.Module, count: int) -> None:
     expected, found = both(llama, repeating(), max_new_tokens=count)

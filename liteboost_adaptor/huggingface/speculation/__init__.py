@@ -207,7 +207,7 @@ def _speculate(
     model: Any, assisted: Callable[..., Any], input_ids: torch.Tensor, candidates: Any, kwargs: dict[str, Any]
 ) -> Any:
     """`_sample` by assisted decoding."""
-    from .loop import Caller, StopAtToken, cut
+    from .loop import Caller, StopAtToken, cut, take_back
 
     streamer = kwargs.get("streamer")
     given = {name: value for name, value in kwargs.items() if name != "streamer"}
@@ -218,6 +218,11 @@ def _speculate(
             result = assisted(caller, input_ids, **{**given, "stopping_criteria": stops})
         if streamer is not None:
             streamer.end()
+    except BaseException:
+        # Who catches it, as one who interrupts a chat does, goes on behind the last token that was heard of.
+        if stops.checked > stops.prompt:
+            take_back(cache, stops.checked)
+        raise
     finally:
         if (made := stops.candidates) is not None:
             with _lock:

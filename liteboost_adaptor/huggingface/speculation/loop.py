@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation import utils
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 #: What a result has for each token.
@@ -22,6 +23,9 @@ _PER_TOKEN = (
 )
 #: By it transformers computes a prompt, from 5.0 on; what a kept cache has is left out.
 PREFILL = "_prefill"
+#: Whether `_sample` lets a streamer hear of a token before criteria, which may ask the streamer, as it did in
+#: releases without this class.
+_HEARS_FIRST = not hasattr(utils, "StopCheck")
 
 
 class StopAtToken(StoppingCriteriaList):
@@ -31,6 +35,7 @@ class StopAtToken(StoppingCriteriaList):
     streamed one by one, none behind the end.
 
     Attributes:
+        checked: Length of the text behind the last token that was streamed and asked about.
         end: Length of the text where it ends, or 0.
     """
 
@@ -49,14 +54,20 @@ class StopAtToken(StoppingCriteriaList):
             is_last = end == length
             text = input_ids if is_last else input_ids[:, :end]
             seen = scores if is_last or scores is None else scores[: end - self.prompt]
-            stops = self.criteria(text, seen, **kwargs)
             self.checked = end
-            if self.streamer is not None:
-                self.streamer.put(input_ids[:, end - 1].cpu())
+            if _HEARS_FIRST:
+                self._put(input_ids, end)
+            stops = self.criteria(text, seen, **kwargs)
+            if not _HEARS_FIRST:
+                self._put(input_ids, end)
             if bool(stops.all()):
                 self.end = end
                 break
         return stops
+
+    def _put(self, input_ids: Tensor, end: int) -> None:
+        if self.streamer is not None:
+            self.streamer.put(input_ids[:, end - 1].cpu())
 
 
 class Caller:
@@ -105,6 +116,14 @@ class Caller:
         if for_decoding is not None:
             self._decoding.enter_context(for_decoding())
         return outputs
+
+
+def take_back(cache: Any, length: int) -> None:
+    """Crop ``cache``, where a call was interrupted, to what comes before the last of ``length`` tokens."""
+    for layer in getattr(cache, "self_attention_cache", cache).layers:
+        surplus = layer.get_seq_length() - (length - 1)
+        if surplus > 0:
+            layer.crop(-surplus)
 
 
 def cut(result: Any, cache: Any, end: int) -> Any:
