@@ -4,6 +4,7 @@
 
 #include "head_linear/head_linear_checks.h"
 
+#include "common/batch_invariant.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 
@@ -17,7 +18,8 @@ bool steps_by_one(const at::Tensor& x, int64_t dim) { return x.size(dim) <= 1 ||
 
 at::Tensor head_linear_cpu(const at::Tensor& x, const at::Tensor& weight) {
   check_head_linear(x, weight);
-  if (x.scalar_type() == at::kFloat && x.size(0) * x.size(2) >= kManyRows) {
+  const int64_t rows = x.size(0) * x.size(2);
+  if (x.scalar_type() == at::kFloat && rows >= kManyRows && order_of(rows) == Order::fastest) {
     return at::matmul(x, weight.transpose(1, 2)).contiguous();
   }
   at::Tensor out = empty_cpu({x.size(0), x.size(1), x.size(2), weight.size(1)}, x.scalar_type());

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from ..config import Settings
+from ..replacements import latent_attention
 from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
 
 RULE = "ops.batch_invariant"
@@ -74,7 +75,9 @@ def rows_of(settings: Settings) -> int:
 
 
 def _set() -> None:
-    torch.ops.liteboost._set_batch_invariant_rows(max([1, *(rows for rows, _ in _asked.values())]))
+    rows = max([1, *(rows for rows, _ in _asked.values())])
+    torch.ops.liteboost._set_batch_invariant_rows(rows)
+    latent_attention.absorb(rows)
 
 
 def _turned_off(settings: Settings) -> str:

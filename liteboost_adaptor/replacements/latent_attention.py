@@ -3,7 +3,8 @@
 The cache holds one latent row and one rotated row for each token; ``kv_b_proj`` makes the keys and values
 of every head of them, anew in each step and for the whole cache. For one query it is cheaper to multiply
 the query by the key half of that weight (to absorb it), to attend to the latent rows as to one key head, and
-to multiply what comes out by the value half. Several queries attend to expanded keys, as in the original.
+to multiply what comes out by the value half. Several queries attend to expanded keys, as in the original, but
+where a few are to have the bits of one (`absorb`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from .linear import layer_unserved
 ops = torch.ops.liteboost
 #: Of the operator on an NPU: kv_lora_rank and what is rotated, and numbers of query heads.
 _NPU_SIZES, _NPU_HEADS = (512, 64), (1, 2, 4, 8, 16, 32, 64, 128)
+#: New tokens that attend to compressed keys at most, as one does: more than one where bits must not depend on
+#: how many tokens a step has. See `absorb`.
+_absorbed = 1
 Expand = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -63,8 +67,10 @@ class Latents:
         return self._expanded
 
     def can_attend(self, query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-        """Whether `attend` takes these: one token, of keys that nobody has expanded."""
-        if query.ndim != 4 or query.shape[2] != 1 or self._expanded is not None:
+        """Whether `attend` takes these: one token, or a few, of keys that nobody has expanded."""
+        if query.ndim != 4 or self._expanded is not None:
+            return False
+        if query.shape[2] != 1 and (query.shape[2] > _absorbed or mask is None or not query.is_cpu):
             return False
         if self.module.kv_b_proj._parameters["bias"] is not None:
             return False
@@ -80,7 +86,7 @@ class Latents:
         return not _is_310p()
 
     def attend(self, query: torch.Tensor, mask: torch.Tensor | None, scaling: float) -> torch.Tensor:
-        """What one query, ``[batch, num_heads, 1, head_dim]``, finds: as `torch.ops.liteboost.attention`."""
+        """What ``[batch, num_heads, tokens, head_dim]`` find: as `torch.ops.liteboost.attention`."""
         module, heads = self.module, query.shape[1]
         unrotated, rotated = query.split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
         weight = module.kv_b_proj._parameters["weight"].view(heads, -1, self.latent.shape[-1])
@@ -118,6 +124,12 @@ class LatentKVTensor(torch.Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override] # torch's has no types
         return f"LatentKVTensor({expanded_kv(self)!r})"
+
+
+def absorb(tokens: int) -> None:
+    """Have up to ``tokens`` new tokens of a step behind others attend to compressed keys, on a CPU."""
+    global _absorbed  # noqa: PLW0603 - of the process, as the kernels' number of rows is
+    _absorbed = tokens
 
 
 def expanded_kv(tensor: Any) -> Any:

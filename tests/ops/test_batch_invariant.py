@@ -96,6 +96,14 @@ def test_experts_packed(isa: str, form: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lies", ["inputs", "outputs"])
+def test_head_linear(isa: str, lies: str, dtype: torch.dtype) -> None:
+    weight = torch.randn(3, 40, 70) if lies == "inputs" else torch.randn(3, 70, 40).mT
+    weight = weight.to(dtype) if lies == "inputs" else weight.mT.to(dtype).mT
+    check_rows(lambda x: ops.head_linear(x, weight), torch.randn(64, 3, 1, 70).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (16, 1), (40, 1)], ids=str)
 @pytest.mark.parametrize("window", [0, 70, 600])
 def test_attention(isa: str, window: int, heads: tuple[int, int], dtype: torch.dtype) -> None:

@@ -49,6 +49,23 @@ def test_chunks_batches_and_single_tokens_agree(family: str, dtype: torch.dtype)
     assert torch.equal(logits(model, ids, [7] * 5 + [5])[:1], one_by_one), "a batch, in chunks"
 
 
+# In fp32 the sigmoid of V3's router, over few scores, is torch's vector code for some of them only.
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("deepseek_v2", torch.float32), ("deepseek_v2", torch.bfloat16), ("deepseek_v3", torch.bfloat16)],
+    ids=str,
+)
+def test_steps_of_latent_attention(family: str, dtype: torch.dtype) -> None:
+    """Behind a prompt, whose keys are expanded, all new tokens of a step attend as one does."""
+    model = tiny_models.build(family).eval()
+    families.cast(model, dtype)
+    liteboost_adaptor.apply(model, speculate="lookup")
+    ids = tiny_models.example_inputs(model, batch=1, length=TOKENS)["input_ids"]
+    one_by_one = logits(model, ids, [16] + [1] * 24)
+    for sizes in ([16, 7, 7, 7, 3], [16, 16, 8], [16, 2, 1, 4, 15, 2]):
+        assert torch.equal(logits(model, ids, sizes), one_by_one), f"steps {sizes}"
+
+
 def test_a_model_asks_while_it_is_bound() -> None:
     assert rows_asked() == 1
     first, second = tiny_models.build("llama"), tiny_models.build("llama")

@@ -36,7 +36,7 @@ def folder(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were small: one as large as the model never pays."""
-    monkeypatch.setattr(draft, "_bytes", lambda model: 0)
+    monkeypatch.setattr(draft, "bytes_of", lambda model: 0)
 
 
 @pytest.mark.usefixtures("cheap")

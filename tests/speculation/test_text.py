@@ -97,9 +97,9 @@ def test_what_the_encoder_reads_is_looked_up(t5: nn.Module, monkeypatch: pytest.
     read: list[list[int]] = []
     original = candidates.LookupCandidates.__init__
 
-    def init(self: Any, max_length: int, eos: Any, verified: int, source: list[int]) -> None:
+    def init(self: Any, max_length: int, eos: Any, verified: int, source: list[int], pace: Any) -> None:
         read.append(source)
-        original(self, max_length, eos, verified, source)
+        original(self, max_length, eos, verified, source, pace)
 
     monkeypatch.setattr(candidates.LookupCandidates, "__init__", init)
     ids = repeating(90)

@@ -24,7 +24,7 @@ from ...report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
 from ...setting_values import LOOKUP
 from ..steps import generates
 from . import draft
-from .pace import Pace
+from .pace import Pace, step_cost
 
 RULE, TITLE = "generate.speculate", "Several candidates are checked in a step (LITEBOOST_SPECULATE)"
 LEVEL = 2
@@ -190,13 +190,14 @@ def _prepare(
     if settings.speculate == LOOKUP:
         eos = getattr(config, "_eos_token_tensor", None)
         ends = frozenset() if eos is None else frozenset(eos.flatten().tolist())
-        return lambda **given: LookupCandidates(config.max_length, ends, length, _tokens(model, source))
+        source_tokens, pace = _tokens(model, source), Pace(step=step_cost(draft.bytes_of(model)))
+        return lambda **given: LookupCandidates(config.max_length, ends, length, source_tokens, pace)
     found = draft.draft_of(model, settings)
     if reason := found.reason or why_draft_not(model, input_ids, kwargs):
         return reason
     names = ("input_ids", "generation_config", "model_kwargs", "inputs_tensor", "logits_processor")
     return lambda **given: DraftCandidates(
-        Pace(cost=found.cost),
+        Pace(cost=found.cost, step=step_cost(draft.bytes_of(model))),
         length,
         assistant_model=found.model,
         **{name: given[name] for name in names},

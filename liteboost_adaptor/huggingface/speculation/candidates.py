@@ -57,14 +57,16 @@ class _Paced:
 class LookupCandidates(_Paced, PromptLookupCandidateGenerator):
     """Candidates that followed the last tokens before, in the text or in an encoder's."""
 
-    def __init__(self, max_length: int, eos: frozenset[int], verified: int, source: list[int]) -> None:
+    def __init__(
+        self, max_length: int, eos: frozenset[int], verified: int, source: list[int], pace: Pace
+    ) -> None:
         PromptLookupCandidateGenerator.__init__(
             self,
             num_output_tokens=LENGTHS[-1],
             max_matching_ngram_size=SIZES[0],
             max_length=max_length,
         )
-        self._begin(Pace(), verified)
+        self._begin(pace, verified)
         self._eos, self._known, self._index = eos, 0, NgramIndex()
         if source:
             self._index.extend([*source, BOUNDARY])

@@ -69,8 +69,9 @@ def _load(model: Any, settings: Settings) -> Draft:
     # transformers would write the number of candidates into its settings, and stop at unlikely ones.
     made.generation_config.num_assistant_tokens_schedule = "constant"
     made.generation_config.assistant_confidence_threshold = 0.0
-    return Draft(made, cost=COST_OF_TOKEN + _bytes(made) / max(_bytes(model), 1))
+    return Draft(made, cost=COST_OF_TOKEN + bytes_of(made) / max(bytes_of(model), 1))
 
 
-def _bytes(model: torch.nn.Module) -> int:
+def bytes_of(model: torch.nn.Module) -> int:
+    """What its weights take."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
