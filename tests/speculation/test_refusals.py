@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaConfig, LogitsProcessor, LogitsP
 from transformers.cache_utils import DynamicCache, StaticCache
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface.speculation import refusals
+from liteboost_adaptor.huggingface.speculation import pace, refusals
 
 from .speculating import Counts, both, repeating, text
 
@@ -54,6 +54,16 @@ def test_settings(llama: nn.Module, more: dict[str, Any], reason: str) -> None:
     assert counts.reasons == {reason: 1} and not counts.served
     ours, theirs = (out if isinstance(out, torch.Tensor) else out.sequences for out in (found, expected))
     assert torch.equal(ours, theirs)
+
+
+def test_small_models(llama: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "HOST_SECONDS", 0.5e-3)
+    counts = Counts()
+    expected, found = both(llama, repeating())
+    assert torch.equal(found, expected) and counts.served == 0
+    reason = "the model is so small that candidates cost the host more than they save"
+    assert counts.reasons == {reason: 1}
+    assert pace.step_cost(80 << 20) < pace.MOST_STEP_COST < pace.step_cost(70 << 20)
 
 
 def test_several_sequences(llama: nn.Module) -> None:

@@ -24,7 +24,7 @@ from ...report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
 from ...setting_values import LOOKUP
 from ..steps import generates
 from . import draft
-from .pace import Pace, step_cost
+from .pace import MOST_STEP_COST, Pace, step_cost
 
 RULE, TITLE = "generate.speculate", "Several candidates are checked in a step (LITEBOOST_SPECULATE)"
 LEVEL = 2
@@ -186,18 +186,20 @@ def _prepare(
     if reason := why_not(model, input_ids, kwargs):
         return reason
     config = kwargs["generation_config"]
-    length = input_ids.shape[1]
+    length, cost = input_ids.shape[1], step_cost(draft.bytes_of(model))
+    if cost > MOST_STEP_COST:
+        return "the model is so small that candidates cost the host more than they save"
     if settings.speculate == LOOKUP:
         eos = getattr(config, "_eos_token_tensor", None)
         ends = frozenset() if eos is None else frozenset(eos.flatten().tolist())
-        source_tokens, pace = _tokens(model, source), Pace(step=step_cost(draft.bytes_of(model)))
+        source_tokens, pace = _tokens(model, source), Pace(step=cost)
         return lambda **given: LookupCandidates(config.max_length, ends, length, source_tokens, pace)
     found = draft.draft_of(model, settings)
     if reason := found.reason or why_draft_not(model, input_ids, kwargs):
         return reason
     names = ("input_ids", "generation_config", "model_kwargs", "inputs_tensor", "logits_processor")
     return lambda **given: DraftCandidates(
-        Pace(cost=found.cost, step=step_cost(draft.bytes_of(model))),
+        Pace(cost=found.cost, step=cost),
         length,
         assistant_model=found.model,
         **{name: given[name] for name in names},

@@ -12,6 +12,8 @@ COST_OF_TOKEN = 0.1
 #: Seconds that candidates cost on the host in a step, by which a small model's gets dearer, and what a step
 #: of one token takes: so many, and its bytes at this rate. Constants: a call takes the same steps anywhere.
 HOST_SECONDS, STEP_SECONDS, BYTES_A_SECOND = 0.5e-3, 0.1e-3, 40e9
+#: The most of `Pace.step` where candidates are looked for: in a pause a token costs the host a tenth of that.
+MOST_STEP_COST = 0.25
 #: In tokens: what may be lost before the first pause, what in a trial behind a pause, and the most credit.
 FIRST_CREDIT, TRIAL_CREDIT, MOST_CREDIT = 1.0, 0.25, 2.0
 #: In tokens: the first pause, and the longest; each is twice as long as the one before.
