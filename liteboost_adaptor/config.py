@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import os
 import warnings
@@ -335,6 +336,14 @@ def with_overrides(base: Settings, **overrides: Any) -> Settings:
             raise ConfigError(f"no setting is called {field!r}. Settings: {', '.join(sorted(by_field))}.")
         values[field] = parse(by_field[field], value, field)
     return Settings(**values)
+
+
+def turned_off(found: Settings, level: int, *ids: str) -> str:
+    """Why ``found`` leaves out what is of ``level`` and listed by one of ``ids``, or an empty string."""
+    for glob in found.disable:
+        if any(fnmatch.fnmatchcase(each, glob) for each in ids):
+            return f"turned off by LITEBOOST_DISABLE={glob}"
+    return f"needs level {level}, level {found.level} is set" if found.level < level else ""
 
 
 def spelled(found: Settings) -> str:

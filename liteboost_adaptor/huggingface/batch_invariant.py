@@ -6,14 +6,13 @@ numbers of rows; see ``kernels/common/batch_invariant.h``.
 
 from __future__ import annotations
 
-import fnmatch
 import threading
 import weakref
 from collections.abc import Iterator
 
 import torch
 
-from ..config import Settings
+from ..config import Settings, turned_off
 from ..replacements import latent_attention
 from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
 
@@ -81,8 +80,5 @@ def _set() -> None:
 
 
 def _turned_off(settings: Settings) -> str:
-    for glob in settings.disable:
-        if fnmatch.fnmatchcase(RULE, glob):
-            return f"turned off by LITEBOOST_DISABLE={glob}"
-    level = LEVEL if settings.batch_invariant else 2  # what speculates is of level 2
-    return f"needs level {level}, level {settings.level} is set" if settings.level < level else ""
+    # What speculates is of level 2.
+    return turned_off(settings, LEVEL if settings.batch_invariant else 2, RULE)

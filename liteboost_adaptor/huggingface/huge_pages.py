@@ -11,7 +11,6 @@ together, one behind the other.
 from __future__ import annotations
 
 import ctypes
-import fnmatch
 import functools
 import mmap
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from ..config import Settings
+from ..config import Settings, turned_off
 from ..memory import available_bytes
 from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
 
@@ -53,8 +52,8 @@ _outcomes: weakref.WeakKeyDictionary[torch.nn.Module, Outcome] = weakref.WeakKey
 def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Move the weights of a bound ``model`` to huge pages, where that helps and there is room."""
     unbind(model)
-    weights = [] if _turned_off(settings) else list(_movable(model))
-    integers = [] if _turned_off(settings) else list(_integers(model))
+    weights = [] if turned_off(settings, LEVEL, RULE) else list(_movable(model))
+    integers = [] if turned_off(settings, LEVEL, RULE) else list(_integers(model))
     missing = [weight for weight in weights if weight.data_ptr() not in _held]
     missing_integers = [buffer for buffer in integers if buffer.data_ptr() not in _held]
     wanted = sum(tensor.nbytes for tensor in missing + missing_integers)
@@ -187,7 +186,7 @@ def unbind(model: torch.nn.Module) -> None:
 
 def rows(settings: Settings) -> Iterator[Listed]:
     """Its row."""
-    reason = _turned_off(settings)
+    reason = turned_off(settings, LEVEL, RULE)
     yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)
 
 
@@ -285,10 +284,3 @@ def _kernel_has_them() -> bool:
         return hasattr(mmap, "MADV_HUGEPAGE") and "[never]" not in _KERNEL.read_text()
     except OSError:
         return False
-
-
-def _turned_off(settings: Settings) -> str:
-    for glob in settings.disable:
-        if fnmatch.fnmatchcase(RULE, glob):
-            return f"turned off by LITEBOOST_DISABLE={glob}"
-    return f"needs level {LEVEL}, level {settings.level} is set" if settings.level < LEVEL else ""

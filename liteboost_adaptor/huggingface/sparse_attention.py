@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import weakref
 from collections.abc import Iterator
 
 import torch
 
-from ..config import Settings
+from ..config import Settings, turned_off
 from ..engine import swap
 from ..replacements.attention import REGISTRY
 from ..replacements.sparse_attention import CHOICE, RULE
@@ -25,7 +24,7 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Tell the attention modules of a bound ``model`` what its settings ask for, if they do."""
     if settings.sparse is None:
         return
-    reason = _turned_off(settings)
+    reason = turned_off(settings, LEVEL, RULE)
     outcomes = []
     for part in model.modules():
         mark = swap.mark_of(part)
@@ -50,17 +49,10 @@ def unbind(model: torch.nn.Module) -> None:
 def rows(settings: Settings) -> Iterator[Listed]:
     """Its row where somebody asked for it."""
     if settings.sparse is not None or _outcomes:
-        reason = _turned_off(settings)
+        reason = turned_off(settings, LEVEL, RULE)
         yield Listed(RULE, TITLE, DISABLED if settings.sparse is None or reason else IDLE, reason)
 
 
 def asked(model: torch.nn.Module, settings: Settings) -> str:
     """What somebody asked for, as `features` takes it."""
-    return "LITEBOOST_SPARSE" if settings.sparse is not None and not _turned_off(settings) else ""
-
-
-def _turned_off(settings: Settings) -> str:
-    for glob in settings.disable:
-        if fnmatch.fnmatchcase(RULE, glob):
-            return f"turned off by LITEBOOST_DISABLE={glob}"
-    return f"needs level {LEVEL}, level {settings.level} is set" if settings.level < LEVEL else ""
+    return "LITEBOOST_SPARSE" if settings.sparse is not None and not turned_off(settings, LEVEL, RULE) else ""

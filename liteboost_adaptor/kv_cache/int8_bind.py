@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..config import Settings
+from ..config import Settings, turned_off
 from ..engine import swap
 from ..report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
 from ..setting_values import INT8
@@ -28,7 +27,7 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Have caches that modules of a bound ``model`` update keep integers, if it or its settings say so."""
     if not (_is_set(settings) or _is_said_by(model)):
         return
-    reason, outcomes = _turned_off(settings), []
+    reason, outcomes = turned_off(settings, LEVEL, RULE, _APPENDING), []
     for part in model.modules():
         mark = swap.mark_of(part)
         if mark is None or not any(outcome.rule == _APPENDING for outcome in mark.outcomes):
@@ -55,14 +54,14 @@ def unbind(model: torch.nn.Module) -> None:
 def rows(settings: Settings) -> Iterator[Listed]:
     """Its row where somebody asked for it."""
     if _is_set(settings) or _outcomes:
-        reason = _turned_off(settings)
+        reason = turned_off(settings, LEVEL, RULE, _APPENDING)
         yield Listed(RULE, TITLE, DISABLED if reason else IDLE, reason)
 
 
 def asked(model: torch.nn.Module, settings: Settings) -> str:
     """What somebody, or the checkpoint, asked for, as `huggingface.features` takes it."""
     is_wanted = _is_set(settings) or _is_said_by(model)
-    return "an int8 KV cache (kv8)" if is_wanted and not _turned_off(settings) else ""
+    return "an int8 KV cache (kv8)" if is_wanted and not turned_off(settings, LEVEL, RULE, _APPENDING) else ""
 
 
 def _is_set(settings: Settings) -> bool:
@@ -74,11 +73,3 @@ def _is_said_by(model: torch.nn.Module) -> bool:
     found: Any = getattr(getattr(model, "config", None), "quantization_config", None)
     said = found.get("kv_cache") if isinstance(found, dict) else getattr(found, "kv_cache", None)
     return said == INT8
-
-
-def _turned_off(settings: Settings) -> str:
-    for glob in settings.disable:
-        for rule in (RULE, _APPENDING):
-            if fnmatch.fnmatchcase(rule, glob):
-                return f"turned off by LITEBOOST_DISABLE={glob}"
-    return f"needs level {LEVEL}, level {settings.level} is set" if settings.level < LEVEL else ""

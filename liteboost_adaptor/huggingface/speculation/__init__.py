@@ -7,7 +7,6 @@ gives the same, with candidates of ours.
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import inspect
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...config import Settings
+from ...config import Settings, turned_off
 from ...engine import swap
 from ...kv_cache.names import KV_CACHES
 from ...report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
@@ -44,7 +43,7 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Have a bound ``model``, and models in it, speculate as ``settings`` say."""
     if not settings.speculate:
         return
-    reason, outcomes = _turned_off(settings), []
+    reason, outcomes = turned_off(settings, LEVEL, RULE), []
     for part in model.modules():
         if not generates(type(part)):
             continue
@@ -72,7 +71,7 @@ def unbind(model: torch.nn.Module) -> None:
 def rows(settings: Settings) -> Iterator[Listed]:
     """Its row where somebody asked for it."""
     if settings.speculate or _outcomes:
-        reason = _turned_off(settings)
+        reason = turned_off(settings, LEVEL, RULE)
         yield Listed(RULE, TITLE, DISABLED if reason or not settings.speculate else IDLE, reason)
 
 
@@ -85,13 +84,6 @@ def notes() -> list[str]:
         f"Speculation: {accepted:,} of {proposed:,} candidates were accepted, in {steps:,} steps; "
         f"{pauses:,} pauses because it did not pay."
     ]
-
-
-def _turned_off(settings: Settings) -> str:
-    for glob in settings.disable:
-        if fnmatch.fnmatchcase(RULE, glob):
-            return f"turned off by LITEBOOST_DISABLE={glob}"
-    return f"needs level {LEVEL}, level {settings.level} is set" if settings.level < LEVEL else ""
 
 
 def _install(cls: Any, settings: Settings) -> None:
