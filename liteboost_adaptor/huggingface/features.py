@@ -10,7 +10,7 @@ import torch
 from ..config import Settings
 from ..kv_cache import int8_bind
 from ..report import Listed
-from . import batch_invariant, huge_pages, loading, sparse_attention, speculation, steps
+from . import batch_invariant, caching_allocator, huge_pages, loading, sparse_attention, speculation, steps
 from .weights import weights
 
 
@@ -65,6 +65,12 @@ FEATURES = (
         batch_invariant.RULE,
     ),
     Feature(huge_pages.unbind, huge_pages.bind, huge_pages.rows, rule=huge_pages.RULE),
+    Feature(
+        caching_allocator.unbind,
+        caching_allocator.bind,
+        caching_allocator.rows,
+        rule=caching_allocator.RULE,
+    ),
     Feature(steps.unbind, rows=steps.rows, rule=steps.RULE),
     Feature(speculation.unbind, speculation.bind, speculation.rows, rule=speculation.RULE),
     Feature(loading.unbind, rows=loading.rows, rule=loading.RULE),

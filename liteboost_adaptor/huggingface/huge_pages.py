@@ -23,6 +23,7 @@ import torch
 from ..config import Settings, turned_off
 from ..memory import available_bytes
 from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
+from . import caching_allocator
 
 RULE = "weights.huge_pages"
 TITLE = "Weights on huge pages"
@@ -252,7 +253,7 @@ def _is_torchs_own(weight: torch.Tensor) -> bool:
         return False
     own, of_slices = _deleters()
     deleter = torch.ops.liteboost._deleter_of(weight)
-    if deleter == own:
+    if deleter == own or caching_allocator.is_deleter(deleter):
         return True
     return deleter == of_slices and _is_privately_mapped(weight.data_ptr())
 

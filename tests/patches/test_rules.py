@@ -379,6 +379,7 @@ def test_a_pattern_that_matches_no_rule_is_warned_of_once_and_noted() -> None:
         "step.graph",
         "cache.int8",
         "weights.huge_pages",
+        "memory.caching_allocator",
         "quantization.checkpoints",
     ]
     with pytest.warns(UserWarning, match="disable=, has 'rope.haff'.*Did you mean 'rope.half'") as seen:

@@ -166,8 +166,9 @@ def test_remote_code_is_served_by_its_bodies(is_near_miss: bool, tmp_path: Path)
     assert found["module"].startswith("transformers_modules.")
     assert found["error"] <= 2e-5
     states = {rule: state for rule, (state, _) in found["rules"].items()}
-    # For continuous batching, and for one more token.
+    # For continuous batching, for one more token, and for large tensors.
     waiting = {"paged.sdpa", "paged.eager", "paged.requests", "paged.manager", "step.program"}
+    waiting |= {"memory.caching_allocator"}
     served = {"rope.half", "attention.sdpa", "mlp.silu", "linear.call", "cache.append"} | waiting
     if is_near_miss:
         assert states == {**dict.fromkeys(served, "applied"), "norm.*": "refused"}

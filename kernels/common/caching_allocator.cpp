@@ -1,0 +1,224 @@
+#include "common/caching_allocator.h"
+
+#include "common/checks.h"
+
+#ifdef __linux__
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+namespace liteboost {
+namespace {
+
+// Below this, what the C library keeps by itself is as good, and there are more tensors than pages.
+constexpr size_t kLeast = size_t{256} << 10;
+constexpr size_t kPage = size_t{4} << 10, kHugePage = size_t{2} << 20;
+// Of a tensor's size: so much larger memory for it may be.
+constexpr size_t kSlack = 8;
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+struct Block {
+  char* address;
+  size_t bytes;
+};
+
+// Memory of the system's, on huge pages where it has some; null where there is none.
+char* map_memory(size_t bytes) {
+  const size_t ahead = bytes >= kHugePage ? kHugePage : 0;
+  void* const mapped =
+      mmap(nullptr, bytes + ahead, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* const first = static_cast<char*>(mapped);
+  if (ahead == 0) return first;
+  char* const begin = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(first), kHugePage));
+  if (begin > first) munmap(first, static_cast<size_t>(begin - first));
+  if (char* const end = begin + bytes; end < first + bytes + ahead)
+    munmap(end, static_cast<size_t>(first + bytes + ahead - end));
+  // Whole pages only: the rest of the last one would be memory that nobody needs.
+  madvise(begin, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+  return begin;
+}
+
+void give_back(void* memory);
+
+class CachingAllocator final : public c10::Allocator {
+ public:
+  // Never destroyed: tensors are freed to the very end of the process.
+  static CachingAllocator& instance() {
+    static auto* const made = new CachingAllocator();
+    return *made;
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const memory = bytes >= kLeast ? take(round_up(bytes, kPage)) : nullptr;
+    if (memory == nullptr) return before_->allocate(bytes);
+    c10::profiledCPUMemoryReporter().New(memory, bytes);
+    return {memory, memory, &give_back, c10::Device(c10::kCPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  bool set_limit(size_t bytes) {
+    const std::lock_guard<std::mutex> one_at_a_time(setting_);
+    c10::Allocator* const current = c10::GetCPUAllocator();
+    if (bytes != 0 && current != this) {
+      if (before_ != nullptr && current != before_) return false;
+      before_ = current;
+    }
+    keep_at_most(bytes);
+    if (bytes != 0) c10::SetCPUAllocator(this, kPriority);
+    if (bytes == 0 && current == this) c10::SetCPUAllocator(before_, kPriority);
+    return c10::GetCPUAllocator() == (bytes != 0 ? this : before_) || before_ == nullptr;
+  }
+
+  // Whether `memory` was from here.
+  bool put(void* memory) {
+    Block block{static_cast<char*>(memory), 0};
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      const auto found = used_.find(memory);
+      if (found == used_.end()) return false;
+      block.bytes = found->second;
+      used_.erase(found);
+      used_bytes_ -= block.bytes;
+    }
+    c10::profiledCPUMemoryReporter().Delete(memory);  // before another thread is given it
+    std::deque<Block> dropped;
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      free_bytes_ += block.bytes;
+      free_.push_back(block);
+      drop_oldest(dropped);
+    }
+    unmap(dropped);
+    return true;
+  }
+
+  void free_elsewhere(void* memory) const { before_->raw_deallocate(memory); }
+
+  std::vector<int64_t> counts() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return {static_cast<int64_t>(free_bytes_), static_cast<int64_t>(used_bytes_), mapped_, reused_};
+  }
+
+ private:
+  // Above that of torch's own, which others may have set again.
+  static constexpr uint8_t kPriority = 1;
+
+  CachingAllocator() {
+    // A child has the memory, and must not inherit the lock of a thread that it does not have.
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
+
+  void* take(size_t bytes) {
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      if (bytes > limit_) return nullptr;
+      // What was freed last is the likeliest to be in a cache of the processor.
+      for (auto block = free_.rbegin(); block != free_.rend(); ++block) {
+        if (block->bytes < bytes || block->bytes - bytes > bytes / kSlack) continue;
+        char* const memory = block->address;
+        note_used(memory, block->bytes);
+        free_bytes_ -= block->bytes;
+        free_.erase(std::next(block).base());
+        ++reused_;
+        return memory;
+      }
+    }
+    char* memory = map_memory(bytes);
+    if (memory == nullptr) {  // as long as something is free, memory is not short
+      std::deque<Block> dropped;
+      {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        dropped.swap(free_);
+        free_bytes_ = 0;
+      }
+      unmap(dropped);
+      memory = map_memory(bytes);
+    }
+    if (memory == nullptr) return nullptr;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    note_used(memory, bytes);
+    ++mapped_;
+    return memory;
+  }
+
+  void note_used(char* memory, size_t bytes) {
+    used_.emplace(memory, bytes);
+    used_bytes_ += bytes;
+  }
+
+  void keep_at_most(size_t bytes) {
+    std::deque<Block> dropped;
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      limit_ = bytes;
+      drop_oldest(dropped);
+    }
+    unmap(dropped);
+  }
+
+  void drop_oldest(std::deque<Block>& dropped) {
+    while (free_bytes_ > limit_) {
+      dropped.push_back(free_.front());
+      free_bytes_ -= free_.front().bytes;
+      free_.pop_front();
+    }
+  }
+
+  static void unmap(const std::deque<Block>& blocks) {
+    for (const Block& block : blocks) munmap(block.address, block.bytes);
+  }
+
+  std::mutex setting_;
+  std::mutex mutex_;  // of what stands below
+  c10::Allocator* before_ = nullptr;
+  size_t limit_ = 0, free_bytes_ = 0, used_bytes_ = 0;
+  std::deque<Block> free_;  // in the order in which they were freed
+  std::unordered_map<void*, size_t> used_;
+  int64_t mapped_ = 0, reused_ = 0;
+};
+
+void give_back(void* memory) {
+  if (memory == nullptr) return;
+  CachingAllocator& allocator = CachingAllocator::instance();
+  if (!allocator.put(memory)) allocator.free_elsewhere(memory);
+}
+
+}  // namespace
+
+bool set_caching_allocator(int64_t bytes) {
+  LB_CHECK_VALUE(bytes >= 0, "_set_caching_allocator", "bytes must be 0 or more, got ", bytes);
+  return CachingAllocator::instance().set_limit(static_cast<size_t>(bytes));
+}
+
+std::vector<int64_t> caching_allocator_counts() { return CachingAllocator::instance().counts(); }
+
+int64_t caching_allocator_deleter() { return reinterpret_cast<int64_t>(&give_back); }
+
+}  // namespace liteboost
+#else
+namespace liteboost {
+
+bool set_caching_allocator(int64_t bytes) {
+  LB_CHECK_VALUE(bytes >= 0, "_set_caching_allocator", "bytes must be 0 or more, got ", bytes);
+  return bytes == 0;
+}
+
+std::vector<int64_t> caching_allocator_counts() { return {0, 0, 0, 0}; }
+
+int64_t caching_allocator_deleter() { return 0; }
+
+}  // namespace liteboost
+#endif
