@@ -17,9 +17,9 @@
 //
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
 // that: a thread walks its own contiguous part of the rows of weight, each element read is used for all rows of x
-// while it is in a register or in the first cache, and what comes next is on its way meanwhile. Many rows are
-// at::linear's where it is faster; the limit and the figures behind it are at linear_max_rows in
-// linear_cpu.cpp.
+// while it is in a register or in the first cache, and what comes next is on its way meanwhile. Many rows are bound
+// by arithmetic: they have loops of their own (linear_gemm.h), whose order does not depend on the number of rows either, or
+// are at::linear's; which of them where, and the figures behind it, stand at max_rows in linear_cpu.cpp.
 //
 // gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha): the two layers of a gated MLP
 // and its activation, act(linear(x, gate)) * linear(x, up), with the roundings of linear and gated_activation.
@@ -54,6 +54,16 @@ struct LinearArgs {
   Order order = Order::fastest;  // pack's
 };
 
+// Of many rows: all of x as it lies.
+struct GemmArgs {
+  const void* x;       // [rows, k], contiguous
+  const void* weight;  // [n, k], rows weight_stride elements apart
+  const void* bias;    // [n] or null
+  void* out;           // [rows, n], contiguous
+  int64_t rows, n, k;
+  int64_t weight_stride;
+};
+
 // Torch-free loops. `dtype` is that of x, weight, bias and out.
 struct LinearKernels {
   // The most rows that one call of run takes, kLinearRows or more.
@@ -64,6 +74,13 @@ struct LinearKernels {
   void (*pack)(DType dtype, const void* x, int64_t rows, int64_t k, Order order, void* packed);
   // out[:, begin:end].
   void (*run)(DType dtype, const LinearArgs& args, int64_t begin, int64_t end);
+  // Rows of weight in a panel of gemm; 0 where such products have no loops of their own here.
+  int64_t (*gemm_columns)(DType dtype, int64_t k);
+  // Floats that gemm needs as scratch for so many panels, aligned to 64 bytes.
+  int64_t (*gemm_scratch)(DType dtype, int64_t k, int64_t panels);
+  // out[row_begin:row_end] of the columns of panels [panel, end).
+  void (*gemm)(DType dtype, const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin,
+               int64_t row_end, float* scratch);
   // The sum of count floats, read as one stream; shows how fast memory can be read at all.
   double (*stream_sum)(const float* x, int64_t count);
 };

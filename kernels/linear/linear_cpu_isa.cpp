@@ -16,6 +16,12 @@
 #include "linear/linear_steps.h"
 #if defined(__AMX_BF16__)
 #include "linear/linear_amx.h"
+#elif defined(__AVX512BF16__)
+#define LB_GEMM_BF16 1
+#endif
+#if defined(__AVX512F__)
+#define LB_HAS_GEMM 1
+#include "linear/linear_gemm.h"
 #endif
 
 namespace liteboost {
@@ -399,10 +405,32 @@ void run_any(DType dtype, const LinearArgs& args, int64_t begin, int64_t end) {
   LB_DISPATCH_DTYPE(dtype, T, run<T>(args, begin, end));
 }
 
+#if defined(LB_HAS_GEMM)
+int64_t gemm_columns_any(DType dtype, int64_t k) { return gemm_serves(dtype, k) ? kGemmColumns : 0; }
+int64_t gemm_scratch_any([[maybe_unused]] DType dtype, int64_t k, int64_t panels) {
+#if defined(LB_GEMM_BF16)
+  if (dtype == DType::bf16) return gemm_scratch<bf16>(k, panels);
+#endif
+  return gemm_scratch<float>(k, panels);
+}
+void gemm_any([[maybe_unused]] DType dtype, const GemmArgs& args, int64_t panel, int64_t end,
+              int64_t row_begin, int64_t row_end, float* scratch) {
+#if defined(LB_GEMM_BF16)
+  if (dtype == DType::bf16) return gemm_panels<bf16>(args, panel, end, row_begin, row_end, scratch);
+#endif
+  gemm_panels<float>(args, panel, end, row_begin, row_end, scratch);
+}
+#else
+int64_t gemm_columns_any(DType, int64_t) { return 0; }
+int64_t gemm_scratch_any(DType, int64_t, int64_t) { return 0; }
+void gemm_any(DType, const GemmArgs&, int64_t, int64_t, int64_t, int64_t, float*) {}
+#endif
+
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {most_rows_any, packed_bytes_any, pack_any, run_any, stream_sum};
+const LinearKernels linear_kernels = {most_rows_any,    packed_bytes_any, pack_any, run_any,
+                                      gemm_columns_any, gemm_scratch_any, gemm_any, stream_sum};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

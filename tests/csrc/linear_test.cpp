@@ -51,6 +51,64 @@ void test_shape(int rows, int n, int k, bool with_bias, Order order = Order::fas
   check(out.intact(), "linear margin", n, k, 0, 0);
 }
 
+// Of many rows, where such products have loops of their own.
+template <typename T>
+void test_gemm(int rows, int n, int k, bool with_bias, int together) {
+  const auto& kernels = LB_ISA::linear_kernels;
+  const DType dtype = dtype_of<T>();
+  const int columns = static_cast<int>(kernels.gemm_columns(dtype, k));
+  if (columns == 0) return;
+  std::mt19937 random(static_cast<unsigned>(rows + n + k));
+  const int stride = k + 3;
+  Array<T> x(rows * k), weight((n - 1) * stride + k), bias(n), out(rows * n);
+  for (Array<T>* array : {&x, &weight, &bias}) array->fill(random);
+  const int64_t count = kernels.gemm_scratch(dtype, k, together);
+  std::vector<float> buffer(static_cast<size_t>(count) + 32, 7.0f);
+  float* scratch = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+
+  GemmArgs args{};
+  args.x = x.data();
+  args.weight = weight.data();
+  args.bias = with_bias ? bias.data() : nullptr;
+  args.out = out.data();
+  args.rows = rows;
+  args.n = n;
+  args.k = k;
+  args.weight_stride = stride;
+  // Several panels at a time, and rows in two ranges.
+  const int panels = (n + columns - 1) / columns;
+  for (int panel = 0; panel < panels; panel += together) {
+    const int end = panel + together < panels ? panel + together : panels;
+    kernels.gemm(dtype, args, panel, end, 0, rows / 3, scratch);
+    kernels.gemm(dtype, args, panel, end, rows / 3, rows, scratch);
+  }
+  for (int i = 0; i < 16; ++i)
+    check(scratch[count + i] == 7.0f, "gemm scratch", rows, k, scratch[count + i], 7);
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < n; ++i) {
+      double want = with_bias ? bias[i] : 0.0, scale = std::fabs(want);
+      for (int j = 0; j < k; ++j) {
+        const double product = x[row * k + j] * weight[i * stride + j];
+        want += product;
+        scale += std::fabs(product);
+      }
+      check_close<T>("gemm", row * n + i, k, out[row * n + i], want, scale);
+    }
+  }
+  check(out.intact(), "gemm margin", n, k, 0, 0);
+}
+
+template <typename T>
+void test_gemms() {
+  // Tiles are of up to 6 rows, words of up to 2 elements, panels of 64 columns.
+  for (int k = 1; k <= 2 * kMaxLength; ++k) test_gemm<T>(7, 19, k, k % 3 == 0, 1);
+  for (int rows = 1; rows <= 20; ++rows) test_gemm<T>(rows, 66, 38, rows % 2 == 0, 1);
+  for (int n = 1; n <= 70; ++n) test_gemm<T>(5, n, 10, true, 2);
+  // Chunks of 192 rows, blocks of 128 words.
+  for (const int rows : {191, 193, 400}) test_gemm<T>(rows, 140, 258, true, 2);
+  for (const int k : {254, 256, 514, 1030}) test_gemm<T>(13, 200, k, false, 3);
+}
+
 template <typename T>
 void test_type() {
   // Steps are of up to 32 elements and unrolled by 4.
@@ -84,6 +142,8 @@ void test_linear() {
   test_type<float>();
   test_type<bf16>();
   test_type<f16>();
+  test_gemms<float>();
+  test_gemms<bf16>();
 }
 
 }  // namespace testing

@@ -73,6 +73,26 @@ def test_values_at_every_number_of_rows(isa: str, dtype: torch.dtype, bias: bool
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k"), [(97, 64, 256), (193, 65, 258), (130, 63, 131), (400, 200, 34), (1030, 300, 70)]
+)
+def test_values_of_prompts(isa: str, dtype: torch.dtype, bias: bool, rows: int, n: int, k: int) -> None:
+    """Many rows, in panels of 64 columns, chunks of 192 rows and blocks of 128 or 256 of K."""
+    x, weight, shift = make(rows, n + 2, k + 5, dtype, bias)
+    # Rows of weight that lie apart and begin anywhere, and x that has to be made contiguous.
+    weight, shift = weight[2:, 3 : k + 3], None if shift is None else shift[2:]
+    check(linear(x[:, :k], weight, shift), x[:, :k], weight, shift)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_prompts_do_not_depend_on_the_threads(isa: str, dtype: torch.dtype) -> None:
+    """Of few panels the rows are shared out, too."""
+    args = make(700, 70, 90, dtype)
+    assert_same_on_any_threads(lambda: linear(*args))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [32, 33, 64, 65, 100, 256, 257])
 def test_values_around_the_limits_of_chunks_and_of_what_is_served(
     isa: str, dtype: torch.dtype, rows: int

@@ -1,0 +1,186 @@
+// Products of many rows of x (prefill): of fp32, and of bf16 where a CPU multiplies pairs of it and has no tiles. Part of
+// linear_cpu_isa.cpp; compiled once an instruction set.
+//
+// A word is a float, or a pair of bf16 that are neighbours in K. A *panel* is kGemmColumns rows of weight, packed so that one vector holds a word of
+// kLanes of them: it is packed once for all rows of x, one or several at a time, and a block of it, kGemmWords of K, stays in the first cache while
+// all rows of a *chunk* of x are multiplied by it. x is read as it lies. Sums of a block are added up in registers, and
+// then join those of the chunk, which stay in the second cache.
+#pragma once
+
+#include "common/prefetch.h"
+#include "common/vec.h"
+#include "common/vec_bf16.h"
+#include "common/vec_transpose.h"
+#include "linear/linear_one_row.h"
+#include "linear/linear_steps.h"
+
+namespace liteboost {
+namespace LB_ISA {
+namespace {
+
+// 24 sums, 4 vectors of weights and a word of x fit 32 registers.
+constexpr int kGemmRows = 6, kGemmVectors = 4;
+constexpr int64_t kGemmColumns = kGemmVectors * kLanes;
+constexpr int64_t kGemmWords = 128;
+constexpr int64_t kGemmChunk = 32 * kGemmRows;
+
+template <typename T>
+struct GemmWords {
+  static constexpr int kSize = 1;  // elements of K
+  static LB_INLINE VF load_some(const T* row, int64_t n) {
+    return n >= kLanes ? load(row) : load(row, static_cast<int>(n));
+  }
+  static LB_INLINE VF multiply_add(VF sum, VF x, VF weight) { return fma(x, weight, sum); }
+};
+#if defined(LB_GEMM_BF16)
+template <>
+struct GemmWords<bf16> {
+  static constexpr int kSize = 2;
+  static LB_INLINE VF load_some(const bf16* row, int64_t n) {
+    return n >= 2 * kLanes ? (VF)_mm512_loadu_si512(row) : (VF)_mm512_maskz_loadu_epi16((1u << n) - 1u, row);
+  }
+  static LB_INLINE VF multiply_add(VF sum, VF x, VF weight) { return dot_pairs(sum, x, weight); }
+};
+#endif
+
+template <typename T>
+LB_INLINE int64_t gemm_words(int64_t k) {
+  return k / GemmWords<T>::kSize;
+}
+
+// Whether K is whole words.
+LB_INLINE bool gemm_serves(DType dtype, int64_t k) {
+#if defined(LB_GEMM_BF16)
+  if (dtype == DType::bf16) return k > 0 && k % 2 == 0;
+#endif
+  return dtype == DType::f32 && k > 0;
+}
+
+// Floats that gemm_panels needs beside its arguments: the panels, and the sums of a chunk.
+template <typename T>
+LB_INLINE int64_t gemm_scratch(int64_t k, int64_t panels) {
+  return (gemm_words<T>(k) * panels + kGemmChunk) * kGemmColumns;
+}
+
+// Lines of the weights of the next panel, asked for in turn while this one is multiplied.
+struct GemmAhead {
+  const char* row;
+  int64_t stride, row_bytes, rows;  // those that are left
+  int64_t at = 0;                   // in the row
+
+  LB_INLINE void ask(int64_t lines) {
+    for (; lines > 0 && rows > 0; --lines) {
+      fetch_ahead(row + at);
+      at += kLine;
+      if (at < row_bytes) continue;
+      at = 0;
+      row += stride;
+      --rows;
+    }
+  }
+};
+
+// panel[word][column] of `columns` rows of weight; zero behind the last.
+template <typename T>
+void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k, float* panel) {
+  typedef GemmWords<T> W;
+  const int64_t words = gemm_words<T>(k);
+  for (int64_t first = 0; first < kGemmColumns; first += kLanes) {
+    const T* rows = weight + first * stride;
+    const int64_t count = columns - first;
+    for (int64_t w = 0; w < words; w += kLanes) {
+      const int64_t at = w * W::kSize;
+      VF block[kLanes];
+      LB_UNROLL16 for (int i = 0; i < kLanes; ++i) {
+        block[i] = i < count ? W::load_some(rows + i * stride + at, k - at) : VF{};
+      }
+      transpose(block);
+      float* out = panel + w * kGemmColumns + first;
+      const int64_t valid = words - w < kLanes ? words - w : kLanes;
+      for (int64_t i = 0; i < valid; ++i) store(out + i * kGemmColumns, block[i]);
+    }
+  }
+}
+
+// totals[rows][kGemmColumns] = (is_first ? 0 : totals) + x[rows][words] panel[words][kGemmColumns].
+template <typename T, int rows>
+void gemm_tile(const T* x, int64_t k, const float* panel, int64_t words, bool is_first, float* totals) {
+  typedef GemmWords<T> W;
+  VF sums[rows][kGemmVectors] = {};
+  for (int64_t w = 0; w < words; ++w) {
+    VF columns[kGemmVectors];
+    LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) columns[v] = load(panel + w * kGemmColumns + v * kLanes);
+    LB_UNROLL for (int r = 0; r < rows; ++r) {
+      float word;
+      memcpy(&word, x + r * k + w * W::kSize, sizeof(word));
+      const VF splatted = splat(word);
+      LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) sums[r][v] =
+          W::multiply_add(sums[r][v], splatted, columns[v]);
+    }
+  }
+  LB_UNROLL for (int r = 0; r < rows; ++r) {
+    LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) {
+      float* to = totals + r * kGemmColumns + v * kLanes;
+      store(to, is_first ? sums[r][v] : load(to) + sums[r][v]);
+    }
+  }
+}
+
+// By number of rows - 1.
+template <typename T>
+constexpr void (*kGemmTiles[kGemmRows])(const T*, int64_t, const float*, int64_t, bool, float*) = {
+    gemm_tile<T, 1>, gemm_tile<T, 2>, gemm_tile<T, 3>, gemm_tile<T, 4>, gemm_tile<T, 5>, gemm_tile<T, 6>};
+
+// out[row_begin:row_end] of the columns of panels [panel, end).
+template <typename T>
+void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
+                 float* scratch) {
+  const int64_t words = gemm_words<T>(args.k), first = panel * kGemmColumns;
+  const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
+  const T* weight = static_cast<const T*>(args.weight) + first * args.weight_stride;
+  float* packed = scratch + kGemmChunk * kGemmColumns;
+  for (int64_t column = 0; column < last - first; column += kGemmColumns) {
+    const int64_t left = last - first - column;
+    pack_gemm_panel(weight + column * args.weight_stride, args.weight_stride,
+                    left < kGemmColumns ? left : kGemmColumns, args.k, packed + column * words);
+  }
+
+  const int64_t row_bytes = args.k * static_cast<int64_t>(sizeof(T));
+  const int64_t behind = args.n - last, next = last - first;
+  GemmAhead ahead{reinterpret_cast<const char*>(weight + next * args.weight_stride),
+                  args.weight_stride * static_cast<int64_t>(sizeof(T)), row_bytes,
+                  behind < next ? behind : next};
+  const int64_t blocks = (words + kGemmWords - 1) / kGemmWords * (end - panel);
+  const int64_t tiles = (row_end - row_begin + kGemmRows - 1) / kGemmRows * blocks;
+  const int64_t lines = (ahead.rows * (row_bytes / kLine + 1) + tiles - 1) / tiles;
+
+  LinearArgs written{};
+  written.bias = args.bias;
+  written.out = args.out;
+  written.n = args.n;
+  for (int64_t chunk = row_begin; chunk < row_end; chunk += kGemmChunk) {
+    const int64_t rows = row_end - chunk < kGemmChunk ? row_end - chunk : kGemmChunk;
+    const T* x = static_cast<const T*>(args.x) + chunk * args.k;
+    for (int64_t column = 0; column < last - first; column += kGemmColumns) {
+      for (int64_t w = 0; w < words; w += kGemmWords) {
+        const float* block = packed + column * words + w * kGemmColumns;
+        const int64_t some = words - w < kGemmWords ? words - w : kGemmWords;
+        for (int64_t row = 0, width; row < rows; row += width) {
+          width = group_of<kGemmRows>(rows - row);
+          kGemmTiles<T>[width - 1](x + row* args.k + w* GemmWords<T>::kSize, args.k, block, some, w == 0,
+                                   scratch + row* kGemmColumns);
+          ahead.ask(lines);
+        }
+      }
+      const int64_t left = last - first - column;
+      for (int64_t row = 0; row < rows; ++row) {
+        write_row<T>(written, chunk + row, first + column, left < kGemmColumns ? left : kGemmColumns,
+                     scratch + row * kGemmColumns);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace LB_ISA
+}  // namespace liteboost
