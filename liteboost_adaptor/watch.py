@@ -15,8 +15,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _python_dispatch
@@ -64,8 +63,7 @@ _OWN_CLOSURES = {
 _MISSING = object()
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a function is looked up: a name in a module, a module's globals, or an attribute of a class.
 
     Attributes:
@@ -124,11 +122,14 @@ class Place:
 
     def value(self) -> Any:
         """What is there now, as it is kept."""
-        if isinstance(self.space, type):
-            return next(
-                (vars(base)[self.name] for base in self.space.__mro__ if self.name in vars(base)), _MISSING
-            )
-        return self.space.get(self.name, _MISSING)
+        space, name = self.space, self.name
+        if not isinstance(space, type):
+            return space.get(name, _MISSING)
+        for base in space.__mro__:  # written out: thousands of places are looked up as a model is bound
+            names = base.__dict__
+            if name in names:
+                return names[name]
+        return _MISSING
 
 
 def place_in_module(names: dict[str, Any], name: str) -> Place:

@@ -118,8 +118,8 @@ class _Reader:
 
     def note(self, place: Place) -> Any:
         """Note a place, and give what is there."""
-        if place.space is not vars(_builtins()):
-            self._places.setdefault(place)
+        if place.space is not _builtins().__dict__:
+            self._places[place] = None
         return place.value()
 
     def follow(self, value: Any, depth: int) -> None:
