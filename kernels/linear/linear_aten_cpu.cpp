@@ -1,5 +1,6 @@
-// torch's own products (mm, addmm) of up to batch_invariant_rows() rows in the order of one row: those of layers that no rule
-// serves, such as routers of experts. They stand in torch's place only while more than one row is asked for.
+// torch's own products (mm, addmm) of up to batch_invariant_rows() rows in the order of one row, and its activations row by
+// row: those of layers that no rule serves, such as routers of experts. They stand in torch's place only while more than one
+// row is asked for.
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/zeros.h>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <optional>
 
+#include "activation/activation_aten_cpu.h"
 #include "common/batch_invariant.h"
 #include "common/checks.h"
 #include "common/tensors.h"
@@ -70,6 +72,9 @@ void set_batch_invariant_rows_everywhere(int64_t rows) {
     library->emplace(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
     (*library)->impl("mm", &mm);
     (*library)->impl("addmm", &addmm);
+    (*library)->impl("sigmoid", &sigmoid_by_rows);
+    (*library)->impl("silu", &silu_by_rows);
+    (*library)->impl("softplus", &softplus_by_rows);
   } else if (rows == 1) {
     library->reset();
   }

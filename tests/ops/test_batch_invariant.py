@@ -13,8 +13,10 @@ from ops.test_int8_linear import layer as w8a8
 from ops.test_quantized_experts import FORMS, Layer
 from ops.test_quantized_linear import W4_FORMS, packed, w4, w8
 from support.compare import DTYPES
+from torch.nn import functional as F
 
 ops = torch.ops.liteboost
+ACTIVATIONS = [torch.sigmoid, F.silu, F.softplus]
 ROWS = [2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 33, 64]
 
 
@@ -174,6 +176,36 @@ def test_products_of_torch_itself(isa: str, dtype: torch.dtype) -> None:
     check_rows(lambda x: torch.addmm(bias, x, columns), x)
     exact = torch.addmm(bias.double(), x.double(), columns.double())
     torch.testing.assert_close(torch.addmm(bias, x, columns).double(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 4, 31, 33, 64, 1030])
+@pytest.mark.parametrize("function", ACTIVATIONS, ids=lambda function: function.__name__)
+def test_activations_of_torch_itself(
+    function: Callable[[torch.Tensor], torch.Tensor], width: int, dtype: torch.dtype
+) -> None:
+    """torch has one exp for vectors, and another for what is left behind the last: each row is as alone."""
+    x = (4 * torch.randn(64, width)).to(dtype)
+    check_rows(function, x)
+    check_rows(lambda x: function(x[None])[0], x)
+    ours = function(x)
+    ops._set_batch_invariant_rows(1)
+    assert torch.equal(torch.cat([function(row[None]) for row in x]), ours), "the bits of one row are torch's"
+    columns = x.t()
+    expected = function(columns)
+    ops._set_batch_invariant_rows(64)
+    assert torch.equal(function(columns), expected) and function(columns).stride() == expected.stride()
+    for shape in ((), (0, 4), (7,), (65, 4)):
+        assert function(torch.zeros(shape, dtype=dtype)).shape == shape
+
+
+@pytest.mark.parametrize("function", ACTIVATIONS, ids=lambda function: function.__name__)
+def test_activations_of_torch_itself_have_gradients(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(5, 6, dtype=torch.float32, requires_grad=True)
+    function(x).sum().backward()
+    exact = x.detach().double().requires_grad_()
+    function(exact).sum().backward()
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_torch_keeps_its_products_where_one_row_is_asked_for(recwarn: pytest.WarningsRecorder) -> None:
