@@ -428,7 +428,7 @@ def _called(cls: type, pending: list[str], found: dict[str, Any]) -> dict[str, A
 
 
 def _asks(methods: Iterable[Any], rule: Rule) -> bool:
-    """Whether one of ``methods`` names, or a decorator of it holds, an object of the rule's registry."""
+    """Whether one of ``methods``, or a decorator of it, names or holds an object of the rule's registry."""
     return any(
         _target(type(value)) == rule.registry
         for method in methods
@@ -437,21 +437,26 @@ def _asks(methods: Iterable[Any], rule: Rule) -> bool:
 
 
 def _held_by_wrappers(method: Any) -> list[Any]:
-    """What the functions around a method hold in their closures."""
+    """What the functions around a method hold in their closures, or name as a global."""
     try:
         chain = source.wrapper_chain(method)
     except source.SourceUnavailable:
         return []
-    return [rewriting.contents(cell) for wrapper in chain for cell in wrapper.__closure__ or ()]
+    cells = [rewriting.contents(cell) for wrapper in chain for cell in wrapper.__closure__ or ()]
+    return cells + [value for wrapper in chain for value in _globals_of(wrapper)]
 
 
 def _named_globals(method: Any) -> list[Any]:
     """Values of the global names a method uses."""
     try:
-        inner = source.innermost(method)
+        return _globals_of(source.innermost(method))
     except source.SourceUnavailable:
         return []
-    return [inner.__globals__[name] for name in inner.__code__.co_names if name in inner.__globals__]
+
+
+def _globals_of(function: Any) -> list[Any]:
+    names = function.__globals__
+    return [names[name] for name in function.__code__.co_names if name in names]
 
 
 def _named_functions(method: Any) -> list[Any]:

@@ -123,3 +123,37 @@ def test_a_number_in_place_of_a_norms_weight_is_handed_back() -> None:
     assert served.rules == {} and {why for _, why in served.fallbacks} == {
         "a weight of another shape than a row"
     }
+
+
+#: As `use_experts_implementation` of 5.0 and 5.1 wraps a forward: later ones hold the registry in a closure.
+OLD_WRAPPER = """
+def wrapper(original_forward):
+    @wraps(original_forward)
+    def forward(self, *args, **kwargs):
+        experts_forward = original_forward
+
+        if self.config._experts_implementation != "eager":
+            experts_forward = ALL_EXPERTS_FUNCTIONS[self.config._experts_implementation]
+
+        return experts_forward(self, *args, **kwargs)
+
+    return forward
+"""
+
+
+def test_experts_whose_decorator_names_the_registry_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.integrations import moe
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    names = vars(moe).copy()
+    exec(OLD_WRAPPER, names)
+    monkeypatch.setattr(MixtralExperts, "forward", names["wrapper"](MixtralExperts.forward.__wrapped__))
+    model = tiny_models.build("mixtral")
+    inputs = tiny_models.example_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        liteboost_adaptor.apply(model)
+        with calls.served() as served:
+            found = model(**inputs).logits
+    assert served.kinds["experts"] == model.config.num_hidden_layers and served.fallbacks == {}
+    assert numbers.relative(found, expected) <= 2e-5
