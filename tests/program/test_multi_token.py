@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import families, tiny_models
-from transformers import StaticCache
+from transformers import StaticCache, masking_utils
 
 import liteboost_adaptor
 from liteboost_adaptor.huggingface import ragged
@@ -22,6 +22,10 @@ from liteboost_adaptor.report import report
 
 from .conftest import Pair, served
 
+#: Releases before 5 make the mask of several queries by vmap, and such steps are not recorded: see
+#: `test_multi_token_releases.py`.
+IS_RECORDED = not hasattr(masking_utils, "_vmap_for_bhqkv")
+pytestmark = pytest.mark.skipif(not IS_RECORDED, reason="this transformers makes masks by vmap")
 FAMILIES = (
     *("llama", "qwen3", "gemma3_text", "mistral", "gpt2", "phi", "gpt_neox", "gpt_oss", "gemma2"),
     *("mixtral", "qwen3_moe", "deepseek_v3", "bloom"),
@@ -196,7 +200,8 @@ class Texts:
         liteboost_adaptor.undo()
         model = tiny_models.build(family)
         ids = families.inputs_of(model, 6, (0,))["input_ids"].repeat(1, 4)
-        options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        # No token ends it: older releases look for one among candidates, and fail where it is None.
+        options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": 1 << 20, "pad_token_id": 0}
         expected = model.generate(ids, **options, **settings)
         liteboost_adaptor.apply(model, level=2)
         counter = report.counter("step.program")
