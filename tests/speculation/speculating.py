@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from transformers.generation.utils import GenerationMixin
 
 import liteboost_adaptor
 from liteboost_adaptor.huggingface import speculation
+from liteboost_adaptor.huggingface.speculation import loop, refusals
 from liteboost_adaptor.report import Row, report
 
 RULE = speculation.RULE
+#: Whether this release of transformers is one that is served, and with draft models, and so can be tested; of
+#: the others `test_releases.py` says that they run the original.
+HAS_PREFILL = hasattr(GenerationMixin, loop.PREFILL)
+IS_SERVED = not (HAS_PREFILL and hasattr(GenerationMixin, refusals._POSITIONS))
+served_here = pytest.mark.skipif(not IS_SERVED, reason="this transformers runs the original")
+drafts_here = pytest.mark.skipif(not HAS_PREFILL, reason="this transformers has no draft models of ours")
 #: Tokens that a test generates: more than the least that are served.
 NEW_TOKENS = 40
 

@@ -13,7 +13,9 @@ from transformers.cache_utils import DynamicCache
 import liteboost_adaptor
 from liteboost_adaptor.huggingface.speculation import draft, refusals
 
-from .speculating import Counts, both, repeating, settings, text
+from .speculating import Counts, both, drafts_here, repeating, served_here, settings, text
+
+pytestmark = [served_here, drafts_here]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import liteboost_adaptor
 from liteboost_adaptor.huggingface.speculation import draft, refusals
 
-from .speculating import Counts
+from .speculating import Counts, drafts_here, served_here
+
+pytestmark = served_here
 
 NEW_TOKENS = 6
 #: Texts without speculation, which a batch makes; texts with it; and these in the second tier.
@@ -75,12 +77,13 @@ def test_the_distribution_is_the_same(
 
 
 @pytest.mark.full
+@drafts_here
 def test_the_distribution_with_a_draft_model(
     model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft that is less sure than the model, and so often proposes what the model would not."""
     monkeypatch.setattr(refusals, "LEAST_NEW_TOKENS", 2)
-    monkeypatch.setattr(draft, "_bytes", lambda model: 0)
+    monkeypatch.setattr(draft, "bytes_of", lambda model: 0)
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.lm_head.weight.mul_(0.3)

@@ -16,7 +16,7 @@ from liteboost_adaptor import config, rule_ids
 from liteboost_adaptor.errors import ConfigError
 from liteboost_adaptor.huggingface import speculation
 
-from .speculating import RULE, Counts, repeating, rows, text
+from .speculating import RULE, Counts, repeating, rows, served_here, text
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,7 @@ def test_off_by_default(llama: nn.Module) -> None:
     assert "_sample" not in vars(type(llama))
 
 
+@served_here
 def test_rows(llama: nn.Module) -> None:
     liteboost_adaptor.apply(llama, speculate="lookup")
     (row,) = rows()
@@ -88,6 +89,7 @@ def test_levels_and_disabling(llama: nn.Module) -> None:
     assert RULE in rule_ids.all_ids()
 
 
+@served_here
 def test_undo_leaves_nothing() -> None:
     model = tiny_models.build("llama", seed=1)
     expected = text(model, repeating())
@@ -101,6 +103,7 @@ def test_undo_leaves_nothing() -> None:
     assert torch.equal(text(model, repeating()), expected) and counts.served == 1
 
 
+@served_here
 def test_other_models_of_the_class_do_not_speculate(llama: nn.Module) -> None:
     other = tiny_models.build("llama", seed=2)
     liteboost_adaptor.apply(llama, speculate="lookup")
@@ -118,6 +121,7 @@ def test_copies_and_pickles_are_of_the_original(llama: nn.Module) -> None:
         assert "_sample" not in vars(type(made))
 
 
+@served_here
 def test_models_that_are_loaded_speculate(llama: nn.Module, tmp_path: Path) -> None:
     llama.save_pretrained(tmp_path)
     liteboost_adaptor.apply(speculate="lookup")

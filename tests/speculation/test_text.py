@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 import liteboost_adaptor
+from liteboost_adaptor.huggingface.speculation import loop
 
-from .speculating import NEW_TOKENS, Counts, both, repeating, settings, text
+from .speculating import HAS_PREFILL, NEW_TOKENS, Counts, both, repeating, served_here, settings, text
 
+pytestmark = served_here
 FAMILIES = ("llama", "qwen3", "gpt2", "gpt_neox", "phi", "mixtral", "deepseek_v3")
 
 
@@ -230,6 +233,28 @@ def test_a_criterion_asks_what_the_streamer_has_heard(llama: nn.Module, count: i
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("hears_first", [False, True], ids=["criteria first", "streamer first"])
+def test_a_streamer_and_criteria_take_turns(monkeypatch: pytest.MonkeyPatch, hears_first: bool) -> None:
+    """In either order that a release has; the test above says which one this release has."""
+    events: list[tuple[str, int]] = []
+
+    class Notes(StopBehind):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            events.append(("asked", input_ids.shape[1]))
+            return super().__call__(input_ids, scores, **kwargs)
+
+    class Hears(Collected):
+        def put(self, value: torch.Tensor) -> None:
+            events.append(("heard", 1 + int(value)))
+
+    monkeypatch.setattr(loop, "_HEARS_FIRST", hears_first)
+    stops = loop.StopAtToken(StoppingCriteriaList([Notes(7)]), 4, Hears())
+    stops.candidates = types.SimpleNamespace(verified=9)
+    assert bool(stops(torch.arange(9)[None], None).all()) and stops.end == stops.checked == 7
+    order = ("heard", "asked") if hears_first else ("asked", "heard")
+    assert events == [(each, length) for length in (5, 6, 7) for each in order]
+
+
 @pytest.mark.parametrize("count", range(17, 34))
 def test_max_length_inside_an_accepted_run(llama: nn.Module, count: int) -> None:
     expected, found = both(llama, repeating(), max_new_tokens=count)
@@ -275,7 +300,6 @@ def test_stop_strings_inside_an_accepted_run(llama: nn.Module, words: PreTrained
         {"min_new_tokens": 30, "eos_token_id": 40},
         {"suppress_tokens": [33, 34, 35]},
         {"bad_words_ids": [[36], [37, 38]]},
-        {"prefill_chunk_size": 7},
     ],
     ids=lambda more: next(iter(more)),
 )
@@ -283,6 +307,15 @@ def test_processors_and_settings(llama: nn.Module, more: dict[str, Any]) -> None
     counts = Counts()
     expected, found = both(llama, repeating(), **more)
     assert counts.served == 1 and torch.equal(found, expected)
+
+
+def test_a_prompt_in_chunks(llama: nn.Module) -> None:
+    """Releases that have a method for the prompt leave the chunks to it; in others the original runs."""
+    counts = Counts()
+    expected, found = both(llama, repeating(), prefill_chunk_size=7)
+    assert torch.equal(found, expected)
+    assert counts.served == HAS_PREFILL
+    assert counts.reasons == ({} if HAS_PREFILL else {"prefill_chunk_size": 1})
 
 
 def test_scores_are_those_without(llama: nn.Module) -> None:
