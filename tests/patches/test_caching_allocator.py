@@ -238,7 +238,7 @@ def test_a_negative_size_is_refused() -> None:
         torch.ops.liteboost._set_caching_allocator(-1)
 
 
-# -- as a part of a bound model ---------------------------------------------------------------------------------
+# -- as a part of a bound model ----------------------------------------------------------------------------
 
 
 def _outcomes() -> list[tuple[str, str]]:

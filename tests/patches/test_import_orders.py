@@ -84,7 +84,7 @@ def outcome(order: str) -> dict[str, Any]:
     return processes.python_json(prepare + ORDERS[order])
 
 
-#: What waits for continuous batching, for one more token or for a large tensor is not called by a forward pass.
+#: What waits for continuous batching, one more token or a large tensor is not called by a forward pass.
 WAITING = {
     *("paged.sdpa", "paged.eager", "paged.requests", "paged.manager"),
     *("step.program", "memory.caching_allocator"),
