@@ -135,6 +135,7 @@ constexpr void (*kGemmTiles[kGemmRows])(const T*, int64_t, const float*, int64_t
 template <typename T>
 void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
                  float* scratch) {
+  if (row_begin >= row_end) return;
   const int64_t words = gemm_words<T>(args.k), first = panel * kGemmColumns;
   const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
   const T* weight = static_cast<const T*>(args.weight) + first * args.weight_stride;
