@@ -202,7 +202,10 @@ class Texts:
         ids = families.inputs_of(model, 6, (0,))["input_ids"].repeat(1, 4)
         # No token ends it: older releases look for one among candidates, and fail where it is None.
         options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": 1 << 20, "pad_token_id": 0}
-        expected = model.generate(ids, **options, **settings)
+        try:
+            expected = model.generate(ids, **options, **settings)
+        except ValueError as fault:  # as 5.0 does behind a window
+            pytest.skip(f"the original raises: {fault}")
         liteboost_adaptor.apply(model, level=2)
         counter = report.counter("step.program")
         before, fallbacks = counter.calls, counter.fallbacks.copy()
