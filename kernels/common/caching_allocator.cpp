@@ -7,6 +7,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <deque>
 #include <mutex>
@@ -17,11 +18,17 @@ namespace {
 
 // Below this, what the C library keeps by itself is as good, and there are more tensors than pages.
 constexpr size_t kLeast = size_t{256} << 10;
-constexpr size_t kPage = size_t{4} << 10, kHugePage = size_t{2} << 20;
+constexpr size_t kHugePage = size_t{2} << 20;
 // Of a tensor's size: so much larger memory for it may be.
 constexpr size_t kSlack = 8;
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// 4 KiB, or on some aarch64 systems 64.
+size_t page_size() {
+  static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
 
 struct Block {
   char* address;
@@ -56,7 +63,7 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    void* const memory = bytes >= kLeast ? take(round_up(bytes, kPage)) : nullptr;
+    void* const memory = bytes >= kLeast ? take(round_up(bytes, page_size())) : nullptr;
     if (memory == nullptr) return before_->allocate(bytes);
     c10::profiledCPUMemoryReporter().New(memory, bytes);
     return {memory, memory, &give_back, c10::Device(c10::kCPU)};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import resource
 import threading
@@ -21,6 +22,7 @@ from liteboost_adaptor import native
 from liteboost_adaptor.huggingface import caching_allocator, huge_pages
 
 MIB = 1 << 20
+PAGE = mmap.PAGESIZE
 #: Bytes of the smallest tensor that is served.
 LEAST = 256 << 10
 
@@ -159,7 +161,7 @@ def test_nobody_is_given_what_somebody_has(sizes: list[tuple[int, int]], limit: 
             del made
         assert all(bool((each == fill).all()) for each, fill in held.values())
         assert counts()["free"] <= limit * MIB
-        mine = sum(-(-each.nbytes // 4096) * 4096 for each, _ in held.values() if is_ours(each))
+        mine = sum(-(-each.nbytes // PAGE) * PAGE for each, _ in held.values() if is_ours(each))
         assert mine <= counts()["used"] - before <= mine * 9 // 8
         held.clear()
         assert counts()["used"] == before
