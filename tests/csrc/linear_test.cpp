@@ -8,6 +8,23 @@ namespace {
 
 using namespace liteboost;
 
+// out[rows, n] against x times weight, whose rows lie `stride` apart, in double.
+template <typename T>
+void check_product(const char* what, const Array<T>& x, const Array<T>& weight, int stride,
+                   const Array<T>* bias, const Array<T>& out, int rows, int n, int k) {
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < n; ++i) {
+      double want = bias != nullptr ? (*bias)[i] : 0.0, scale = std::fabs(want);
+      for (int j = 0; j < k; ++j) {
+        const double product = x[row * k + j] * weight[i * stride + j];
+        want += product;
+        scale += std::fabs(product);
+      }
+      check_close<T>(what, row * n + i, k, out[row * n + i], want, scale);
+    }
+  }
+}
+
 template <typename T>
 void test_shape(int rows, int n, int k, bool with_bias, Order order = Order::fastest) {
   std::mt19937 random(static_cast<unsigned>(rows + n + k));
@@ -37,17 +54,7 @@ void test_shape(int rows, int n, int k, bool with_bias, Order order = Order::fas
   kernels.run(dtype, args, 0, n / 2);
   kernels.run(dtype, args, n / 2, n);
 
-  for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < n; ++i) {
-      double want = with_bias ? bias[i] : 0.0, scale = std::fabs(want);
-      for (int j = 0; j < k; ++j) {
-        const double product = x[row * k + j] * weight[i * stride + j];
-        want += product;
-        scale += std::fabs(product);
-      }
-      check_close<T>("linear", row * n + i, k, out[row * n + i], want, scale);
-    }
-  }
+  check_product<T>("linear", x, weight, stride, with_bias ? &bias : nullptr, out, rows, n, k);
   check(out.intact(), "linear margin", n, k, 0, 0);
 }
 
@@ -84,17 +91,7 @@ void test_gemm(int rows, int n, int k, bool with_bias, int together) {
   }
   for (int i = 0; i < 16; ++i)
     check(scratch[count + i] == 7.0f, "gemm scratch", rows, k, scratch[count + i], 7);
-  for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < n; ++i) {
-      double want = with_bias ? bias[i] : 0.0, scale = std::fabs(want);
-      for (int j = 0; j < k; ++j) {
-        const double product = x[row * k + j] * weight[i * stride + j];
-        want += product;
-        scale += std::fabs(product);
-      }
-      check_close<T>("gemm", row * n + i, k, out[row * n + i], want, scale);
-    }
-  }
+  check_product<T>("gemm", x, weight, stride, with_bias ? &bias : nullptr, out, rows, n, k);
   check(out.intact(), "gemm margin", n, k, 0, 0);
 }
 
