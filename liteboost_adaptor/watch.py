@@ -82,6 +82,9 @@ class Place(NamedTuple):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Place) and self.space is other.space and self.name == other.name
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a tuple's own would compare what is in the two spaces
+
     def __str__(self) -> str:
         return f"{self.label}.{self.name}"
 

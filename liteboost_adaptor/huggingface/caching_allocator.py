@@ -24,8 +24,9 @@ LEVEL = 2
 #: Bytes that are kept while they are free, at most; and which part of the memory that there is.
 MOST, PART = 1 << 30, 16
 
-#: Bound models that ask for it, which are known by identity, and what was reported of each.
-_asked: dict[int, tuple[weakref.ref[torch.nn.Module], Outcome]] = {}
+#: Bound models that ask for it, by identity: the last one that is collected ends it.
+_asked: dict[int, weakref.ref[torch.nn.Module]] = {}
+_outcomes: weakref.WeakKeyDictionary[torch.nn.Module, Outcome] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()  # a model may be collected while it is held
 
 
@@ -34,21 +35,22 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
     unbind(model)
     if turned_off(settings, LEVEL, RULE) or not _computes_here(model):
         return
-    most = min(MOST, available_bytes() // PART)
+    most = max(0, min(MOST, available_bytes() // PART))  # below zero behind a limit that was set too late
     with _lock:
-        is_served = bool(_asked) or torch.ops.liteboost._set_caching_allocator(most)
-        reason = "" if is_served else "somebody else has set an allocator of torch's since"
-        outcome = Outcome(RULE, APPLIED if is_served else IDLE, type(model).__qualname__, reason)
-        if is_served:
+        reason = "" if _asked else _why_not(most)
+        if not reason:
             key = id(model)
-            _asked[key] = weakref.ref(model, lambda _: _forget(key)), outcome
+            _asked[key] = weakref.ref(model, lambda _: _forget(key))
+    outcome = Outcome(RULE, IDLE if reason else APPLIED, type(model).__qualname__, reason)
     report.add(outcome)
+    _outcomes[model] = outcome
 
 
 def unbind(model: torch.nn.Module) -> None:
     """Take back what ``model`` and bound models in it asked for."""
     for part in model.modules():
-        if (outcome := _forget(id(part))) is not None:
+        _forget(id(part))
+        if (outcome := _outcomes.pop(part, None)) is not None:
             report.remove(outcome)
 
 
@@ -63,16 +65,21 @@ def is_deleter(deleter: int) -> bool:
     return deleter != 0 and deleter == torch.ops.liteboost._caching_allocator_deleter()
 
 
+def _why_not(most: int) -> str:
+    """Why up to ``most`` bytes are not kept from now on, or an empty string."""
+    if most == 0:
+        return "memory is short"
+    is_set = torch.ops.liteboost._set_caching_allocator(most)
+    return "" if is_set else "somebody else has set an allocator of torch's since"
+
+
 def _computes_here(model: torch.nn.Module) -> bool:
     """Whether some of ``model`` is served, and some of it on the CPU."""
     is_served = any(swap.mark_of(part) is not None for part in model.modules())
     return is_served and any(weight.is_cpu for weight in model.parameters())
 
 
-def _forget(key: int) -> Outcome | None:
-    """What was reported of a model that asks no more."""
+def _forget(key: int) -> None:
     with _lock:
-        _, outcome = _asked.pop(key, (None, None))
-        if outcome is not None and not _asked:
+        if _asked.pop(key, None) is not None and not _asked:
             torch.ops.liteboost._set_caching_allocator(0)
-    return outcome

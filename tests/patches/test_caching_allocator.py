@@ -281,6 +281,19 @@ def test_it_can_be_turned_off(keep: Callable[[int], bool], options: dict) -> Non
     liteboost_adaptor.undo(model)
 
 
+@pytest.mark.parametrize("available", [0, -(1 << 30)], ids=str)
+def test_short_memory_leaves_torchs_allocator(
+    keep: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch, available: int
+) -> None:
+    monkeypatch.setattr(caching_allocator, "available_bytes", lambda: available)
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model)
+    assert not is_ours(tensor(MIB))
+    assert _outcomes() == [("idle", "memory is short")]
+    liteboost_adaptor.undo(model)
+    assert _outcomes() == [("idle", "")]
+
+
 @pytest.mark.skipif(not huge_pages._kernel_has_them(), reason="this kernel has no huge pages")
 def test_weights_in_its_memory_are_torchs_own(keep: Callable[[int], bool]) -> None:
     """They may be moved, as those that torch's own allocator has made."""

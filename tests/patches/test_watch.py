@@ -166,3 +166,11 @@ def test_in_python_and_in_cpp_a_watch_says_the_same() -> None:
             with replaced(place, lambda *args: None):
                 assert each() == f"{place} was replaced by someone else"
             assert each() == ""
+
+
+def test_places_are_compared_by_where_they_are_and_not_by_what_is_there() -> None:
+    first, second = watch.place_in_module({"name": 1}, "name"), watch.place_in_module({"name": 1}, "name")
+    assert first != second
+    assert not first == second
+    assert first == watch.place_in_module(first.space, "name")
+    assert not first != watch.place_in_module(first.space, "name")
