@@ -6,6 +6,7 @@
 #include <string>
 
 #include "build_info.h"
+#include "common/autocast.h"
 #include "common/caching_allocator.h"
 
 namespace liteboost {
@@ -29,7 +30,14 @@ TORCH_LIBRARY(liteboost, m) {
   // JSON with the keys of _build_info.json; from inside the library, so that a stale file is noticed.
   m.def("_build_info() -> str", &liteboost::build_info);
   m.def("_deleter_of(Tensor tensor) -> int", &liteboost::deleter_of);
+  m.def("_autocast_weight(Tensor weight, ScalarType dtype) -> Tensor");
   m.def("_set_caching_allocator(int bytes) -> bool", &liteboost::set_caching_allocator);
   m.def("_caching_allocator_counts() -> int[]", &liteboost::caching_allocator_counts);
   m.def("_caching_allocator_deleter() -> int", &liteboost::caching_allocator_deleter);
+}
+
+TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("_autocast_weight", &liteboost::autocast_weight); }
+
+TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
+  m.impl("_autocast_weight", [](const at::Tensor& weight, at::ScalarType dtype) { return weight.to(dtype); });
 }

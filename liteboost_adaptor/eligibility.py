@@ -12,6 +12,7 @@ from torch.nn.modules import module as nn_module
 #: each for a Tensor or a Module.
 AnyModule = Any
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 #: Kinds of device our ops serve; ``npu`` is added where there is one (`huggingface.runtime`).
 DEVICES = {"cpu"}
 
@@ -61,11 +62,12 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
 
 
 _MODULE_CALL = torch.nn.Module.__call__
+_TRACKED = "liteboost_adaptor.program.tracked"
 #: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.tracked` tracks.
 _STANDING_FOR = (
     "torch._subclasses.fake_tensor",
     "torch._subclasses.functional_tensor",
-    "liteboost_adaptor.program.tracked",
+    _TRACKED,
 )
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -109,6 +111,47 @@ def class_as_written(module: torch.nn.Module) -> type[torch.nn.Module]:
     return cls.__bases__[0] if "__liteboost__" in vars(cls) else cls
 
 
+def widens(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether what is computed of the two promotes ``other`` to fp32, which is exact."""
+    return x.dtype == torch.float32 and other.dtype in HALVES
+
+
 def autocast(x: torch.Tensor) -> str:
     """Why a product cannot be replaced: autocast would change its dtype."""
     return "autocast" if torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type) else ""
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype in which autocast has ``x`` multiplied, where our ops can take what `in_dtype` makes of it.
+
+    None where it is off, and on other devices than CPUs; and where torch traces, for what stands for a weight
+    there would stay in autocast's cache.
+    """
+    if not torch.is_autocast_enabled("cpu") or not is_plain_type(type(x)) or not x.is_cpu:
+        return None
+    dtype = torch.get_autocast_dtype("cpu")
+    if dtype not in HALVES or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return None
+    return dtype
+
+
+def is_castable(*tensors: torch.Tensor | None) -> bool:
+    """Whether autocast would cast these, and `in_dtype` can."""
+    return all(
+        each is None
+        or (
+            (type(each) in _PLAIN_TYPES or type(each).__module__ == _TRACKED)
+            and each.is_cpu
+            and each.dtype in DTYPES
+        )
+        for each in tensors
+    )
+
+
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` as autocast hands it to a product: of parameters the one cast that it keeps of each."""
+    if tensor.dtype is dtype:
+        return tensor
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.ops.liteboost._autocast_weight(tensor, dtype)
+    return tensor.to(dtype)

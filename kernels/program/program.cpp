@@ -1,6 +1,7 @@
 #include "program/program.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <map>
@@ -43,8 +44,9 @@ bool fill(Slots& slots, const Program& program, const std::vector<at::Tensor>& i
 
 std::vector<at::Tensor> run(const Program& program, const std::vector<at::Tensor>& inputs,
                             const std::vector<int64_t>& numbers) {
-  // No op here has a backward; the caller has seen that none is wanted.
+  // No op here has a backward; the caller has seen that none is wanted. What autocast casts was recorded with its casts.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   Slots slots;
   if (!fill(slots, program, inputs, numbers)) return {};
   try {

@@ -121,6 +121,11 @@ def record(model: torch.nn.Module, seen: int, count: int) -> tuple[Recorded, Sta
     Raises:
         ExportError: Why it cannot be recorded.
     """
+    if torch._C._is_any_autocast_enabled():
+        raise ExportError(
+            "autocast is on, and a folder runs without it; export outside of torch.autocast, with the model "
+            "in the dtype that is to be computed in"
+        )
     # What lies behind a prompt has memory to grow in once a token more was appended.
     steps_before = int(seen > 1)
     ids = _prompt(model, (seen or count) - steps_before)

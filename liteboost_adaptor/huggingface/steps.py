@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 from ..config import Settings
 from ..engine import swap
 from ..kv_cache import buffers
-from ..program.arguments import cache_name, is_decode_step
+from ..program import casts
+from ..program.arguments import cache_name, is_decode_step, tokens
 from ..program.graph import RULE, TITLE
 from ..program.step import Steps, forget_all
 from ..report import DISABLED, IDLE, CallCounter, Listed, report
@@ -48,7 +49,7 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
         is_ragged = ragged.is_ragged(named)
         if not is_ragged and (not cache_name(named) or ragged.is_paged(named)):
             return original(self, *args, **kwargs)
-        if observer := _observer():
+        if observer := _observer() or casts.fault(tokens(named)):
             if is_ragged or is_decode_step(named):
                 counter.count_fallback(observer)
             return original(self, *args, **kwargs)
@@ -121,8 +122,6 @@ def _observer() -> str:
     """What sees or changes operators as Python calls them, or wants their gradients, or an empty string."""
     if torch.is_grad_enabled():
         return "gradients may be wanted: no torch.no_grad() or inference_mode() around it"
-    if torch._C._is_any_autocast_enabled():
-        return "under autocast"
     if torch._C._len_torch_dispatch_stack() > 0:
         return "a dispatch mode is active"
     if torch._C._len_torch_function_stack() > 0:

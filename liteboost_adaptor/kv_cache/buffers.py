@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..eligibility import unserved
+from ..eligibility import unserved, widens
 from ..report import CallCounter
 from ..watch import Watch, place_in_class, place_in_module
 
@@ -181,6 +181,8 @@ def append(counter: CallCounter) -> Callable[[torch.Tensor, Any, str, torch.Tens
     watch = Watch([concatenation, place_in_class(torch.Tensor, "__torch_function__")])
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
+        if held.dtype != new.dtype and widens(held, new):
+            new = new.float()  # as it is promoted: products under autocast, in the cache of a model in fp32
         if (recording := recorder()) is not None:
             counter.count_served()
             return recording.append(held, layer, name, new, dim % new.dim())

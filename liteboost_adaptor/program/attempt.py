@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..kv_cache import buffers
-from . import disguise, execution, known
+from . import casts, disguise, execution, known
 from .arguments import GROWING, cache_name, is_passed_on, nested, tokens
 from .caches import parts
 from .execution import Execution
@@ -105,6 +105,7 @@ class Attempt:
         ):
             result = call(**nested(given))
         given.clear()
+        casts.take_from_cache(recorder)
         self._counts = ran.counts
         if fault := self._stand_ins.fault() or self._unknown(ran) or self._reads_unread():
             self._fault_of_run, self.is_tainted = fault, True

@@ -22,6 +22,7 @@ from ..eligibility import is_plain_type
 from ..kv_cache import buffers
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from .caches import PARTS
+from .casts import KeptCasts
 from .execution import unobserved
 from .operators import drops_nothing, is_composite, is_sized_by_values, is_sized_unseen
 from .recording import (
@@ -41,10 +42,21 @@ from .symbols import Symbols
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
 from .tracked import Tracked, real_of
 
+ours = torch.ops.liteboost
+
+
+def _contiguous_copy(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Of a cast, without the question whether ``x`` is contiguous, where the result is in any case."""
+    if kwargs.keys() != {"dtype", "memory_format"} or kwargs["memory_format"] != torch.contiguous_format:
+        return torch.ops.aten._to_copy.default(x, **kwargs)
+    return x.new_empty(x.shape, dtype=kwargs["dtype"])
+
+
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
-#: Operators that torch computes no symbolic sizes for, and what does.
+#: Operators that torch computes no symbolic sizes for, or asks more for than it needs, and what does.
 _IN_SYMBOLS = {
     torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd,
+    torch.ops.aten._to_copy.default: _contiguous_copy,
     torch.ops.aten.baddbmm.default: lambda added, one, other, **_: torch.bmm(one, other),
 }
 #: Of torch, which reports at length what it computes no symbolic sizes for: the status says it.
@@ -89,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.is_tainted = False
         self.begins = begins
         self._known = known
+        self._kept_casts = KeptCasts(known.all())
         self._owns = owns
         self.symbols = Symbols()
         self._slots: dict[int, int] = {}
@@ -295,6 +308,9 @@ class Recorder(TorchDispatchMode):
         slot = self._slot(real)
         if known is not None:
             self.recording.constants[slot] = known
+        elif (parameter := self._kept_casts.parameter_of(real)) is not None:
+            arguments = Slot(self.slot_of(parameter)), real.dtype
+            self.recording.calls.append(Call(ours._autocast_weight.default, arguments, {}, [slot]))
         elif self.numbers_allowed == self.SCALARS and not real.dim():
             self.recording.constants[slot] = real  # what an operator makes of a number is seen by nobody else
         elif self.numbers_allowed is True:

@@ -264,6 +264,7 @@ def _process() -> tuple[Any, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         *[_fp32_precision(*each) for each in _PRECISIONS],
         torch.get_num_threads(),
+        torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
         _is_captured(),
         *[read() for read in _GETTERS],

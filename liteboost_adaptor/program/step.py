@@ -6,6 +6,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from ..errors import DeviceFaultError, StrictError
 from ..kv_cache.layers import using
 from ..report import CallCounter
-from . import arguments, disguise, execution, reasons, schedule, shadow
+from . import arguments, casts, disguise, execution, reasons, schedule, shadow
 from .arguments import cache_name
 from .caches import is_begun
 from .graph import CAPTURED_AT, GraphLaterError, GraphRefusedError, Graphs, rehearsed
@@ -113,6 +114,8 @@ class Steps:
 
     def serve_step(self, model: torch.nn.Module, step: StepCall) -> Any:
         """The result of a call that may be recorded, from a program if there is one."""
+        if (cast := casts.dtype()) is not None:
+            step = replace(step, key=(step.key, cast))
         key, cache = step.key, step.cache
         programs = self._programs.get(key, ())
         captured = _is_captured(arguments.tokens(step.kwargs))

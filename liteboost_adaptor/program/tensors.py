@@ -35,6 +35,10 @@ class Known:
             if has_memory(tensor):
                 self._memory[memory(tensor)] = tensor
 
+    def all(self) -> Iterable[torch.Tensor]:
+        """Each of them."""
+        return self._tensors.values()
+
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The one that ``tensor`` is, or shows the same memory as in the same way."""
         if id(tensor) in self._tensors:

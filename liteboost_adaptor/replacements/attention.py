@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..eligibility import autocast, unserved
+from ..eligibility import autocast, autocast_dtype, is_castable, unserved
 from ..kv_cache import int8_tensor
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from ..report import CallCounter
@@ -69,8 +69,10 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
                     options,
                     refusal=liteboost_refusal,
                 )
+            states = (query, key, value)
+            is_cast = _is_cast(*states, attention_mask, bias)
             reason = liteboost_refusal or _unserved(
-                query, key, value, None, attention_mask, bias, dropout, kwargs
+                *states, None, attention_mask, bias, dropout, kwargs, is_cast
             )
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
@@ -78,9 +80,9 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
                 counter.count_served()
                 causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
                 choice = sparse_attention.choice_of(module) if query.shape[2] > 1 else None
-                return _run(
-                    query, key, value, attention_mask, bias, scaling, causal, None, None, choice
-                ), None
+                if is_cast:
+                    states = _cast(query), _cast(key), _cast(value)
+                return _run(*states, attention_mask, bias, scaling, causal, None, None, choice), None
             counter.count_fallback(reason)
             key, value = dequantized_kv(key), dequantized_kv(value)
         return original(
@@ -368,8 +370,9 @@ def _unserved(
     bias: torch.Tensor | None,
     dropout: float,
     kwargs: dict[str, Any],
+    is_cast: bool = False,
 ) -> str:
-    reason = unserved(query, *map(_memory, (key, value)), sinks) or autocast(query)
+    reason = unserved(query, *map(_memory, (key, value)), sinks) or ("" if is_cast else autocast(query))
     if reason:
         return reason
     if dropout:
@@ -379,13 +382,28 @@ def _unserved(
             return f"argument {name}"
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return "a rank that is not served"
-    if query.dtype != key.dtype or query.dtype != value.dtype:
+    if not is_cast and (query.dtype != key.dtype or query.dtype != value.dtype):
         return "mixed dtypes"
     if query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1] or key.shape[:3] != value.shape[:3]:
         return "batch or heads that do not match"
     if query.shape[-1] != key.shape[-1]:
         return "head sizes that do not match"
     return _mask_unserved(query, key, mask) or _mask_unserved(query, key, bias)
+
+
+def _is_cast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *added: torch.Tensor | None
+) -> bool:
+    """Whether autocast has the states multiplied in its dtype, and casts nothing of what is added."""
+    if autocast_dtype(query) is None or not is_castable(query, key, value):
+        return False
+    return all(each is None or each.dtype == torch.bool for each in added)
+
+
+def _cast(states: torch.Tensor) -> torch.Tensor:
+    """As autocast hands them on; contiguous, so that a recording knows how they lie in any step."""
+    dtype = torch.get_autocast_dtype("cpu")
+    return states if states.dtype is dtype else states.to(dtype, memory_format=torch.contiguous_format)
 
 
 def _memory(states: torch.Tensor) -> torch.Tensor:

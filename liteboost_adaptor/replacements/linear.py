@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..eligibility import autocast, observed, unserved
+from ..eligibility import autocast, autocast_dtype, in_dtype, is_castable, observed, unserved
 from ..report import CallCounter
 
 ops = torch.ops.liteboost
@@ -17,22 +17,38 @@ def linear(original: torch.nn.Module, counter: CallCounter) -> Callable[..., tor
     """``self.child(x)`` for a child that is exactly ``nn.Linear``, and still is when called."""
 
     def call(child: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        reason = layer_unserved(child, x)
+        dtype = autocast_dtype(x)
+        reason = layer_unserved(child, x, dtype)
         if reason:
             counter.count_fallback(reason)
             return child(x)
         counter.count_served()
-        parameters = child._parameters
-        return ops.linear(x, parameters["weight"], parameters["bias"])
+        return ops.linear(*operands(x, dtype, child))
 
     vars(call)["counter"] = counter  # for those who make several such calls in one
     return call
 
 
-def layer_unserved(layer: torch.nn.Module, x: torch.Tensor) -> str:
-    """Why our ops do not serve ``layer(x)``: it is no plain ``nn.Linear``, or not ours to call."""
+def operands(
+    x: torch.Tensor, dtype: torch.dtype | None, *layers: torch.nn.Module
+) -> list[torch.Tensor | None]:
+    """``x``, and weight and bias of each layer, in ``dtype`` if autocast computes in one."""
+    given: list[torch.Tensor | None] = [x]
+    for layer in layers:
+        given += layer._parameters["weight"], layer._parameters["bias"]
+    if dtype is None:
+        return given
+    return [each if each is None else in_dtype(each, dtype) for each in given]
+
+
+def layer_unserved(layer: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype | None = None) -> str:
+    """Why our ops do not serve ``layer(x)``: it is no plain ``nn.Linear``, or not ours to call.
+
+    Args:
+        dtype: What autocast computes in (`autocast_dtype`), if the caller casts the `operands`.
+    """
     is_plain = type(x) is torch.Tensor
-    if is_plain and (reason := autocast(x)):
+    if dtype is None and is_plain and (reason := autocast(x)):
         return reason  # first: where it is on, no layer is served, and each has a cast beside its product
     if type(layer) is not torch.nn.Linear:
         return f"the layer is a {type(layer).__module__}.{type(layer).__qualname__}"
@@ -46,5 +62,11 @@ def layer_unserved(layer: torch.nn.Module, x: torch.Tensor) -> str:
     weight, bias = parameters.get("weight"), parameters["bias"]
     if weight is None:
         return "the weight is no parameter"
-    reason = unserved(x, weight, bias) or observed(layer) or ("" if is_plain else autocast(x))
-    return reason or ("weight of another dtype" if weight.dtype != x.dtype else "")
+    reason = unserved(x, weight, bias) or observed(layer)
+    if reason:
+        return reason
+    if dtype is not None:
+        return "" if is_castable(x, weight, bias) else "autocast"
+    if not is_plain and (reason := autocast(x)):
+        return reason
+    return "weight of another dtype" if weight.dtype != x.dtype else ""

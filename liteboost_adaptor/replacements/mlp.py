@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..eligibility import class_as_written, observed, unserved
+from ..eligibility import autocast_dtype, class_as_written, observed, unserved
 from ..report import CallCounter
 from .layout import elementwise
-from .linear import layer_unserved
+from .linear import layer_unserved, operands
 
 ops = torch.ops.liteboost
 
@@ -50,15 +50,14 @@ def gated_activation(
         def gated_linear(
             act: torch.nn.Module, gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor
         ) -> torch.Tensor:
-            if exchanged(act) or observed(act) or _layers_unserved(gate, up, x):
+            dtype = autocast_dtype(x)
+            if exchanged(act) or observed(act) or _layers_unserved(gate, up, x, dtype):
                 # One by one; each counts why it is not served, if it is not.
                 return fused(act, gate_call(gate, x), up_call(up, x))
             counter.count_served()
             gate_call.counter.count_served()
             up_call.counter.count_served()
-            first, second = gate._parameters, up._parameters
-            weights = first["weight"], first["bias"], second["weight"], second["bias"]
-            return ops.gated_linear(x, *weights, activation, alpha)
+            return ops.gated_linear(*operands(x, dtype, gate, up), activation, alpha)
 
         return gated_linear
 
@@ -104,8 +103,10 @@ def activation(
     return forward
 
 
-def _layers_unserved(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> str:
-    reason = layer_unserved(gate, x) or layer_unserved(up, x)
+def _layers_unserved(
+    gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype | None
+) -> str:
+    reason = layer_unserved(gate, x, dtype) or layer_unserved(up, x, dtype)
     if reason:
         return reason
     first: dict[str, Any] = gate._parameters  # both have a weight: else there was a reason

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..eligibility import PROBE, AnyModule, class_as_written, observed, unserved
+from ..eligibility import PROBE, AnyModule, class_as_written, observed, unserved, widens
 from ..report import CallCounter
 from .layout import elementwise
 
@@ -20,7 +20,6 @@ ops = torch.ops.liteboost
 _WEIGHT_ERROR = "weight dtype"
 _SHAPE_ERROR = "a weight of another shape than a row"
 _NO_WEIGHT = "no weight where the original multiplies by one"
-HALVES = (torch.bfloat16, torch.float16)
 
 
 def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
@@ -35,11 +34,6 @@ def weight_unserved(x: torch.Tensor, weight: torch.Tensor | None) -> str:
     if weight.dtype not in (x.dtype, torch.float32):
         return f"{_WEIGHT_ERROR} {str(weight.dtype).removeprefix('torch.')}"
     return ""
-
-
-def widens(x: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a product of the two promotes ``other`` to fp32, which is exact."""
-    return x.dtype == torch.float32 and other.dtype in HALVES
 
 
 def widened(x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor | None:
@@ -147,16 +141,18 @@ def add_rms_norm(
             reason = "the norm was exchanged"
         elif not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
             reason = "a term that is no tensor"
-        elif a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        elif a.shape != b.shape or a.device != b.device or not _are_addable(a, b):
             reason = "terms of different shape, dtype or device"
         else:
-            scale = form.scale(norm)
-            reason = form.unserved(norm, a, scale, b) or observed(norm)
+            scale, (wide, other) = form.scale(norm), (b, a) if widens(b, a) else (a, b)
+            reason = form.unserved(norm, wide, scale, other) or observed(norm)
         if reason:
             counter.count_fallback(reason)
             total = a + b
             return norm(total), total
         counter.count_served()
+        if a.dtype != b.dtype:
+            a, b = a.float(), b.float()
         arguments = form.arguments(norm, a, scale)
         if a.is_contiguous():
             return ops.add_rms_norm(b, a, *arguments)
@@ -164,6 +160,11 @@ def add_rms_norm(
         return elementwise(_norm_sum, a, b, *arguments, fixed=fixed)
 
     return fused
+
+
+def _are_addable(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether their sum has a dtype of ours: that of both, or fp32 where it promotes one, which is exact."""
+    return a.dtype == b.dtype or widens(a, b) or widens(b, a)
 
 
 def _norm_sum(a: torch.Tensor, b: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..eligibility import PROBE, unserved
+from ..eligibility import PROBE, autocast_dtype, unserved
 from ..report import CallCounter
 from .layout import memory_order
 
@@ -66,6 +66,9 @@ def rotary(
             q, k, cos, sin, dim = call
             if table == "complex":
                 cos, sin = torch.view_as_real(cos.resolve_conj()).unbind(-1)
+            elif not keeps_dtype and cos.dtype == torch.float32 and q.dtype == autocast_dtype(q):
+                # Products of a model in fp32; the tables promote them, which is exact.
+                q, k = q.float(), None if k is None else k.float()
             width, heads = cos.shape[-1] * channels_an_entry, _heads(q, cos, dim)
             reason = _tensors_unserved(q, k, cos, sin, heads, width, is_partial, keeps_dtype)
         if reason:

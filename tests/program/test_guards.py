@@ -212,7 +212,7 @@ def test_a_dispatch_mode_sees_the_operators(recorded: Pair) -> None:
     assert seen and served() == before
 
 
-def test_gradients_and_autocast_take_the_original(recorded: Pair) -> None:
+def test_gradients_take_the_original(recorded: Pair) -> None:
     before = served()
     with torch.enable_grad():
         ours, theirs = recorded.step()
@@ -220,8 +220,6 @@ def test_gradients_and_autocast_take_the_original(recorded: Pair) -> None:
         theirs.logits.sum().backward()
     ours_grad = layer(recorded.ours).mlp.down_proj.weight.grad
     assert torch.allclose(ours_grad, layer(recorded.theirs).mlp.down_proj.weight.grad, atol=1e-4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        recorded.agree(1, tolerance=2e-2)
     assert served() == before
 
 

@@ -104,7 +104,7 @@ WAYS: dict[str, tuple[Callable[[torch.nn.Module], int], str]] = {
     "some hidden states": (lambda model: _steps(model, output_hidden_states=[1]), "reads output_hidden"),
     "embeddings": (_embedded, "its token is given as inputs_embeds"),
     "gradients": (_under(torch.enable_grad), "gradients may be wanted"),
-    "autocast": (_under(lambda: torch.autocast("cpu", torch.bfloat16)), "under autocast"),
+    "autocast": (_under(lambda: torch.autocast("cpu", torch.bfloat16)), ""),
     "a dispatch mode": (_under(_Looks), "a dispatch mode"),
     "a function mode": (_under(_Calls), "a function mode"),
     "hooks": (_hooked, reasons.HOOKED),

@@ -247,16 +247,16 @@ def test_wrapped_layers_that_are_not_what_they_were(
         assert served.fallbacks["linear.call", reason] == 1
 
 
-def test_nothing_is_served_in_grad_mode_or_under_autocast(level: int) -> None:
+def test_nothing_is_served_in_grad_mode(level: int) -> None:
     model, _, _ = warmed("llama", level)
     found, reference = adapted(model, lora()), adapted(tiny_models.build("llama"), lora())
     inputs = numbers.padded_inputs(model)
     with calls.served() as served:
         assert torch.equal(found(**inputs).logits, reference(**inputs).logits)
     assert served.rules == {} and {why for _, why in served.fallbacks} == {"grad mode", TO_THE_ADAPTER}
-    with torch.autocast("cpu", torch.bfloat16), calls.served() as served:
-        logits(found)
-    assert served.rules["linear.call"] == 0
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        mine, theirs = found(**inputs).logits, reference(**inputs).logits
+    assert mine.dtype == theirs.dtype and numbers.relative(mine.float(), theirs.float()) <= 3e-2
 
 
 def test_what_the_user_has_taken_back_stays_so(level: int) -> None:

@@ -27,7 +27,7 @@ from liteboost_adaptor.program import schedule, step
 from liteboost_adaptor.report import report
 
 from . import trace
-from .program import FORMS, STEPS, Program
+from .program import AUTOCAST, AUTOCAST_STEPS, FORMS, STEPS, Program
 from .world import as_found
 
 RULE = "step.program"
@@ -103,7 +103,7 @@ def run(program: Program, control: bool = False) -> Outcome:
 
 
 def _prepared(program: Program, disabled: str | None) -> Callable[[torch.nn.Module], Any]:
-    quant = None if program.form in ("float32", "bfloat16") else program.form
+    quant = program.form if program.form in ("kv8", "w8a16") else None
 
     def prepare(model: torch.nn.Module) -> None:
         model.to(torch.bfloat16 if program.form == "bfloat16" else torch.float32)
@@ -145,7 +145,7 @@ def _variant(program: Program, path: Path, prepare: Callable[[torch.nn.Module], 
         _perturb(model)
         prepare(model)
         try:
-            with mode:
+            with mode, _autocast(program.form == AUTOCAST):
                 _Script(program, module, model, made).run()
         finally:
             liteboost_adaptor.undo()  # before `as_found` puts back what is ours, too
@@ -216,7 +216,8 @@ class _Script:
             if place == "wrap" and start <= at < until:
                 call = _wrapped(action, call, self._model, user)
         try:
-            user.out = call()
+            with _autocast(self._program.form == AUTOCAST_STEPS):
+                user.out = call()
         except Exception as fault:  # noqa: BLE001 - compared
             self._trace.note(f"step {at} raised", (type(fault).__name__,))
         else:
@@ -264,6 +265,10 @@ class _Script:
                 action(self._model, self._user)
             except Exception as fault:  # noqa: BLE001 - compared
                 self._trace.note(f"{place} {at} raised", (trace.kind_of(fault),))
+
+
+def _autocast(is_on: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if is_on else contextlib.nullcontext()
 
 
 def _wrapped(action: Any, inner: Any, model: Any, user: Any) -> Callable[[], Any]:

@@ -14,8 +14,10 @@ from .idiom import LOGITS, SITES, Idiom, catalogue
 #: Steps of one token behind the prompt.
 STEPS = 60
 STYLES = ("keywords", "mask", "positions", "positional", "tuple", "hidden", "embeds")
+#: Autocast, in one block around all steps and in one around each.
+AUTOCAST, AUTOCAST_STEPS = "autocast", "autocast of each step"
 #: Dtypes and quantizations.
-FORMS = ("float32", "bfloat16", "kv8", "w8a16")
+FORMS = ("float32", "bfloat16", "kv8", "w8a16", AUTOCAST, AUTOCAST_STEPS)
 CACHES = ("plain", "config", "model's own")
 _VALUES = (0.5, 2.0, -1.0, 0.25, 1.5)
 
