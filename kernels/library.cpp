@@ -38,6 +38,8 @@ TORCH_LIBRARY(liteboost, m) {
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("_autocast_weight", &liteboost::autocast_weight); }
 
+TORCH_LIBRARY_IMPL(liteboost, PrivateUse1, m) { m.impl("_autocast_weight", &liteboost::autocast_weight); }
+
 TORCH_LIBRARY_IMPL(liteboost, Meta, m) {
   m.impl("_autocast_weight", [](const at::Tensor& weight, at::ScalarType dtype) { return weight.to(dtype); });
 }

@@ -26,8 +26,11 @@ class _Options(TypedDict):
 PROBE: _Options = {"device": "cpu", "dtype": torch.float32}
 
 
-def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
-    """Why our ops do not serve a call with these tensors: grad mode, dtype, device, tensor subclass.
+def unserved(x: torch.Tensor, *others: torch.Tensor | None, casts: bool = False) -> str:
+    """Why our ops do not serve a call with these tensors: grad mode, dtype, device, subclass, autocast.
+
+    Args:
+        casts: Whether the caller casts what autocast casts, or does nothing that it casts.
 
     In grad mode nothing is served, whether or not these tensors want gradients: a frozen model beside the
     same model with an adapter, or before it was frozen, would else differ by rounding.
@@ -45,8 +48,12 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None) -> str:
         return "grad mode"
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
-    if not x.is_cpu and x.device.type not in DEVICES:
-        return f"device {x.device.type}"
+    if not x.is_cpu:
+        kind = x.device.type
+        if kind not in DEVICES:
+            return f"device {kind}"
+        if x.dtype in HALVES and not casts and torch.is_autocast_enabled(kind):
+            return "autocast"  # of a card computes norms and powers in fp32, and that is what they return
     if x.layout is not torch.strided:
         return "a sparse layout"
     for other in others:
@@ -124,15 +131,18 @@ def autocast(x: torch.Tensor) -> str:
 def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     """The dtype in which autocast has ``x`` multiplied, where our ops can take what `in_dtype` makes of it.
 
-    None where it is off, and on other devices than CPUs; and where torch traces, for what stands for a weight
-    there would stay in autocast's cache.
+    None where it is off, and where torch traces, for what stands for a weight there would stay in autocast's
+    cache.
     """
-    if not torch.is_autocast_enabled("cpu") or not is_plain_type(type(x)) or not x.is_cpu:
+    if not torch._C._is_any_autocast_enabled() or not is_plain_type(type(x)):
         return None
-    dtype = torch.get_autocast_dtype("cpu")
+    kind = "cpu" if x.is_cpu else x.device.type
+    if kind not in DEVICES or not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
     if dtype not in HALVES or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return None
-    return dtype
+    return dtype if hasattr(torch.ops.liteboost, "_autocast_weight") else None
 
 
 def is_castable(*tensors: torch.Tensor | None) -> bool:
@@ -141,8 +151,8 @@ def is_castable(*tensors: torch.Tensor | None) -> bool:
         each is None
         or (
             (type(each) in _PLAIN_TYPES or type(each).__module__ == _TRACKED)
-            and each.is_cpu
             and each.dtype in DTYPES
+            and (each.is_cpu or each.device.type in DEVICES)
         )
         for each in tensors
     )

@@ -246,7 +246,7 @@ def make_room(layer: Any) -> bool:
         held = own.get(name)
         if not isinstance(noted, Prompt) or type(held) is not torch.Tensor or not held.numel():
             continue
-        if noted.storage == held.untyped_storage()._cdata and not unserved(held):
+        if noted.storage == held.untyped_storage()._cdata and not unserved(held, casts=True):
             buffer = mine[name] = KVBuffer(layer, held, noted.dim, held.size(noted.dim) + 1)
             own[name] = buffer.append(0, 0, held)
             moved = True
@@ -258,7 +258,7 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
         return "torch.compile"
     if not hasattr(ops, "_cache_append"):
         return "no compiled kernels"
-    reason = unserved(new, held)
+    reason = unserved(new, held, casts=True)
     if reason:
         return reason
     if not (type(new) is type(held) is torch.Tensor):

@@ -106,7 +106,7 @@ def append(plain_append: Callable[..., Any]) -> Callable[..., Any]:
 def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
     if torch.compiler.is_compiling():
         return "torch.compile"
-    reason = unserved(new, held.rows if type(held) is Int8KVTensor else held)
+    reason = unserved(new, held.rows if type(held) is Int8KVTensor else held, casts=True)
     if reason:
         return reason
     if new.dim() != 4 or dim % new.dim() != 2:

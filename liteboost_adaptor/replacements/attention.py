@@ -372,7 +372,8 @@ def _unserved(
     kwargs: dict[str, Any],
     is_cast: bool = False,
 ) -> str:
-    reason = unserved(query, *map(_memory, (key, value)), sinks) or ("" if is_cast else autocast(query))
+    reason = unserved(query, *map(_memory, (key, value)), sinks, casts=is_cast)
+    reason = reason or ("" if is_cast else autocast(query))
     if reason:
         return reason
     if dropout:
@@ -402,7 +403,7 @@ def _is_cast(
 
 def _cast(states: torch.Tensor) -> torch.Tensor:
     """As autocast hands them on; contiguous, so that a recording knows how they lie in any step."""
-    dtype = torch.get_autocast_dtype("cpu")
+    dtype = torch.get_autocast_dtype("cpu" if states.is_cpu else states.device.type)
     return states if states.dtype is dtype else states.to(dtype, memory_format=torch.contiguous_format)
 
 

@@ -62,7 +62,7 @@ def layer_unserved(layer: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype |
     weight, bias = parameters.get("weight"), parameters["bias"]
     if weight is None:
         return "the weight is no parameter"
-    reason = unserved(x, weight, bias) or observed(layer)
+    reason = unserved(x, weight, bias, casts=dtype is not None) or observed(layer)
     if reason:
         return reason
     if dtype is not None:
