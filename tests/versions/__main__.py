@@ -16,16 +16,19 @@ from sandbox import LOOK
 
 from .environment import ROOT, Environment, installed, interpreter, made
 
-#: Python and torch: each of both once at least, the oldest and the newest together with what is in between.
+#: Python and torch: the oldest, the newest and one torch between with two Pythons each; the others once.
 CELLS = (
     ("3.11", "2.13.0"),
-    ("3.13", "2.10.0"),
-    ("3.12", "2.11.0"),
-    ("3.12", "2.12.0"),
+    ("3.12", "2.10.0"),
+    ("3.12", "2.13.0"),
+    ("3.12", "2.15.0"),
+    ("3.14", "2.10.0"),
+    ("3.14", "2.13.0"),
+    ("3.14", "2.15.0"),
+    ("3.13", "2.11.0"),
+    ("3.13", "2.12.0"),
     ("3.13", "2.14.0"),
     ("3.11", "2.14.1"),
-    ("3.12", "2.15.0"),
-    ("3.14", "2.15.0"),
 )
 
 
@@ -62,7 +65,7 @@ def main() -> int:
     parser.add_argument("--cell", nargs="+", metavar="PYTHON/TORCH", help="as 3.12/2.10.0; all, if left out")
     parser.add_argument("--tests", nargs="+", default=["tests/ops"], help="what pytest runs (tests/ops)")
     given = parser.parse_args()
-    wheel = given.wheel or newest_wheel()
+    wheel = (given.wheel or newest_wheel()).absolute()
     cells = [tuple(cell.split("/")) for cell in given.cell] if given.cell else CELLS
     faults = 0
     titles = ("Python", "torch", "to install (CPU)", "kernels", "tests of ops", "text of the example", "")
