@@ -83,9 +83,14 @@ class Instruction:
         return self.target is not None and self.mnemonic != "b"
 
     @property
+    def is_vector(self) -> bool:
+        """Whether it calculates with vectors; those that load and store have units of their own."""
+        return bool(re.search(r"\bv\d", self.operands)) and not re.match(r"ld|st", self.mnemonic)
+
+    @property
     def products(self) -> int:
         """How many products a vector instruction adds."""
-        return PRODUCTS.get(self.mnemonic, 0) if "v" in self.operands else 0
+        return PRODUCTS.get(self.mnemonic, 0) if self.is_vector else 0
 
     @property
     def text(self) -> str:
@@ -269,11 +274,23 @@ def simulate(mca: str, cpu: str, lines: list[str]) -> Simulated:
     return Simulated(cycles, mean(r"UnitV\d|FSU\d"), mean(r"UnitL|LdSt"), alone)
 
 
+def by_kind(alone: list[float], path: list[Instruction]) -> dict[str, float]:
+    """Cycles that vector instructions of each name need; ``fcvtl2``, of upper halves, is ``fcvtl``."""
+    needed: dict[str, float] = {}
+    for time, each in zip(alone, path, strict=True):
+        if each.is_vector:
+            name = each.mnemonic.removesuffix("2")
+            needed[name] = needed.get(name, 0.0) + time
+    return needed
+
+
 def cell(mca: str, cpu: str, path: list[Instruction]) -> str:
     """Cycles of an iteration, and the shares of the units' and of the multipliers' limit."""
     found = simulate(mca, cpu, [each.text for each in path])
     multiply = sum(time for time, each in zip(found.alone, path, strict=True) if each.products)
-    busiest, unit = max((found.vector, "vector"), (found.load, "load"))
+    limits = [(found.vector, "vector"), (found.load, "load")]
+    limits += [(time, name) for name, time in by_kind(found.alone, path).items()]
+    busiest, unit = max(limits, key=lambda limit: round(limit[0], 2))
     return f"{found.cycles:.1f} | {busiest / found.cycles:.0%} {unit} | {multiply / found.cycles:.0%}"
 
 
