@@ -105,7 +105,7 @@ class Attempt:
         ):
             result = call(**nested(given))
         given.clear()
-        casts.take_from_cache(recorder)
+        casts.settle(recorder)
         self._counts = ran.counts
         if fault := self._stand_ins.fault() or self._unknown(ran) or self._reads_unread():
             self._fault_of_run, self.is_tainted = fault, True

@@ -45,7 +45,15 @@ def fault(tokens: Any) -> str:
         return _FAULT
     if torch.get_autocast_dtype("cpu") not in HALVES or not hasattr(ours, "_autocast_weight"):
         return _FAULT
+    if not _is_in_block():
+        return _FAULT
     return _FAULT if any(map(torch.is_autocast_enabled, _OTHERS)) else ""
+
+
+def _is_in_block() -> bool:
+    """Whether a block is open whose end empties the cache; else the end of each that a model opens does."""
+    torch.autocast_increment_nesting()
+    return bool(torch.autocast_decrement_nesting())
 
 
 def dtype() -> torch.dtype | None:
@@ -78,17 +86,28 @@ class KeptCasts:
         return None
 
 
-def take_from_cache(recorder: Recorder) -> None:
-    """Let runs take from autocast's cache what the recorded step has left there."""
-    if dtype() is not None:
-        recorder.recording.calls = list(_with_kept_casts(recorder))
+def settle(recorder: Recorder) -> None:
+    """Let runs take from autocast's cache what the step that was recorded has left there, and nothing else.
+
+    Where autocast is off around the step, the end of a block that the model opens empties the cache. Its
+    casts are no more than casts then, for nobody would empty it behind a run.
+    """
+    is_on = dtype() is not None
+    recorder.recording.calls = list(_with_kept_casts(recorder) if is_on else _without_cache(recorder))
+
+
+def _without_cache(recorder: Recorder) -> Iterator[Step]:
+    for call in recorder.recording.calls:
+        if isinstance(call, Call) and call.function is ours._autocast_weight.default:
+            yield Call(aten._to_copy.default, call.args[:1], {"dtype": call.args[1]}, call.results)
+        else:
+            yield call
 
 
 def _with_kept_casts(recorder: Recorder) -> Iterator[Step]:
-    recording, made = recorder.recording, recorder.shapes()
     kept: set[int] = set()
-    for noted in recording.calls:
-        call = _from_cache(noted) if _is_kept(noted, recording.constants, made) else noted
+    for noted in recorder.recording.calls:
+        call = _from_cache(noted) if _is_kept(noted, recorder) else noted
         if isinstance(call, Call) and call.function is ours._autocast_weight.default:
             # One tensor, and so one slot, for all that multiply by it.
             if call.results[0] in kept:
@@ -101,19 +120,22 @@ def _from_cache(cast: Call) -> Call:
     return Call(ours._autocast_weight.default, (cast.args[0], cast.kwargs["dtype"]), {}, cast.results)
 
 
-def _is_kept(
-    call: Step, constants: dict[int, torch.Tensor], made: dict[int, torch.Tensor]
-) -> TypeGuard[Call]:
+def _is_kept(call: Step, recorder: Recorder) -> TypeGuard[Call]:
     """Whether ``call`` is a cast that autocast has made and kept, and nobody else's."""
-    if not isinstance(call, Call) or call.function is not aten._to_copy.default:
+    if not isinstance(call, Call) or call.results[0] not in recorder.cast_by_autocast:
         return False
-    if call.kwargs != {"dtype": dtype()}:
+    if call.kwargs != {"dtype": dtype()} or not is_slot(call.args[0]):
         return False
-    parameter = constants.get(call.args[0].number) if is_slot(call.args[0]) else None
+    parameter = recorder.recording.constants.get(call.args[0].number)
     if parameter is None or not _may_be_kept(parameter):
         return False
     cast = ours._autocast_weight(parameter, call.kwargs["dtype"])
-    return bool(cast.data_ptr() == made[call.results[0]].data_ptr())
+    return bool(cast.data_ptr() == recorder.shapes()[call.results[0]].data_ptr())
+
+
+def is_made_by_autocast(func: Any) -> bool:
+    """Whether an operator that is noted may be a cast that autocast makes: it seems to be off then."""
+    return func is aten._to_copy.default and not torch.is_autocast_enabled("cpu")
 
 
 def _may_be_kept(tensor: torch.Tensor) -> bool:

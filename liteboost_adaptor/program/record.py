@@ -22,7 +22,7 @@ from ..eligibility import is_plain_type
 from ..kv_cache import buffers
 from ..kv_cache.int8_tensor import Int8KVTensor, dequantized_kv
 from .caches import PARTS
-from .casts import KeptCasts
+from .casts import KeptCasts, is_made_by_autocast
 from .execution import unobserved
 from .operators import drops_nothing, is_composite, is_sized_by_values, is_sized_unseen
 from .recording import (
@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
             then one that no operator has made is no result of anything. `SCALARS`: only those without
             dimensions.
         is_tainted: Whether what ran may not be what runs without symbols.
+        cast_by_autocast: Slots of what autocast may have cast.
         begins: Whether what is recorded fills a cache: what it appends to has no memory yet, and what it
             makes of that is what the cache keeps.
     """
@@ -102,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self.begins = begins
         self._known = known
         self._kept_casts = KeptCasts(known.all())
+        self.cast_by_autocast: set[int] = set()
         self._owns = owns
         self.symbols = Symbols()
         self._slots: dict[int, int] = {}
@@ -387,6 +389,8 @@ class Recorder(TorchDispatchMode):
         )
         if any(slot < 0 for slot in slots):
             self.recording.fault = f"returns no tensor ({func})"
+        if is_made_by_autocast(func):
+            self.cast_by_autocast.update(slots)
         call = Call(func, noted_args, noted_kwargs, slots, isinstance(result, list))
         self.recording.calls.append(call)
         return result

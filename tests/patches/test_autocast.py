@@ -88,13 +88,17 @@ def test_a_mask_of_numbers_is_handed_back() -> None:
 
 
 def test_gradients_are_the_originals_behind_a_step_without() -> None:
-    """A cast that was kept without gradients is torch's own fault; a block of its own has none of it."""
+    """In a block of their own, and in one."""
     model, twin = tiny_models.build("llama"), tiny_models.build("llama")
     liteboost_adaptor.apply(model)
     for each in (model, twin):
         forward(each)
         with torch.enable_grad():
             forward(each).logits.float().sum().backward()
+        with torch.autocast("cpu", BF16):
+            each(**numbers.padded_inputs(each))
+            with torch.enable_grad():
+                each(**numbers.padded_inputs(each)).logits.float().sum().backward()
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in pairs)
 
@@ -140,6 +144,9 @@ def test_the_operator() -> None:
     cast = torch.ops.liteboost._autocast_weight
     with torch.autocast("cpu", BF16):
         assert torch.equal(cast(weight, BF16), weight.to(BF16))
-        torch.library.opcheck(cast, (weight, BF16), test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(cast, (weight, BF16), test_utils="test_schema")
+        with torch.no_grad():
+            kept = cast(weight, BF16)
+        assert kept.requires_grad, "as torch's own: whoever takes it out later may want its gradient"
         with pytest.raises(ValueError, match="already"):
             cast(weight, FP32)

@@ -127,7 +127,7 @@ def test_casts_that_torch_does_not_keep(settings: dict[str, Any]) -> None:
 
 
 def test_a_block_each_step() -> None:
-    """As accelerate does with ``mixed_precision``."""
+    """As where a loop of one's own opens one around each call."""
     pair = Pair()
     with autocast():
         pair.start()
@@ -166,6 +166,71 @@ class _Own(torch.nn.Linear):
         with torch.autocast("cpu", enabled=False):
             exact = torch.nn.functional.linear(x.float(), self.weight)
         return exact + torch.nn.functional.linear(x, doubled)
+
+
+class _Block(torch.nn.Module):
+    """A part of a model that computes under autocast, whatever is on around it."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = self.inner(x)
+        return made.float()
+
+
+def test_a_block_that_the_model_opens_leaves_no_cast() -> None:
+    """Its end empties the cache, which no run of a program does. One after the other: it is torch's."""
+    pair = Pair()
+    tokens = [pair.tokens(1, 9), *(pair.tokens(1, 1) for _ in range(16))]
+    found = []
+    for model in (pair.ours, pair.theirs):
+        second = model.model.layers[1]
+        second.mlp = _Block(second.mlp)
+        weight, cache = second.mlp.inner.down_proj.weight, None
+        for step, ids in enumerate(tokens):
+            if step == 9:
+                weight.data.mul_(-1.5)
+            result = model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = result.past_key_values
+            found.append(result.logits[:, -1])
+        with torch.enable_grad(), autocast():
+            assert torch.nn.functional.linear(torch.ones(1, weight.shape[1]), weight).requires_grad
+    assert served() > 0
+    for ours, theirs in zip(found[:17], found[17:], strict=True):
+        assert numbers.relative(ours, theirs) <= 2e-2
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_casts_of_a_step_have_gradients(family: str) -> None:
+    """A token and then a loss in one block, whose casts the step has made that is recorded, or a run."""
+    pair = Pair(family)
+    ids = pair.tokens(1, 9)
+    with autocast():
+        pair.caches[0] = pair.ours(ids, use_cache=True).past_key_values
+    before = served()
+    for _ in range(7):
+        with autocast():
+            pair.ours(input_ids=ids[:, :1], past_key_values=pair.caches[0], use_cache=True)
+            with torch.enable_grad():
+                pair.ours.zero_grad()
+                pair.ours(ids).logits.float().sum().backward()
+        assert all(each.grad is not None for each in pair.ours.parameters())
+    assert served() - before >= 3, reasons()
+
+
+def test_autocast_without_a_block_takes_the_original() -> None:
+    """Nobody knows when its cache is emptied: blocks that the model opens do it, but not in a program."""
+    pair = Pair()
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        assert decode(pair) == 0
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+    assert reasons()["under autocast"] >= 7
 
 
 def test_autocast_of_another_device_takes_the_original() -> None:
