@@ -17,7 +17,7 @@ MEASURED = ROOT / "docs" / "readme_bench.json"
 PICTURE = ROOT / "docs" / "decode_speed.svg"
 README = ROOT / "README.md"
 #: What was measured, as a reader would say it: the benchmark has no more than the kernel's name for it.
-MACHINE = "2 Zen 4 cores with AVX-512 BF16"
+MACHINE = "2 Zen 5 cores with AVX-512 BF16"
 SECTION = """
 ![Tokens per second: transformers alone, with this package, with quantized weights](docs/$picture)
 
