@@ -202,8 +202,10 @@ def layer_norm(
         )
         if not reason and scale is None and weight and (offset or is_elementwise):
             reason = _NO_WEIGHT
-        if not reason and offset and torch.is_autocast_enabled():
-            reason = "autocast"  # Nemotron casts its arguments where CUDA's is on, whatever their device
+        if not reason and offset and torch._C._is_any_autocast_enabled():
+            # Nemotron casts its arguments where CUDA's is on, whatever their device, and computes in a block
+            # of its own, whose end may empty autocast's cache.
+            reason = "autocast"
         if reason:
             counter.count_fallback(reason)
             return original(self, hidden_states)

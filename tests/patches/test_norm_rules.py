@@ -219,6 +219,25 @@ def test_autocast_is_left_to_a_norm_that_asks_for_it() -> None:
     assert served.fallbacks == {("norm.layer_centred", "autocast"): 1}
 
 
+def test_a_norm_in_a_block_of_its_own_ends_it() -> None:
+    """Where autocast is on without a block around it, that is when torch lets go of what it has cast."""
+    model = tiny_models.build("nemotron")
+    norm, weight = model.model.norm, model.lm_head.weight
+    liteboost_adaptor.apply(model)
+    x = torch.randn(1, 2, weight.shape[1])
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        with torch.no_grad():
+            before = torch.nn.functional.linear(x, weight)
+            weight.data.mul_(-1.5)
+            norm(x)
+            after = torch.nn.functional.linear(x, weight)
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+        torch.clear_autocast_cache()
+    assert numbers.relative(after.float(), -1.5 * before.float()) <= 1e-2
+
+
 def test_a_layer_norm_patched_later_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     norm = made("sam", "SamLayerNorm", (7,), {}, torch.float32)
     liteboost_adaptor.apply(nn.Sequential(norm))
