@@ -106,8 +106,9 @@ def _without_cache(recorder: Recorder) -> Iterator[Step]:
 
 def _with_kept_casts(recorder: Recorder) -> Iterator[Step]:
     kept: set[int] = set()
+    made = recorder.shapes()
     for noted in recorder.recording.calls:
-        call = _from_cache(noted) if _is_kept(noted, recorder) else noted
+        call = _from_cache(noted) if _is_kept(noted, recorder, made) else noted
         if isinstance(call, Call) and call.function is ours._autocast_weight.default:
             # One tensor, and so one slot, for all that multiply by it.
             if call.results[0] in kept:
@@ -120,7 +121,7 @@ def _from_cache(cast: Call) -> Call:
     return Call(ours._autocast_weight.default, (cast.args[0], cast.kwargs["dtype"]), {}, cast.results)
 
 
-def _is_kept(call: Step, recorder: Recorder) -> TypeGuard[Call]:
+def _is_kept(call: Step, recorder: Recorder, made: dict[int, torch.Tensor]) -> TypeGuard[Call]:
     """Whether ``call`` is a cast that autocast has made and kept, and nobody else's."""
     if not isinstance(call, Call) or call.results[0] not in recorder.cast_by_autocast:
         return False
@@ -130,7 +131,7 @@ def _is_kept(call: Step, recorder: Recorder) -> TypeGuard[Call]:
     if parameter is None or not _may_be_kept(parameter):
         return False
     cast = ours._autocast_weight(parameter, call.kwargs["dtype"])
-    return bool(cast.data_ptr() == recorder.shapes()[call.results[0]].data_ptr())
+    return bool(cast.data_ptr() == made[call.results[0]].data_ptr())
 
 
 def is_made_by_autocast(func: Any) -> bool:
