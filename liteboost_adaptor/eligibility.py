@@ -52,8 +52,9 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None, casts: bool = False)
         kind = x.device.type
         if kind not in DEVICES:
             return f"device {kind}"
-        if x.dtype in HALVES and not casts and torch.is_autocast_enabled(kind):
-            return "autocast"  # of a card computes norms and powers in fp32, and that is what they return
+        if torch._C._is_any_autocast_enabled() and x.dtype in HALVES and not casts:
+            if torch.is_autocast_enabled(kind):
+                return "autocast"  # of a card computes norms and powers in fp32, and that is what they return
     if x.layout is not torch.strided:
         return "a sparse layout"
     for other in others:

@@ -181,18 +181,18 @@ def append(counter: CallCounter) -> Callable[[torch.Tensor, Any, str, torch.Tens
     watch = Watch([concatenation, place_in_class(torch.Tensor, "__torch_function__")])
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
-        if held.dtype != new.dtype and widens(held, new):
-            new = new.float()  # as it is promoted: products under autocast, in the cache of a model in fp32
+        # As it is promoted: products under autocast, in the cache of a model in fp32.
+        added = new.float() if held.dtype != new.dtype and widens(held, new) else new
         if (recording := recorder()) is not None:
             counter.count_served()
-            return recording.append(held, layer, name, new, dim % new.dim())
-        reason = _unserved(held, new, dim) or watch()
+            return recording.append(held, layer, name, added, dim % new.dim())
+        reason = _unserved(held, added, dim) or watch()
         if reason:
             counter.count_fallback(reason)
             layer.__dict__.get(BUFFERS, {}).pop(name, None)
             return torch.cat([held, new], dim=dim)
         counter.count_served()
-        return grown(held, layer, name, new, dim % new.dim())
+        return grown(held, layer, name, added, dim % new.dim())
 
     return call
 

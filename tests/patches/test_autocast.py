@@ -121,6 +121,24 @@ def test_sums_and_rotations_of_mixed_dtypes_promote() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
+def test_who_replaces_concatenation_is_given_what_the_original_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values in bfloat16 behind those in fp32 that a cache keeps: it promotes them, or who stands for it."""
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, level=2)
+    seen, original = [], torch.cat
+
+    def noted(tensors: Any, dim: int = 0) -> torch.Tensor:
+        seen.append({each.dtype for each in tensors})
+        return original(tensors, dim=dim)
+
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.autocast("cpu", BF16):
+        cache = model(ids).past_key_values
+        monkeypatch.setattr(torch, "cat", noted)
+        model(ids[:, :1], past_key_values=cache)
+    assert {FP32, BF16} in seen
+
+
 def test_traces_keep_no_cast() -> None:
     """A compiled graph is given no operator that writes to autocast's cache."""
     model = tiny_models.build("llama")

@@ -13,11 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...eligibility import HALVES
 from ...report import report
 from ..runtime.groups import Group, all_gather_object, host
 
 _SIZES = (2, 4, 8)
-_HALVES = (torch.bfloat16, torch.float16)
 _FRACTAL_NZ = 29
 #: Of the comparison: rows, columns on a rank, outputs; and how far from float64 a result may be over the
 #: largest of its row: four roundings, as `selftest.compare` allows.
@@ -33,7 +33,7 @@ def matmul_all_reduce(x: Tensor, weight: Tensor, group: str) -> Tensor | None:
         weight: ``[out, some features]``.
         group: Name of the process group.
     """
-    if x.device.type != "npu" or not is_prompt(x) or x.dtype not in _HALVES or weight.dtype != x.dtype:
+    if x.device.type != "npu" or not is_prompt(x) or x.dtype not in HALVES or weight.dtype != x.dtype:
         return None
     if torch.compiler.is_compiling() or torch.npu.is_current_stream_capturing() or _is_nz(weight):
         return None
