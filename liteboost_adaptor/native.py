@@ -364,7 +364,7 @@ def _load() -> NativeStatus:
         except OSError as fault:
             refusals.insert(0, Candidate(each.path, each.build_info, loader_words(each.path, fault)))
             continue
-        return NativeStatus(True, each.path, None, each.build_info, _limit_isa(torch))
+        return _within_limits(torch, each.path, each.build_info)
     # By name, not by an import: ops stands above this module and imports it.
     importlib.import_module("liteboost_adaptor.ops").register_reference_ops()
     if not refusals:
@@ -380,7 +380,7 @@ def _already_registered(torch: Any) -> NativeStatus | None:
         return None
     path = next((Path(each) for each in torch.ops.loaded_libraries if Path(each).name == LIBRARY), None)
     info = MappingProxyType(json.loads(torch.ops.liteboost._build_info()))
-    return NativeStatus(True, path, None, info, _limit_isa(torch))
+    return _within_limits(torch, path, info)
 
 
 def loader_words(path: Path, fault: OSError) -> str:
@@ -390,18 +390,24 @@ def loader_words(path: Path, fault: OSError) -> str:
     return words if words.startswith(str(path)) else f"{path}: {words}"
 
 
-def _limit_isa(torch: Any) -> str:
-    if limit := _best_within(config.settings().isa, torch.ops.liteboost._isas()):
-        torch.ops.liteboost._limit_isa(limit)
-    return str(torch.ops.liteboost._isa())
+def _within_limits(torch: Any, path: Path | None, info: Mapping[str, Any]) -> NativeStatus:
+    """The library that is loaded, in the best instruction set allowed; refused where it has none (LITEBOOST_ISAS=native)."""
+    limit = config.settings().isa
+    isa = _best_within(limit, torch.ops.liteboost._isas())
+    if isa is None:
+        compiled = ", ".join(info["isas"])
+        where = f"LITEBOOST_ISA={limit} allows" if limit else "this CPU, or ATEN_CPU_CAPABILITY, allows"
+        return NativeStatus(False, path, f"{path}: compiled for {compiled}, of which {where} none", info)
+    torch.ops.liteboost._limit_isa(isa)
+    return NativeStatus(True, path, None, info, isa)
 
 
-def _best_within(limit: str, offered: Sequence[str]) -> str:
+def _best_within(limit: str, offered: Sequence[str]) -> str | None:
     """The best instruction set of those ``offered`` that is not above ``limit``, which may not be among them.
 
-    No limit, or one for CPUs of another architecture, limits nothing.
+    No limit, or one for CPUs of another architecture, limits nothing. None where none is left.
     """
     for order in (config.X86_ISAS, config.ARM_ISAS):
         if limit in order and set(offered) <= set(order):
-            return [isa for isa in offered if order.index(isa) <= order.index(limit)][-1]
-    return ""
+            offered = [isa for isa in offered if order.index(isa) <= order.index(limit)]
+    return offered[-1] if offered else None

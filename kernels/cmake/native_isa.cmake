@@ -1,5 +1,4 @@
-# With LITEBOOST_ISAS=native: leaves in LB_ISAS baseline and the best instruction set that is there for the CPU that
-# compiles, as common/cpu_features.cpp finds it.
+# With LITEBOOST_ISAS=native: leaves in LB_ISAS the best instruction set that is there for the CPU that compiles, as common/cpu_features.cpp finds it.
 if(NOT LITEBOOST_ISAS STREQUAL "native")
   message(FATAL_ERROR "LITEBOOST_ISAS must be all or native, got ${LITEBOOST_ISAS}")
 endif()
@@ -26,7 +25,5 @@ math(EXPR last "${count} - 1")
 if(best LESS last)
   set(last ${best})
 endif()
-list(GET LB_ISAS ${last} best)
-set(LB_ISAS baseline ${best})
-list(REMOVE_DUPLICATES LB_ISAS)
-message(STATUS "liteboost: instruction sets for this CPU: ${LB_ISAS}")
+list(GET LB_ISAS ${last} LB_ISAS)
+message(STATUS "liteboost: instruction set for this CPU: ${LB_ISAS}")

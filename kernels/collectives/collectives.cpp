@@ -1,6 +1,6 @@
 #include "collectives/collectives.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "collectives/collectives_checks.h"

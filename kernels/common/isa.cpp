@@ -36,7 +36,7 @@ Isa supported_isa() {
 Isa supported_isa() { return detect_isa(); }
 #endif
 
-// How many of those compiled may run here, the first of which always may.
+// How many of those compiled may run here: none where they were compiled for another CPU alone.
 size_t count_allowed() {
   static const size_t count =
       std::upper_bound(std::begin(kIsas), std::end(kIsas), supported_isa()) - std::begin(kIsas);
@@ -44,7 +44,11 @@ size_t count_allowed() {
 }
 
 std::atomic<Isa>& state() {
-  static std::atomic<Isa> isa{kIsas[count_allowed() - 1]};
+  static std::atomic<Isa> isa{[] {
+    TORCH_CHECK(count_allowed() > 0, "liteboost: the kernels were compiled for ", kNames[0],
+                ", which this CPU, or ATEN_CPU_CAPABILITY if it is set, does not allow");
+    return kIsas[count_allowed() - 1];
+  }()};
   return isa;
 }
 
@@ -54,7 +58,7 @@ std::string isa() { return kNames[std::find(std::begin(kIsas), std::end(kIsas), 
 
 void limit_isa(c10::string_view name) {
   const auto allowed = isas();
-  if (name.empty()) {
+  if (name.empty() && !allowed.empty()) {
     state().store(kIsas[allowed.size() - 1], std::memory_order_relaxed);
     return;
   }

@@ -7,7 +7,8 @@
 
 #include <stdint.h>
 
-// LB_EACH_ISA(X, ...): X(isa, ...) for each instruction set that is compiled, in rising order. CMake writes it.
+// LB_EACH_ISA(X, ...): X(isa, ...) for each instruction set that is compiled, in rising order; LB_LEAST_ISA is the first
+// of them. CMake writes both.
 #include "isas.h"
 
 namespace liteboost {
@@ -23,7 +24,7 @@ enum class Isa : int32_t { baseline };
 #endif
 
 // The instruction set in use: the best compiled that is within the user's limit, torch's own limit on x86-64
-// (at::get_cpu_capability(), which honours ATEN_CPU_CAPABILITY) and what this CPU has.
+// (at::get_cpu_capability(), which honours ATEN_CPU_CAPABILITY) and what this CPU has. Throws where none is.
 Isa current_isa();
 
 // What this CPU and operating system can run: by CPUID, or by what the operating system says of an Arm CPU. In
@@ -40,4 +41,4 @@ Isa detect_isa();
 
 #define LB_TABLE_IF_CURRENT(isa, name) \
   ::liteboost::current_isa() == ::liteboost::Isa::isa ? &::liteboost::isa::name:
-#define LB_KERNELS(name) (*(LB_EACH_ISA(LB_TABLE_IF_CURRENT, name) & ::liteboost::baseline::name))
+#define LB_KERNELS(name) (*(LB_EACH_ISA(LB_TABLE_IF_CURRENT, name) & ::liteboost::LB_LEAST_ISA::name))

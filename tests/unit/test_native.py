@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,17 +114,34 @@ def test_isa_setting_is_an_upper_limit(library: Path, limit: str) -> None:
 @pytest.mark.parametrize(
     ("limit", "offered", "best"),
     [
-        ("", ["baseline", "avx2"], ""),
+        ("", ["baseline", "avx2"], "avx2"),
+        ("", [], None),
         ("avx2", ["baseline", "avx2", "avx512"], "avx2"),
         ("amx_bf16", ["baseline", "avx2"], "avx2"),
-        ("avx512", ["baseline", "amx_bf16"], "baseline"),  # compiled for the CPU here, LITEBOOST_ISAS=native
+        ("avx512", ["amx_bf16"], None),  # compiled for the CPU here, LITEBOOST_ISAS=native
         ("baseline", ["baseline", "i8mm_bf16"], "baseline"),
-        ("dotprod", ["baseline", "avx2"], ""),
-        ("avx2", ["baseline", "dotprod"], ""),
+        ("dotprod", ["baseline", "avx2"], "avx2"),
+        ("avx2", ["baseline", "dotprod"], "dotprod"),
     ],
 )
-def test_limit_is_the_best_set_not_above_it(limit: str, offered: list[str], best: str) -> None:
+def test_limit_is_the_best_set_not_above_it(limit: str, offered: list[str], best: str | None
+) -> None:
     assert native._best_within(limit, offered) == best
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "words"),
+    [("", [], "this CPU, or ATEN_CPU_CAPABILITY, allows none"), ("avx2", ["avx512"], "LITEBOOST_ISA=avx2 allows none")],
+)
+def test_a_library_for_another_cpu_alone_is_refused(
+    limit: str, allowed: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = SimpleNamespace(_isas=lambda: allowed)  # `_limit_isa` is not asked for
+    torch = SimpleNamespace(ops=SimpleNamespace(liteboost=ops))
+    monkeypatch.setattr(native.config, "settings", lambda: SimpleNamespace(isa=limit))
+    status = native._within_limits(torch, Path("/nowhere/_C.so"), {"isas": ["avx512"]})
+    assert not status.loaded and status.isa is None
+    assert status.reason == f"/nowhere/_C.so: compiled for avx512, of which {words}"
 
 
 def test_the_most_recent_usable_library_is_taken(
