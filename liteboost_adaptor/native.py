@@ -391,7 +391,7 @@ def loader_words(path: Path, fault: OSError) -> str:
 
 
 def _within_limits(torch: Any, path: Path | None, info: Mapping[str, Any]) -> NativeStatus:
-    """The library that is loaded, in the best instruction set allowed; refused where it has none (LITEBOOST_ISAS=native)."""
+    """The library that is loaded, in the best instruction set allowed; refused where that leaves none."""
     limit = config.settings().isa
     isa = _best_within(limit, torch.ops.liteboost._isas())
     if isa is None:

@@ -124,14 +124,16 @@ def test_isa_setting_is_an_upper_limit(library: Path, limit: str) -> None:
         ("avx2", ["baseline", "dotprod"], "dotprod"),
     ],
 )
-def test_limit_is_the_best_set_not_above_it(limit: str, offered: list[str], best: str | None
-) -> None:
+def test_limit_is_the_best_set_not_above_it(limit: str, offered: list[str], best: str | None) -> None:
     assert native._best_within(limit, offered) == best
 
 
 @pytest.mark.parametrize(
     ("limit", "allowed", "words"),
-    [("", [], "this CPU, or ATEN_CPU_CAPABILITY, allows none"), ("avx2", ["avx512"], "LITEBOOST_ISA=avx2 allows none")],
+    [
+        ("", [], "this CPU, or ATEN_CPU_CAPABILITY, allows none"),
+        ("avx2", ["avx512"], "LITEBOOST_ISA=avx2 allows none"),
+    ],
 )
 def test_a_library_for_another_cpu_alone_is_refused(
     limit: str, allowed: list[str], words: str, monkeypatch: pytest.MonkeyPatch
