@@ -26,6 +26,24 @@ LB_INLINE void fetch_stream_ahead(const char* line) {
 #endif
 }
 
+// Lines of rows that will be read soon, asked for in the order of memory.
+struct LinesAhead {
+  const char* row;
+  int64_t stride, row_bytes, rows;  // those that are left
+  int64_t at = 0;                   // in the row
+
+  LB_INLINE void ask(int64_t lines) {
+    for (; lines > 0 && rows > 0; --lines) {
+      fetch_ahead(row + at);
+      at += 64;
+      if (at < row_bytes) continue;
+      at = 0;
+      row += stride;
+      --rows;
+    }
+  }
+};
+
 }  // namespace
 }  // namespace LB_ISA
 }  // namespace liteboost

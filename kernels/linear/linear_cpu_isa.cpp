@@ -12,8 +12,10 @@
 #include "common/prefetch.h"
 #include "common/vec.h"
 #include "common/vec_sums.h"
+#include "linear/linear_few_rows.h"
 #include "linear/linear_one_row.h"
 #include "linear/linear_steps.h"
+#include "linear/linear_tile.h"
 #if defined(__AMX_BF16__)
 #include "linear/linear_amx.h"
 #elif defined(__AVX512BF16__)
@@ -41,8 +43,6 @@ constexpr int64_t kBlockBytesX = 8 << 10;
 constexpr int64_t kWholeBytesX = 16 << 10;
 constexpr int64_t kLeastRun = 8 * kLine;
 constexpr int64_t kWholeRun = 32 * kLine;
-// A long sum is made of sums of this many steps: its rounding errors grow with the longest chain of additions.
-constexpr int64_t kMostSteps = 64;
 // How far ahead weights are fetched. Memory delivers at its full rate only while this much is on its way, which
 // takes more than the processor looks ahead by itself when there is much to compute between two reads.
 constexpr int64_t kAheadBytes = 16 << 10;
@@ -50,28 +50,11 @@ constexpr int64_t kAheadBytes = 16 << 10;
 // Rows of x in the next group: all of about the same size, so that none is left with little to do for each weight.
 LB_INLINE int64_t group_rows(int64_t rows) { return group_of<kTileX>(rows); }
 
-// So few rows of x that each row of weight is multiplied by all of them as it comes: weights are one stream, which CPUs read
-// best, and x stays in the first cache. Read bandwidth over that of tiles, 2 to 4 rows, [3072, 1024] and [1024, 3072], two
-// threads of a Zen 5: bf16 1.1 to 1.25; f16 and f32 1.05 to 1.25. With more of x than this, 0.65 to 0.95.
-#if defined(__AVX512F__)
-constexpr int kFewRows = 4;
-#else
-constexpr int kFewRows = 1;
-#endif
-constexpr int64_t kFewBytesX = 24 << 10;
-constexpr int kFewSums = 2;  // of each row, that hide the latency of the addition
-constexpr int64_t kFewAhead = 4 << 10;
-
-template <typename T>
-LB_INLINE bool is_few_rows(int64_t rows, int64_t k) {
-  return rows > 1 && rows <= kFewRows && rows * steps_of<T>(k) * Step<T>::kPackedBytes <= kFewBytesX;
-}
-
 // Steps of K in a block: whole cache lines of weight.
 template <typename T>
 int64_t block_steps(int64_t rows, int64_t k) {
   typedef Step<T> S;
-  if (is_few_rows<T>(rows, k)) return steps_of<T>(k);
+  if (is_few_rows<T>(rows, k)) return few_block_steps<T>(rows, k);
   constexpr int64_t kStepBytes = S::kSize * static_cast<int64_t>(sizeof(T));
   constexpr int64_t kLeast = kLeastRun / kStepBytes;
   constexpr int64_t kLineSteps = kLine / kStepBytes;
@@ -92,7 +75,9 @@ void pack(const T* x, int64_t rows, int64_t k, Order order, char* packed) {
   for (int64_t begin = 0; begin < k; begin += block) {
     const int64_t end = k - begin < block ? k : begin + block;
     for (int64_t group = 0, width; group < rows; group += width) {
-      width = is_each ? group_of<kRowsAtOnce>(rows - group) : group_rows(rows - group);
+      width = is_each                   ? group_of<kRowsAtOnce>(rows - group)
+              : is_few_rows<T>(rows, k) ? group_of<kStretchX>(rows - group)
+                                        : group_rows(rows - group);
       for (int64_t at = begin; at < end; at += S::kSize) {
         for (int64_t row = group; row < group + width; ++row) {
           const T* source = x + row * k + at;
@@ -104,69 +89,23 @@ void pack(const T* x, int64_t rows, int64_t k, Order order, char* packed) {
   }
 }
 
-// One step of a tile: N rows of weight, X rows of x.
-template <typename T, int N, int X>
-LB_INLINE void tile_step(VF (&sums)[X][N], const typename Step<T>::Weights (&w)[N], const char* x) {
-  LB_UNROLL for (int r = 0; r < X; ++r) {
-    LB_UNROLL for (int n = 0; n < N; ++n) {
-      sums[r][n] = Step<T>::multiply_add(sums[r][n], w[n], x + r * Step<T>::kPackedBytes);
-    }
-  }
-}
+// Asks for `rows` lines at a time from `next` on, up to k elements of a row and then of the row behind it: memory delivers that
+// faster than lines of several rows in turn.
+template <typename T, int rows>
+struct RowsAhead {
+  const T *next, *end;
+  int64_t stride, k;
 
-// totals[r * N + n] += the lanes of sums[r][n], added up.
-template <int N, int X>
-LB_INLINE void add_sums(const VF (&sums)[X][N], float* totals) {
-  LB_UNROLL for (int first = 0; first < N * X; first += kLanes) {
-    VF some[kLanes];
-    LB_UNROLL16 for (int i = 0; i < kLanes; ++i) {
-      const int at = first + i;
-      some[i] = at < N * X ? sums[at / N][at % N] : VF{};
-    }
-    if (first + kLanes <= N * X) {
-      store(totals + first, load(totals + first) + sum_each(some));
-    } else {
-      const int rest = N * X - first;
-      store(totals + first, load(totals + first, rest) + sum_each(some), rest);
-    }
-  }
-}
-
-// totals[r * N + n] += weight row n times x row r over k elements. Meanwhile fetches as many elements of Ahead
-// rows of weight from `next` on, one row after the other: memory delivers that faster than lines of several rows
-// in turn.
-template <typename T, int N, int X, int Ahead>
-LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, const T* next, float* totals) {
-  typedef Step<T> S;
-  constexpr int kUnroll = kLine / (S::kSize * static_cast<int>(sizeof(T)));
-  constexpr int kXBytes = X * S::kPackedBytes;
-  VF sums[X][N];
-  typename S::Weights w[N];
-  LB_UNROLL for (int r = 0; r < X; ++r) { LB_UNROLL for (int n = 0; n < N; ++n) sums[r][n] = VF{}; }
-  const T* next_end = next + k;
-  int64_t at = 0;
-  for (; at + kUnroll * S::kSize <= k; at += kUnroll * S::kSize, x += kUnroll * kXBytes) {
-    LB_UNROLL for (int i = 0; i < Ahead; ++i) fetch_ahead(next + i * kUnroll * S::kSize);
-    if (Ahead > 0) next += Ahead * kUnroll * S::kSize;
-    if (Ahead > 1 && next >= next_end) {
+  LB_INLINE void operator()() {
+    constexpr int64_t kElements = kLine / static_cast<int64_t>(sizeof(T));
+    LB_UNROLL for (int i = 0; i < rows; ++i) fetch_ahead(next + i * kElements);
+    if (rows > 0) next += rows * kElements;
+    if (rows > 1 && next >= end) {
       next += stride - k;
-      next_end += stride;
-    }
-    LB_UNROLL for (int u = 0; u < kUnroll; ++u) {
-      LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at + u * S::kSize);
-      tile_step<T, N, X>(sums, w, x + u * kXBytes);
+      end += stride;
     }
   }
-  for (; at + S::kSize <= k; at += S::kSize, x += kXBytes) {
-    LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at);
-    tile_step<T, N, X>(sums, w, x);
-  }
-  if (at < k) {
-    LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at, static_cast<int>(k - at));
-    tile_step<T, N, X>(sums, w, x);
-  }
-  add_sums<N, X>(sums, totals);
-}
+};
 
 // A block of all rows of x against the same columns of N rows of weight. Each group of rows fetches `Ahead` of
 // the N rows from `next` on, until all are fetched.
@@ -178,23 +117,25 @@ void tile_rows(const LinearArgs& args, const T* weight, const char* x, int64_t k
   int fetched = 0;
   for (int64_t row = 0, width; row < args.rows; row += width) {
     const bool fetch = fetched < N;
+    RowsAhead<T, Ahead> ask{next, next + k, stride, k};
+    RowsAhead<T, 0> none{next, next + k, stride, k};
     width = group_rows(args.rows - row);
     switch (width) {
       case 1:
-        fetch ? tile<T, N, 1, Ahead>(weight, stride, x, k, next, totals)
-              : tile<T, N, 1, 0>(weight, stride, x, k, next, totals);
+        fetch ? tile<T, N, 1>(weight, stride, x, k, ask, totals)
+              : tile<T, N, 1>(weight, stride, x, k, none, totals);
         break;
       case 2:
-        fetch ? tile<T, N, 2, Ahead>(weight, stride, x, k, next, totals)
-              : tile<T, N, 2, 0>(weight, stride, x, k, next, totals);
+        fetch ? tile<T, N, 2>(weight, stride, x, k, ask, totals)
+              : tile<T, N, 2>(weight, stride, x, k, none, totals);
         break;
       case 3:
-        fetch ? tile<T, N, 3, Ahead>(weight, stride, x, k, next, totals)
-              : tile<T, N, 3, 0>(weight, stride, x, k, next, totals);
+        fetch ? tile<T, N, 3>(weight, stride, x, k, ask, totals)
+              : tile<T, N, 3>(weight, stride, x, k, none, totals);
         break;
       default:
-        fetch ? tile<T, N, 4, Ahead>(weight, stride, x, k, next, totals)
-              : tile<T, N, 4, 0>(weight, stride, x, k, next, totals);
+        fetch ? tile<T, N, 4>(weight, stride, x, k, ask, totals)
+              : tile<T, N, 4>(weight, stride, x, k, none, totals);
     }
     x += width * row_bytes;
     totals += width * N;
@@ -210,77 +151,6 @@ void fetch_panel(const LinearArgs& args, int64_t begin, int64_t count) {
     const T* out = static_cast<const T*>(args.out) + row * args.n + begin;
     for (int64_t i = 0; i < count; i += kLine / static_cast<int64_t>(sizeof(T)))
       __builtin_prefetch(out + i, 1);
-  }
-}
-
-// Outputs [0, count) of a panel, whose totals are [tile][row][row of weight in the tile].
-template <typename T>
-void write_panel(const LinearArgs& args, int64_t begin, int64_t count, const float* totals) {
-  for (int64_t row = 0; row < args.rows; ++row) {
-    float sums[kPanel];
-    int64_t i = 0;
-    for (; i + kTileN <= count; i += kTileN) {
-      memcpy(sums + i, totals + i * args.rows + row * kTileN, kTileN * sizeof(float));
-    }
-    for (; i < count; ++i) sums[i] = totals[i * args.rows + row];
-    write_row<T>(args, row, begin, count, sums);
-  }
-}
-
-// sums[r] = one row of weight times row r of X, the lanes of each.
-template <typename T, int X>
-LB_INLINE void few_dots(const T* weight, const char* x, int64_t k, VF (&sums)[X]) {
-  typedef Step<T> S;
-  constexpr int kXBytes = X * S::kPackedBytes;
-  constexpr int64_t kSize = kFewSums * S::kSize, kRun = kMostSteps * kSize;
-  LB_UNROLL for (int r = 0; r < X; ++r) sums[r] = VF{};
-  for (int64_t at = 0; at < k;) {
-    VF some[kFewSums][X] = {};
-    const int64_t end = k - at < kRun ? k : at + kRun;
-    for (; at + kSize <= end; at += kSize, x += kFewSums * kXBytes) {
-      LB_UNROLL for (int i = 0; i < kFewSums; ++i) {
-        const T* from = weight + at + i * S::kSize;
-        fetch_ahead(reinterpret_cast<const char*>(from) + kFewAhead);
-        const typename S::Weights w = S::read(from);
-        LB_UNROLL for (int r = 0; r < X; ++r) some[i][r] =
-            S::multiply_add(some[i][r], w, x + i * kXBytes + r * S::kPackedBytes);
-      }
-    }
-    for (; at < end; at += S::kSize, x += kXBytes) {
-      const typename S::Weights w =
-          k - at < S::kSize ? S::read(weight + at, static_cast<int>(k - at)) : S::read(weight + at);
-      LB_UNROLL for (int r = 0; r < X; ++r) some[0][r] =
-          S::multiply_add(some[0][r], w, x + r * S::kPackedBytes);
-    }
-    LB_UNROLL for (int r = 0; r < X; ++r) sums[r] += some[0][r] + some[1][r];
-  }
-}
-
-// 2 to kFewRows rows of x. Each row of weight is read whole before the next.
-template <typename T, int X>
-void run_few_rows(const LinearArgs& args, int64_t begin, int64_t end) {
-  const char* x = static_cast<const char*>(args.packed_x);
-  float totals[X * kPanel];
-  for (; begin < end; begin += kPanel) {
-    const int64_t count = end - begin < kPanel ? end - begin : kPanel;
-    const T* weight = static_cast<const T*>(args.weight) + begin * args.weight_stride;
-    memset(totals, 0, sizeof(totals));
-    int64_t i = 0;
-    for (; i + kTileN <= count; i += kTileN) {
-      VF sums[X][kTileN];
-      for (int n = 0; n < kTileN; ++n, weight += args.weight_stride) {
-        VF of_row[X];
-        few_dots<T>(weight, x, args.k, of_row);
-        LB_UNROLL for (int r = 0; r < X; ++r) sums[r][n] = of_row[r];
-      }
-      add_sums<kTileN, X>(sums, totals + i * X);
-    }
-    for (; i < count; ++i, weight += args.weight_stride) {
-      VF of_row[X];
-      few_dots<T>(weight, x, args.k, of_row);
-      LB_UNROLL for (int r = 0; r < X; ++r) totals[i * X + r] = sum(of_row[r]);
-    }
-    write_panel<T>(args, begin, count, totals);
   }
 }
 
@@ -324,7 +194,7 @@ void run_rows(const LinearArgs& args, int64_t begin, int64_t end) {
       }
       x += args.rows * steps_of<T>(size) * S::kPackedBytes;
     }
-    write_panel<T>(args, begin, count, totals);
+    write_panel<T, kTileN>(args, begin, count, totals);
   }
 }
 
@@ -335,9 +205,7 @@ void run(const LinearArgs& args, int64_t begin, int64_t end) {
   } else if (args.order == Order::of_one_row) {
     run_each_row<T>(args, begin, end);
   } else if (is_few_rows<T>(args.rows, args.k)) {
-    args.rows == 2   ? run_few_rows<T, 2>(args, begin, end)
-    : args.rows == 3 ? run_few_rows<T, 3>(args, begin, end)
-                     : run_few_rows<T, 4>(args, begin, end);
+    run_few_rows<T>(args, begin, end);
   } else if (args.rows <= kTileX) {
     run_rows<T, kTileN>(args, begin, end);
   } else if (args.rows < kTileN * kTileX - kTileX + 1) {

@@ -62,24 +62,6 @@ LB_INLINE int64_t gemm_scratch(int64_t k, int64_t panels) {
   return (gemm_words<T>(k) * panels + kGemmChunk) * kGemmColumns;
 }
 
-// Lines of the weights of the next panel, asked for in turn while this one is multiplied.
-struct GemmAhead {
-  const char* row;
-  int64_t stride, row_bytes, rows;  // those that are left
-  int64_t at = 0;                   // in the row
-
-  LB_INLINE void ask(int64_t lines) {
-    for (; lines > 0 && rows > 0; --lines) {
-      fetch_ahead(row + at);
-      at += kLine;
-      if (at < row_bytes) continue;
-      at = 0;
-      row += stride;
-      --rows;
-    }
-  }
-};
-
 // panel[word][column] of `columns` rows of weight; zero behind the last.
 template <typename T>
 void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k, float* panel) {
@@ -148,9 +130,9 @@ void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
 
   const int64_t row_bytes = args.k * static_cast<int64_t>(sizeof(T));
   const int64_t behind = args.n - last, next = last - first;
-  GemmAhead ahead{reinterpret_cast<const char*>(weight + next * args.weight_stride),
-                  args.weight_stride * static_cast<int64_t>(sizeof(T)), row_bytes,
-                  behind < next ? behind : next};
+  LinesAhead ahead{reinterpret_cast<const char*>(weight + next * args.weight_stride),
+                   args.weight_stride * static_cast<int64_t>(sizeof(T)), row_bytes,
+                   behind < next ? behind : next};
   const int64_t blocks = (words + kGemmWords - 1) / kGemmWords * (end - panel);
   const int64_t tiles = (row_end - row_begin + kGemmRows - 1) / kGemmRows * blocks;
   const int64_t lines = (ahead.rows * (row_bytes / kLine + 1) + tiles - 1) / tiles;

@@ -115,7 +115,7 @@ void test_type() {
   }
   // Beyond the length at which a sum is split, which many rows make shorter.
   for (const int k : {2047, 2048, 4109}) {
-    for (const int rows : {1, 2, 5, 10, 16, 32}) test_shape<T>(rows, 70, k, true);
+    for (const int rows : {1, 2, 3, 5, 9, 10, 15, 16, 32}) test_shape<T>(rows, 70, k, true);
   }
   for (int n = 1; n <= 70; ++n) {
     for (const int rows : {1, 2, 7}) test_shape<T>(rows, n, 9, true);
