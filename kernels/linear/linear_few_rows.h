@@ -37,7 +37,7 @@ LB_INLINE bool is_stream(int64_t rows, int64_t k) {
 // that of tiles, [4096, 1024], [1024, 2048], [6144, 1024] and [1024, 3072] in turn, on huge pages, two threads of a Zen 5:
 //
 //   rows   5     6     8     10    12    14    15    16
-//          1.16  1.15  1.09  1.30  1.30  1.30  1.10  1.00
+//          1.20  1.10  1.08  1.30  1.35  1.30  1.20  1.00
 template <typename T>
 constexpr int kStretchRows = 1;
 #if defined(__AVX512BF16__)
