@@ -26,7 +26,7 @@ constexpr int kStreamRows = 1;
 constexpr int64_t kStreamBytesX = 24 << 10;
 constexpr int kStreamN = 4;     // rows of weight whose sums are added up together
 constexpr int kStreamSums = 2;  // of each row, that hide the latency of the addition
-constexpr int64_t kStreamedAhead = 4 << 10;
+constexpr int64_t kStreamedAhead = 8 << 10;
 
 template <typename T>
 LB_INLINE bool is_stream(int64_t rows, int64_t k) {
