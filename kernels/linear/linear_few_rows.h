@@ -26,7 +26,8 @@ constexpr int kStreamRows = 1;
 constexpr int64_t kStreamBytesX = 24 << 10;
 constexpr int kStreamN = 4;     // rows of weight whose sums are added up together
 constexpr int kStreamSums = 2;  // of each row, that hide the latency of the addition
-constexpr int64_t kStreamedAhead = 8 << 10;
+// The more there is to compute for a line, the earlier memory has to be asked.
+constexpr int64_t streamed_ahead(int rows) { return (rows > 2 ? 8 : 4) << 10; }
 
 template <typename T>
 LB_INLINE bool is_stream(int64_t rows, int64_t k) {
@@ -76,7 +77,7 @@ LB_INLINE void stream_dots(const T* weight, const char* x, int64_t k, VF (&sums)
     for (; at + kSize <= end; at += kSize, x += kStreamSums * kXBytes) {
       LB_UNROLL for (int i = 0; i < kStreamSums; ++i) {
         const T* from = weight + at + i * S::kSize;
-        fetch_ahead(reinterpret_cast<const char*>(from) + kStreamedAhead);
+        fetch_ahead(reinterpret_cast<const char*>(from) + streamed_ahead(X));
         const typename S::Weights w = S::read(from);
         LB_UNROLL for (int r = 0; r < X; ++r) some[i][r] =
             S::multiply_add(some[i][r], w, x + i * kXBytes + r * S::kPackedBytes);
