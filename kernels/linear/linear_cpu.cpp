@@ -75,22 +75,21 @@ int64_t linear_max_rows(at::ScalarType) { return 16; }
 //
 // Loops with tiles take all of these rows at once.
 //
-// And where the CPU multiplies pairs of bf16 and has no tiles, by gemm_linear (linear_gemm.h), two threads of a Zen 5, weights from
-// memory, torch 2.13. The loops' time over gemm_linear's, and oneDNN's over the better:
+// And where the CPU multiplies pairs of bf16 and has no tiles, up to kMoreRows of linear_more_rows.h, and beyond by gemm_linear
+// (linear_gemm.h). oneDNN's time over gemm_linear's, two threads of a Zen 5, weights from memory, torch 2.13:
 //
-//                     rows  33    48    64    80    96          97    128   256   512   2048
-//     [1024, 1024]          1.07  1.08  1.10  1.15  1.05        1.17  1.13  1.07  1.05  1.05
-//     [3072, 1024]          0.98  1.02  1.01  1.07  1.08        1.16  1.10  1.05  1.06  1.02
-//     [1024, 3072]          0.81  0.88  0.92  0.99  1.02        1.01  1.05  1.03  1.04  1.06
-//     [4096, 4096]          0.81  0.83  0.90  0.99  1.04        1.04  1.03  1.01  1.04  1.07
+//                     rows  97    128   256   512   2048
+//     [1024, 1024]          1.17  1.13  1.07  1.05  1.05
+//     [3072, 1024]          1.16  1.10  1.05  1.06  1.02
+//     [1024, 3072]          1.01  1.05  1.03  1.04  1.06
+//     [4096, 4096]          1.04  1.03  1.01  1.04  1.07
 static int64_t max_rows(const at::Tensor& weight) {
 #ifdef LB_X86_ISAS
   if (weight.scalar_type() == at::kBFloat16) {
-    const int64_t tiled_rows = LB_KERNELS(linear_kernels).most_rows(DType::bf16, Order::fastest);
-    if (tiled_rows > kLinearRows) return tiled_rows;
-    constexpr int64_t kPairRows = 80;
-    static const bool has_pairs_alone = detect_isa() == Isa::avx512_bf16;
-    if (has_pairs_alone && current_isa() == Isa::avx512_bf16) return kPairRows;
+    const int64_t most_rows = LB_KERNELS(linear_kernels).most_rows(DType::bf16, Order::fastest);
+    // A limit on us does not slow at::linear down.
+    static const Isa detected = detect_isa();
+    if (most_rows > kLinearRows && current_isa() == detected) return most_rows;
   }
   constexpr int64_t kCachedBytes = 1 << 20;
   static const bool has_avx512 = detect_isa() >= Isa::avx512;
@@ -135,7 +134,7 @@ bool served(const at::Tensor& weight, int64_t rows) {
          (rows <= max_rows(weight) || rows <= batch_invariant_rows());
 }
 
-// Up to kLinearRows rows; `packed` holds x.
+// Up to most_rows rows of x, packed.
 void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args, int64_t element_size) {
   const int64_t block_bytes = std::max<int64_t>(1, kBlock * args.k * element_size);
   const int64_t blocks = (args.n + kBlock - 1) / kBlock;

@@ -13,6 +13,7 @@
 #include "common/vec.h"
 #include "common/vec_sums.h"
 #include "linear/linear_few_rows.h"
+#include "linear/linear_more_rows.h"
 #include "linear/linear_one_row.h"
 #include "linear/linear_steps.h"
 #include "linear/linear_tile.h"
@@ -55,6 +56,7 @@ template <typename T>
 int64_t block_steps(int64_t rows, int64_t k) {
   typedef Step<T> S;
   if (is_few_rows<T>(rows, k)) return few_block_steps<T>(rows, k);
+  if (is_more_rows<T>(rows)) return kMoreSteps;
   constexpr int64_t kStepBytes = S::kSize * static_cast<int64_t>(sizeof(T));
   constexpr int64_t kLeast = kLeastRun / kStepBytes;
   constexpr int64_t kLineSteps = kLine / kStepBytes;
@@ -77,6 +79,7 @@ void pack(const T* x, int64_t rows, int64_t k, Order order, char* packed) {
     for (int64_t group = 0, width; group < rows; group += width) {
       width = is_each                   ? group_of<kRowsAtOnce>(rows - group)
               : is_few_rows<T>(rows, k) ? group_of<kStretchX>(rows - group)
+              : is_more_rows<T>(rows)   ? group_of<kMoreX>(rows - group)
                                         : group_rows(rows - group);
       for (int64_t at = begin; at < end; at += S::kSize) {
         for (int64_t row = group; row < group + width; ++row) {
@@ -206,6 +209,8 @@ void run(const LinearArgs& args, int64_t begin, int64_t end) {
     run_each_row<T>(args, begin, end);
   } else if (is_few_rows<T>(args.rows, args.k)) {
     run_few_rows<T>(args, begin, end);
+  } else if (is_more_rows<T>(args.rows)) {
+    if constexpr (kHasMoreRows<T>) run_more_rows<T>(args, begin, end);
   } else if (args.rows <= kTileX) {
     run_rows<T, kTileN>(args, begin, end);
   } else if (args.rows < kTileN * kTileX - kTileX + 1) {
@@ -246,6 +251,8 @@ bool has_tiles(DType dtype, int64_t rows, int64_t k, Order order) {
 int64_t most_rows_any([[maybe_unused]] DType dtype, [[maybe_unused]] Order order) {
 #if defined(__AMX_BF16__)
   if (dtype == DType::bf16 && order == Order::fastest) return kMostTiledRows;
+#elif defined(__AVX512BF16__)
+  if (dtype == DType::bf16 && order == Order::fastest) return kMoreRows;
 #endif
   return kLinearRows;
 }

@@ -121,10 +121,10 @@ void run_stream(const LinearArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-// A tile of a stretch, for each line of which so many `lines` of the next stretch are asked for.
+// A tile, for each line of which so many `lines` of what is `next` are asked for.
 template <typename T, int N, int X>
-void stretch_tile(const T* weight, int64_t stride, const char* x, int64_t k, int64_t lines, LinesAhead& next,
-                  float* totals) {
+void asking_tile(const T* weight, int64_t stride, const char* x, int64_t k, int64_t lines, LinesAhead& next,
+                 float* totals) {
   LinesAhead rest = next;  // in registers
   const auto ask = [&] { rest.ask(lines); };
   tile<T, N, X>(weight, stride, x, k, ask, totals);
@@ -132,12 +132,12 @@ void stretch_tile(const T* weight, int64_t stride, const char* x, int64_t k, int
 }
 
 template <typename T>
-using StretchTile = void (*)(const T*, int64_t, const char*, int64_t, int64_t, LinesAhead&, float*);
+using AskingTile = void (*)(const T*, int64_t, const char*, int64_t, int64_t, LinesAhead&, float*);
 // Of N rows of weight, by the number of rows of x - 1.
 template <typename T, int N>
-constexpr StretchTile<T> kStretchTiles[kStretchX] = {
-    stretch_tile<T, N, 1>, stretch_tile<T, N, 2>, stretch_tile<T, N, 3>, stretch_tile<T, N, 4>,
-    stretch_tile<T, N, 5>, stretch_tile<T, N, 6>, stretch_tile<T, N, 7>, stretch_tile<T, N, 8>};
+constexpr AskingTile<T> kStretchTiles[kStretchX] = {
+    asking_tile<T, N, 1>, asking_tile<T, N, 2>, asking_tile<T, N, 3>, asking_tile<T, N, 4>,
+    asking_tile<T, N, 5>, asking_tile<T, N, 6>, asking_tile<T, N, 7>, asking_tile<T, N, 8>};
 
 template <typename T>
 void run_stretches(const LinearArgs& args, int64_t begin, int64_t end) {
@@ -160,7 +160,7 @@ void run_stretches(const LinearArgs& args, int64_t begin, int64_t end) {
       const int64_t x_bytes = steps_of<T>(size) * Step<T>::kPackedBytes;
       for (int64_t i = 0, n; i < count; i += n) {
         n = count - i < N ? 1 : N;
-        const StretchTile<T>* const tiles = n == N ? kStretchTiles<T, N> : kStretchTiles<T, 1>;
+        const AskingTile<T>* const tiles = n == N ? kStretchTiles<T, N> : kStretchTiles<T, 1>;
         const char* x = block_x;
         for (int64_t row = 0, width; row < args.rows; row += width, x += width * x_bytes) {
           width = group_of<kStretchX>(args.rows - row);

@@ -56,8 +56,16 @@ LB_INLINE void tile(const T* weight, int64_t stride, const char* x, int64_t k, A
   for (; at + kUnroll * S::kSize <= k; at += kUnroll * S::kSize, x += kUnroll * kXBytes) {
     ahead();
     LB_UNROLL for (int u = 0; u < kUnroll; ++u) {
-      LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at + u * S::kSize);
-      tile_step<T, N, X>(sums, w, x + u * kXBytes);
+      if constexpr (N > 2 * X) {  // of which one is in a register at a time, and all of x
+        LB_UNROLL for (int n = 0; n < N; ++n) {
+          const typename S::Weights one = S::read(weight + n * stride + at + u * S::kSize);
+          LB_UNROLL for (int r = 0; r < X; ++r) sums[r][n] =
+              S::multiply_add(sums[r][n], one, x + u * kXBytes + r * S::kPackedBytes);
+        }
+      } else {
+        LB_UNROLL for (int n = 0; n < N; ++n) w[n] = S::read(weight + n * stride + at + u * S::kSize);
+        tile_step<T, N, X>(sums, w, x + u * kXBytes);
+      }
     }
   }
   for (; at + S::kSize <= k; at += S::kSize, x += kXBytes) {
