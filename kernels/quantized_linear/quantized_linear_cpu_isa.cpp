@@ -188,7 +188,7 @@ LB_INLINE void add_parts(VF (&d)[C][X], typename S::Loaded w, const typename S::
 template <typename S, typename T, int X>
 LB_INLINE void tile_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
   // With few rows, several sums each hide the latency of the addition.
-  constexpr int kSums = X == 1 ? 8 : X == 2 ? 4 : X <= 4 ? 2 : 1;
+  constexpr int kSums = X == 1 ? 8 : X == 2 ? 4 : X <= kChunk / 2 ? 2 : 1;
   constexpr int C = kSums < S::kParts ? kSums : S::kParts;
   const char* data = m.data;
   const auto* x = static_cast<const typename S::Element*>(m.x);
