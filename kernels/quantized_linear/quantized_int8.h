@@ -110,9 +110,12 @@ void pack_int8_row(const T* x, int64_t k, int64_t rows, PackBytes* to) {
 // Four products of each lane, of an unsigned byte up to 15 and a signed one, added to `sum`.
 #if defined(__AVX512VNNI__)
 LB_INLINE VI pack_products(VI sum, const VI (&weights)[8], const int32_t (&words)[8]) {
-  LB_UNROLL for (int i = 0; i < 8; ++i) sum =
-      (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights[i], _mm512_set1_epi32(words[i]));
-  return sum;
+  VI other{};  // halves the chain of additions, whose latency other rows have to hide
+  LB_UNROLL for (int i = 0; i < 8; i += 2) {
+    sum = (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights[i], _mm512_set1_epi32(words[i]));
+    other = (VI)_mm512_dpbusd_epi32((__m512i)other, (__m512i)weights[i + 1], _mm512_set1_epi32(words[i + 1]));
+  }
+  return sum + other;
 }
 #elif defined(__AVX512F__)
 // Pairs of products of a whole pack stay below 2^15.
