@@ -97,7 +97,7 @@ $(READY):
 	@touch $@
 
 # Less of the same: what the example needs. Of the kernels those for this CPU, from which `make setup` goes on; Python
-# compiles what it imports, not all that is installed, and once before four processes do.
+# compiles what it imports, not all that is installed.
 $(DEMO_READY): export PYTHONDONTWRITEBYTECODE :=
 $(DEMO_READY):
 	@echo "Setting up .venv for the example (once; a few minutes, most of it for torch and the kernels)"
@@ -105,7 +105,6 @@ $(DEMO_READY):
 	@$(PIP_INSTALL) --no-compile torch scikit-build-core cmake ninja
 	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-compile --no-build-isolation $(WITH_WERROR) $(WITH_NATIVE_ISAS) \
 		--editable .
-	@$(VENV_PYTHON) examples/generate.py --new-tokens 1 >/dev/null
 	@touch $@
 
 $(WHEEL_READY): export PYTHONDONTWRITEBYTECODE :=
@@ -114,7 +113,6 @@ $(WHEEL_READY):
 	@echo "Setting up .venv-demo for the example (once; a minute, most of it for torch)"
 	@"$(PYTHON)" -m venv --clear .venv-demo
 	@$(subst $(VENV_PYTHON),$(WHEEL_PYTHON),$(PIP_INSTALL)) --no-compile "$(WHEEL)"
-	@$(WHEEL_PYTHON) examples/generate.py --new-tokens 1 >/dev/null
 	@touch $@
 
 ifeq ($(WHEEL),)

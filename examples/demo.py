@@ -4,8 +4,9 @@ The script computes in fp32, where the text is the same. In bf16 the last bits d
 comes next, with and without us; so for bf16 the demo shows how far the logits of each are from those in fp32.
 
 Each variant is a process of its own that runs the very same source; for the one without us, the one line is
-taken out. The processes are then told in turn to generate once more, so that a slow moment of the machine
-meets all of them, and the medians are compared.
+taken out. What the script imports before that line is imported once, before the processes part. They are then
+told in turn to generate once more, so that a slow moment of the machine meets all of them, and the medians are
+compared.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +28,8 @@ from typing import Any
 SCRIPT = Path(__file__).with_name("generate.py")
 THE_LINE = "import liteboost_adaptor\n"
 VARIANTS = ("without", "level 0", "level 1", "level 2")
+#: What the script imports before that line, and by its first call.
+IMPORTED = ["torch", "transformers.models.llama.modeling_llama", "transformers.generation.utils"]
 
 
 def main() -> int:
@@ -34,14 +38,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="times each variant generates")
     parser.add_argument("--seconds", type=float, default=25, help="begin no further round after these")
     parser.add_argument("--new-tokens", type=int, default=100, help="tokens it generates each time")
-    parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, options.new_tokens)
-        return 0
-    workers = {variant: start(variant, options.new_tokens) for variant in VARIANTS}
+    # Progress bars of four processes at once would overwrite each other.
+    os.environ["TQDM_DISABLE"] = "1"
+    os.environ.pop("LITEBOOST_LEVEL", None)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    workers = {variant: Worker(context, variant, options.new_tokens) for variant in VARIANTS}
     try:
-        texts = {variant: receive(worker)["text"] for variant, worker in workers.items()}
+        texts = {variant: worker.receive()["text"] for variant, worker in workers.items()}
         speeds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         deadline = time.monotonic() + options.seconds
         for number in range(options.rounds):
@@ -49,13 +54,12 @@ def main() -> int:
                 break
             turn = number % len(VARIANTS)
             for variant in VARIANTS[turn:] + VARIANTS[:turn]:
-                speeds[variant].append(ask(workers[variant], "round")["tokens_per_second"])
-        halves = {variant: ask(worker, "bf16") for variant, worker in workers.items()}
-        status = ask(workers["level 2"], "status")["text"]
+                speeds[variant].append(workers[variant].ask("round")["tokens_per_second"])
+        halves = {variant: worker.ask("bf16") for variant, worker in workers.items()}
+        status = workers["level 2"].ask("status")["text"]
     finally:
         for worker in workers.values():
-            worker.stdin.close()
-            worker.wait()
+            worker.end()
     return show(texts, speeds, halves, status)
 
 
@@ -98,34 +102,39 @@ def show(
     return int(any(text != original for text in texts.values()))
 
 
-def start(variant: str, new_tokens: int) -> subprocess.Popen[str]:
-    """Start the process of a variant. The level is all that tells the three with the package apart."""
-    environment = dict(os.environ)
-    environment.pop("LITEBOOST_LEVEL", None)
-    if variant != "without":
-        environment["LITEBOOST_LEVEL"] = variant.removeprefix("level ")
-    command = [sys.executable, __file__, "--serve", variant, "--new-tokens", str(new_tokens)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8"
-    )
+class Worker:
+    """The process of a variant."""
+
+    def __init__(self, context: Any, variant: str, new_tokens: int) -> None:
+        self._variant = variant
+        self._pipe, other = context.Pipe()
+        self._process: BaseProcess = context.Process(target=serve, args=(other, variant, new_tokens))
+        self._process.start()
+        other.close()
+
+    def ask(self, what: str) -> dict[str, Any]:
+        """Send a request and wait for the reply."""
+        self._pipe.send(what)
+        return self.receive()
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for one reply."""
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            status = self._process.exitcode
+            raise SystemExit(
+                f"The process of {self._variant!r} ended with status {status}; see above."
+            ) from None
+
+    def end(self) -> None:
+        """Tell it to end, and wait until it has."""
+        self._pipe.close()
+        self._process.join()
 
 
-def ask(worker: subprocess.Popen[str], what: str) -> dict[str, Any]:
-    """Send a request to a worker and wait for the reply."""
-    worker.stdin.write(what + "\n")
-    worker.stdin.flush()
-    return receive(worker)
-
-
-def receive(worker: subprocess.Popen[str]) -> dict[str, Any]:
-    """Read one reply."""
-    line = worker.stdout.readline()
-    if not line:
-        raise SystemExit(f"{' '.join(worker.args)} ended with status {worker.wait()}; see its message above.")
-    return json.loads(line)
-
-
-def serve(variant: str, new_tokens: int) -> None:
+def serve(pipe: Connection, variant: str, new_tokens: int) -> None:
     """Run the script as this process's program, reply with what it prints, then with what is asked for."""
     source = SCRIPT.read_text(encoding="utf-8")
     if variant == "without":
@@ -133,8 +142,8 @@ def serve(variant: str, new_tokens: int) -> None:
         if len(source) - len(without) != len(THE_LINE):
             raise SystemExit(f"{SCRIPT.name} must hold the line {THE_LINE.strip()!r} once.")
         source = without
-    # Progress bars of four processes at once would overwrite each other.
-    os.environ["TQDM_DISABLE"] = "1"
+    else:
+        os.environ["LITEBOOST_LEVEL"] = variant.removeprefix("level ")
     sys.argv = [str(SCRIPT), "--new-tokens", str(new_tokens)]
     names: dict[str, Any] = {"__name__": "__main__", "__file__": str(SCRIPT)}
     printed = io.StringIO()
@@ -145,9 +154,10 @@ def serve(variant: str, new_tokens: int) -> None:
         "bf16": lambda: in_bf16(names, new_tokens),
         "status": lambda: {"text": str(names["liteboost_adaptor"].status())},
     }
-    reply({"text": printed.getvalue()})
-    for line in sys.stdin:
-        reply(answers[line.strip()]())
+    pipe.send({"text": printed.getvalue()})
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(answers[pipe.recv()]())
 
 
 def timed(names: dict[str, Any], new_tokens: int) -> dict[str, float]:
@@ -173,11 +183,6 @@ def in_bf16(names: dict[str, Any], new_tokens: int) -> dict[str, Any]:
     finally:
         names["model"] = exact
     return {"text": continued, "distance": float((found - expected).norm() / expected.norm())}
-
-
-def reply(answer: dict[str, Any]) -> None:
-    """Write one line to whoever started this process."""
-    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
