@@ -4,9 +4,8 @@ The script computes in fp32, where the text is the same. In bf16 the last bits d
 comes next, with and without us; so for bf16 the demo shows how far the logits of each are from those in fp32.
 
 Each variant is a process of its own that runs the very same source; for the one without us, the one line is
-taken out. What the script imports before that line is imported once, before the processes part. They are then
-told in turn to generate once more, so that a slow moment of the machine meets all of them, and the medians are
-compared.
+taken out. What the script imports before that line is imported once, before the processes part. They are told
+in turn to generate once more, so that a slow moment of the machine meets all, and the medians are compared.
 """
 
 from __future__ import annotations
