@@ -165,6 +165,10 @@ def test_the_operator() -> None:
         torch.library.opcheck(cast, (weight, BF16), test_utils="test_schema")
         with torch.no_grad():
             kept = cast(weight, BF16)
-        assert kept.requires_grad, "as torch's own: whoever takes it out later may want its gradient"
+            other = torch.nn.Parameter(torch.randn(3, 4))
+            torch.nn.functional.linear(torch.randn(2, 4), other)
+        with torch.enable_grad():
+            theirs = torch.nn.functional.linear(torch.randn(2, 4), other)
+        assert kept.requires_grad == theirs.requires_grad, "whoever takes it out later may want its gradient"
         with pytest.raises(ValueError, match="already"):
             cast(weight, FP32)
