@@ -105,7 +105,8 @@ class Attempt:
         ):
             result = call(**nested(given))
         given.clear()
-        casts.settle(recorder)
+        cast = recorder.cast_by_autocast
+        casts.settle(recorder.recording, cast, recorder.shapes() if cast else {})
         self._counts = ran.counts
         if fault := self._stand_ins.fault() or self._unknown(ran) or self._reads_unread():
             self._fault_of_run, self.is_tainted = fault, True

@@ -7,19 +7,16 @@ autocast ends; runs take and leave it there, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Container, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..eligibility import HALVES
 from .passes import Step, is_slot
-from .recording import Call
+from .recording import Call, Recording
 from .tensors import memory
-
-if TYPE_CHECKING:
-    from .record import Recorder
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _FAULT = "under autocast"
@@ -86,29 +83,38 @@ class KeptCasts:
         return None
 
 
-def settle(recorder: Recorder) -> None:
+def settle(recording: Recording, by_autocast: Container[int], made: dict[int, torch.Tensor]) -> None:
     """Let runs take from autocast's cache what the step that was recorded has left there, and nothing else.
 
     Where autocast is off around the step, the end of a block that the model opens empties the cache. Its
     casts are no more than casts then, for nobody would empty it behind a run.
+
+    Args:
+        recording: Of the step.
+        by_autocast: The slots of what autocast may have cast.
+        made: What the step has made, by its slot.
     """
     is_on = dtype() is not None
-    recorder.recording.calls = list(_with_kept_casts(recorder) if is_on else _without_cache(recorder))
+    calls = _with_kept_casts(recording, by_autocast, made) if is_on else _without_cache(recording)
+    recording.calls = list(calls)
 
 
-def _without_cache(recorder: Recorder) -> Iterator[Step]:
-    for call in recorder.recording.calls:
+def _without_cache(recording: Recording) -> Iterator[Step]:
+    for call in recording.calls:
         if isinstance(call, Call) and call.function is ours._autocast_weight.default:
             yield Call(aten._to_copy.default, call.args[:1], {"dtype": call.args[1]}, call.results)
         else:
             yield call
 
 
-def _with_kept_casts(recorder: Recorder) -> Iterator[Step]:
+def _with_kept_casts(
+    recording: Recording, by_autocast: Container[int], made: dict[int, torch.Tensor]
+) -> Iterator[Step]:
     kept: set[int] = set()
-    made = recorder.shapes()
-    for noted in recorder.recording.calls:
-        call = _from_cache(noted) if _is_kept(noted, recorder, made) else noted
+    for noted in recording.calls:
+        call = noted
+        if isinstance(noted, Call) and noted.results[0] in by_autocast and _is_kept(noted, recording, made):
+            call = _from_cache(noted)
         if isinstance(call, Call) and call.function is ours._autocast_weight.default:
             # One tensor, and so one slot, for all that multiply by it.
             if call.results[0] in kept:
@@ -121,13 +127,11 @@ def _from_cache(cast: Call) -> Call:
     return Call(ours._autocast_weight.default, (cast.args[0], cast.kwargs["dtype"]), {}, cast.results)
 
 
-def _is_kept(call: Step, recorder: Recorder, made: dict[int, torch.Tensor]) -> TypeGuard[Call]:
-    """Whether ``call`` is a cast that autocast has made and kept, and nobody else's."""
-    if not isinstance(call, Call) or call.results[0] not in recorder.cast_by_autocast:
-        return False
+def _is_kept(call: Call, recording: Recording, made: dict[int, torch.Tensor]) -> bool:
+    """Whether ``call`` is a cast that autocast has kept, and nobody else's."""
     if call.kwargs != {"dtype": dtype()} or not is_slot(call.args[0]):
         return False
-    parameter = recorder.recording.constants.get(call.args[0].number)
+    parameter = recording.constants.get(call.args[0].number)
     if parameter is None or not _may_be_kept(parameter):
         return False
     cast = ours._autocast_weight(parameter, call.kwargs["dtype"])
