@@ -43,8 +43,9 @@ def main() -> int:
     os.environ.pop("LITEBOOST_LEVEL", None)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    workers = {variant: Worker(context, variant, options.new_tokens) for variant in VARIANTS}
+    workers: dict[str, Worker] = {}
     try:
+        workers.update((variant, Worker(context, variant, options.new_tokens)) for variant in VARIANTS)
         texts = {variant: worker.receive()["text"] for variant, worker in workers.items()}
         speeds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         deadline = time.monotonic() + options.seconds

@@ -113,6 +113,11 @@ def test_the_demo_sets_up_what_it_needs_and_nothing_where_all_is_there(clone: Pa
         (clone / ready).unlink()
 
 
+def test_a_build_for_one_cpu_is_not_remembered() -> None:
+    """CMake keeps what it was told last in a folder that the next install uses, too: one for all CPUs."""
+    assert PROJECT["tool"]["scikit-build"]["cmake"]["define"] == {"LITEBOOST_ISAS": "all"}
+
+
 def test_the_demo_of_a_wheel_compiles_nothing(clone: Path) -> None:
     assert "LITEBOOST_ISAS=native" in make(clone, "--dry-run", "demo").stdout
     wheel = clone / "a wheel.whl"
