@@ -70,7 +70,7 @@ class NativeStatus:
             return f"compiled kernels from {self.path}, instruction set {self.isa}"
         return (
             f"liteboost_adaptor: {self.reason}; models run their original code. "
-            f"To compile the kernels for the torch installed now: {BUILD_COMMAND}"
+            f"To compile the kernels for the torch and the CPU that are here: {BUILD_COMMAND}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-# With LITEBOOST_ISAS=native: leaves in LB_ISAS the best instruction set that is there for the CPU that compiles, as common/cpu_features.cpp finds it.
+# With LITEBOOST_ISAS=native: leaves in LB_ISAS the best instruction set that is there for the CPU that compiles, as
+# common/cpu_features.cpp finds it.
 if(NOT LITEBOOST_ISAS STREQUAL "native")
   message(FATAL_ERROR "LITEBOOST_ISAS must be all or native, got ${LITEBOOST_ISAS}")
 endif()

@@ -6,7 +6,8 @@
 // of a panel before the next. Without blocks, many long rows of x would be read from the second cache, and those
 // reads wait behind the weights that are being fetched from memory.
 //
-// x is packed as [block][group of up to kTileX rows][step][row][lanes]: what a tile is multiplied by is then one stream.
+// x is packed as [block][group of up to kTileX rows][step][row][lanes]: what a tile is multiplied by is then one stream. Tiles of
+// other sizes are in linear_few_rows.h and linear_more_rows.h.
 #include "linear/linear.h"
 
 #include "common/prefetch.h"
