@@ -62,6 +62,17 @@ LB_INLINE void load_tile(const void* from, int64_t row_bytes = 64) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(tile));
 }
 
+template <int tile>
+LB_INLINE void zero_tile() {
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(tile));
+}
+
+// The same of what is stored, in rows of 64 bytes, which are read by others then.
+template <int tile>
+LB_INLINE void store_tile(void* to) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(int64_t{64}), "i"(tile) : "memory");
+}
+
 // A part of a panel: `steps` steps of K of N tiles of rows of weight, whose rows are `row_bytes` apart and steps
 // `step_bytes`.
 struct TilePart {
@@ -94,9 +105,11 @@ struct TileFetch {
   }
 };
 
-// sums[N][X] (tiles) += the part times x [step][X], from zero on where it `is_first`. Meanwhile fetches as many lines.
+// sums[N][X] (tiles) += the part times x [step][X], from zero on where it `is_first`. Meanwhile fetches as many lines, or
+// without `fetches` so many a step.
 template <typename Product, int N, int X, bool fetches>
-void multiply_tiles(const TilePart& part, TileFetch fetch, const char* x, void* sums, bool is_first) {
+void multiply_tiles(const TilePart& part, TileFetch& fetch, const char* x, void* sums, bool is_first,
+                    int lines = 0) {
   static_assert((N == 4 && X == 1) || (N <= 2 && X <= 2), "as many sums as registers");
   const int64_t row_bytes = part.row_bytes;
   const char* weight = part.weight;
@@ -118,6 +131,7 @@ void multiply_tiles(const TilePart& part, TileFetch fetch, const char* x, void* 
       // Many rows of x come from the second cache.
       for (int i = 0; i < X * static_cast<int>(kTileRows); ++i)
         __builtin_prefetch(x + X * kTileBytes + i * 64, 0, 3);
+      fetch.lines(lines);
     }
     _tile_loadd(4, x, 64);
     if constexpr (X == 2) _tile_loadd(5, x + kTileBytes, 64);

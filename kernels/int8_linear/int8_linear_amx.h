@@ -69,7 +69,7 @@ void run_outputs(const Int8LinearArgs& args, const SomeOutputs& outputs, int64_t
   alignas(64) int32_t sums[N * X * kTileWords];
   const int8_t* weight = args.weight + outputs.at * args.k;
   const TilePart part = {reinterpret_cast<const char*>(weight), args.k, kStepBytes, whole};
-  const TileFetch fetch(outputs.next, args.k, whole, N * kTileRows);
+  TileFetch fetch(outputs.next, args.k, whole, N * kTileRows);
   row == 0 ? multiply_tiles<MultiplyInt8, N, X, true>(part, fetch, x, sums, true)
            : multiply_tiles<MultiplyInt8, N, X, false>(part, fetch, x, sums, true);
   if (whole * kStepBytes < args.k) {

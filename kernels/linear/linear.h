@@ -72,6 +72,10 @@ struct LinearKernels {
   int64_t (*packed_bytes)(DType dtype, int64_t rows, int64_t k, Order order);
   // x [rows, k], contiguous, converted and interleaved as the loops of that order want it.
   void (*pack)(DType dtype, const void* x, int64_t rows, int64_t k, Order order, void* packed);
+  // The same in parts [begin, end) of as many as there are, which threads may share.
+  int64_t (*pack_parts)(DType dtype, int64_t rows, int64_t k, Order order);
+  void (*pack_some)(DType dtype, const void* x, int64_t rows, int64_t k, Order order, int64_t begin,
+                    int64_t end, void* packed);
   // out[:, begin:end].
   void (*run)(DType dtype, const LinearArgs& args, int64_t begin, int64_t end);
   // Rows of weight in a panel of gemm; 0 where such products have no loops of their own here.

@@ -23,16 +23,18 @@ constexpr int64_t kTileFloats = kTileBytes / 4;
 constexpr int64_t kMostTiledRows = 256;
 constexpr int64_t kMostGroups = kMostTiledRows / (2 * kTileRows);
 static_assert(kMostTiledRows >= kLinearRows && kMostTiledRows % (2 * kTileRows) == 0, "whole groups");
-// The most steps of a block.
-constexpr int64_t kBlockSteps = 32;
+// The most steps of a block; of several groups of x, those that stay in the first cache beside them.
+constexpr int64_t kBlockSteps = 32, kStagedSteps = 8;
 
 LB_INLINE int64_t tile_steps(int64_t k) { return (k + kStepK - 1) / kStepK; }
 
 int64_t packed_tile_bytes(int64_t rows, int64_t k) { return tiles_of(rows) * tile_steps(k) * kTileBytes; }
 
-void pack_tiles(const bf16* x, int64_t rows, int64_t k, char* packed) {
+// Groups [begin, end) of two tiles.
+void pack_tiles(const bf16* x, int64_t rows, int64_t k, int64_t begin, int64_t end, char* packed) {
   const int64_t tiles = tiles_of(rows);
-  for (int64_t group = 0; group < tiles; group += 2) {
+  packed += 2 * begin * tile_steps(k) * kTileBytes;
+  for (int64_t group = 2 * begin; group < 2 * end; group += 2) {
     for (int64_t at = 0; at < k; at += kStepK) {
       for (int64_t tile = group; tile < tiles && tile < group + 2; ++tile, packed += kTileBytes) {
         VF words[kLanes];
@@ -51,16 +53,14 @@ void pack_tiles(const bf16* x, int64_t rows, int64_t k, char* packed) {
   }
 }
 
-// Copies `k` elements of `rows` rows of weight to `staged` [step][row of N tiles][32], zero beyond them, and fetches as
-// many lines. In place, rows a power of two apart would share a few sets of the first cache.
+// Copies `k` elements of `rows` rows of weight to `staged` [step][row of N tiles][32], zero beyond them. In place, rows a power of two apart would share a few sets of the first cache.
 template <int N>
-void stage_part(const bf16* weight, int64_t stride, int64_t rows, int64_t k, TileFetch fetch, bf16* staged) {
+void stage_part(const bf16* weight, int64_t stride, int64_t rows, int64_t k, bf16* staged) {
   constexpr int64_t kStepElements = N * kTileRows * kStepK;
   for (int64_t row = 0; row < rows; ++row, weight += stride) {
     bf16* to = staged + row * kStepK;
     int64_t at = 0;
     for (; at + kStepK <= k; at += kStepK, to += kStepElements) {
-      fetch.lines(1);
       _mm512_store_si512(to, _mm512_loadu_si512(weight + at));
     }
     if (at < k) {
@@ -92,6 +92,18 @@ void write_tile(const LinearArgs& args, int64_t row, int64_t at, int64_t count, 
   }
 }
 
+// Asks for where a group of two tiles of x writes `N` tiles of outputs: the lines come while it is multiplied.
+template <int N>
+void fetch_outputs(const LinearArgs& args, int64_t row, int64_t at) {
+  const char* out =
+      static_cast<const char*>(args.out) + (row * args.n + at) * static_cast<int64_t>(sizeof(bf16));
+  const int64_t left = args.rows - row, rows = left < 2 * kTileRows ? left : 2 * kTileRows;
+  for (int64_t i = 0; i < rows; ++i, out += args.n * static_cast<int64_t>(sizeof(bf16))) {
+    for (int line = 0; line < N * kTileRows * static_cast<int>(sizeof(bf16)); line += 64)
+      __asm__ volatile("prefetchw %0" ::"m"(out[line]));
+  }
+}
+
 // All of x times `N` tiles of rows of weight from `at` on, each of `count` rows, of which more follow before `end`.
 template <int N>
 void run_panel_of_tiles(const LinearArgs& args, int64_t at, int64_t count, int64_t end) {
@@ -99,7 +111,7 @@ void run_panel_of_tiles(const LinearArgs& args, int64_t at, int64_t count, int64
   const int64_t tiles = tiles_of(args.rows), steps = tile_steps(args.k), stride = args.weight_stride;
   const int64_t groups = (tiles + 1) / 2, whole = args.k / kStepK;
   // Of about the same size, so that while one is multiplied the next one is fetched whole.
-  const int64_t blocks = (steps + kBlockSteps - 1) / kBlockSteps;
+  const int64_t most = groups > 1 ? kStagedSteps : kBlockSteps, blocks = (steps + most - 1) / most;
   const int64_t block = (steps + blocks - 1) / blocks;
   const auto* weight = static_cast<const bf16*>(args.weight) + at * stride;
   alignas(64) float sums[kMostGroups * 4 * kTileFloats];
@@ -116,31 +128,34 @@ void run_panel_of_tiles(const LinearArgs& args, int64_t at, int64_t count, int64
     } else if (at + 2 * N * kTileRows <= end) {
       next = weight + N * kTileRows * stride;
     }
-    const TileFetch fetch(next, stride * 2, size, N * kTileRows);
+    TileFetch fetch(next, stride * 2, size, N * kTileRows);
     TilePart part = {reinterpret_cast<const char*>(from), stride * 2, 64, size};
     if (is_staged) {
       const int64_t k = args.k - step * kStepK < size * kStepK ? args.k - step * kStepK : size * kStepK;
-      stage_part<N>(from, stride, (N - 1) * kTileRows + count, k, fetch, staged);
+      stage_part<N>(from, stride, (N - 1) * kTileRows + count, k, staged);
       part = {reinterpret_cast<const char*>(staged), 64, N * kTileBytes, size};
     }
+    // All groups together fetch the next block.
+    const int lines = static_cast<int>((N * kTileRows + groups - 1) / groups);
     const char* x = static_cast<const char*>(args.packed_x);
+    const bool is_last = step + size == steps;
     for (int64_t group = 0; group < groups; ++group) {
-      const int64_t width = tiles - 2 * group < 2 ? 1 : 2;
-      const char* x_part = x + (2 * group * steps + width * step) * kTileBytes;
+      const int64_t first = 2 * group, width = tiles - first < 2 ? 1 : 2;
+      const char* x_part = x + (first * steps + width * step) * kTileBytes;
       float* into = sums + group * 4 * kTileFloats;
+      if (is_last) fetch_outputs<N>(args, first * kTileRows, at);
       if (width == kWide) {
-        is_staged ? multiply_tiles<MultiplyBf16, N, kWide, false>(part, fetch, x_part, into, step == 0)
+        is_staged ? multiply_tiles<MultiplyBf16, N, kWide, false>(part, fetch, x_part, into, step == 0, lines)
                   : multiply_tiles<MultiplyBf16, N, kWide, true>(part, fetch, x_part, into, step == 0);
       } else if constexpr (N <= 2) {
-        multiply_tiles<MultiplyBf16, N, 1, false>(part, fetch, x_part, into, step == 0);
+        multiply_tiles<MultiplyBf16, N, 1, false>(part, fetch, x_part, into, step == 0, lines);
       }
-    }
-  }
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t width = tiles - tile / 2 * 2 < 2 ? 1 : 2;
-    const float* found = sums + tile / 2 * 4 * kTileFloats + tile % 2 * kTileFloats;
-    for (int64_t n = 0; n < N; ++n) {
-      write_tile(args, tile * kTileRows, at + n * kTileRows, count, found + n * width * kTileFloats);
+      if (!is_last) continue;
+      for (int64_t tile = 0; tile < width; ++tile) {
+        for (int64_t n = 0; n < N; ++n)
+          write_tile(args, (first + tile) * kTileRows, at + n * kTileRows, count,
+                     into + (n * width + tile) * kTileFloats);
+      }
     }
   }
 }

@@ -235,7 +235,11 @@ at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::
     args.rows = std::min(rows - row, most_rows);
     args.out = static_cast<char*>(out.mutable_data_ptr()) + row * n * element_size;
     const char* chunk = static_cast<const char*>(x_rows->const_data_ptr()) + row * k * element_size;
-    kernels.pack(dtype, chunk, args.rows, k, args.order, args.packed_x);
+    const int64_t parts = kernels.pack_parts(dtype, args.rows, k, args.order);
+    const int64_t part_bytes = args.rows * k * element_size / parts;
+    parallel_for(0, parts, std::max<int64_t>(1, kGrainBytes / part_bytes), [&](int64_t begin, int64_t end) {
+      kernels.pack_some(dtype, chunk, args.rows, k, args.order, begin, end, args.packed_x);
+    });
     run_chunk(kernels, dtype, args, element_size);
   }
   return out;

@@ -266,12 +266,26 @@ int64_t packed_bytes_any(DType dtype, int64_t rows, int64_t k, [[maybe_unused]] 
   return 0;
 }
 
-void pack_any(DType dtype, const void* x, int64_t rows, int64_t k, Order order, void* packed) {
+int64_t pack_parts_any([[maybe_unused]] DType dtype, [[maybe_unused]] int64_t rows,
+                       [[maybe_unused]] int64_t k, [[maybe_unused]] Order order) {
+#if defined(__AMX_BF16__)
+  if (has_tiles(dtype, rows, k, order)) return (tiles_of(rows) + 1) / 2;
+#endif
+  return 1;
+}
+
+void pack_some_any(DType dtype, const void* x, int64_t rows, int64_t k, Order order, int64_t begin,
+                   int64_t end, void* packed) {
 #if defined(__AMX_BF16__)
   if (has_tiles(dtype, rows, k, order))
-    return pack_tiles(static_cast<const bf16*>(x), rows, k, static_cast<char*>(packed));
+    return pack_tiles(static_cast<const bf16*>(x), rows, k, begin, end, static_cast<char*>(packed));
 #endif
+  if (begin == end) return;
   LB_DISPATCH_DTYPE(dtype, T, pack<T>(static_cast<const T*>(x), rows, k, order, static_cast<char*>(packed)));
+}
+
+void pack_any(DType dtype, const void* x, int64_t rows, int64_t k, Order order, void* packed) {
+  pack_some_any(dtype, x, rows, k, order, 0, pack_parts_any(dtype, rows, k, order), packed);
 }
 
 void run_any(DType dtype, const LinearArgs& args, int64_t begin, int64_t end) {
@@ -305,8 +319,9 @@ void gemm_any(DType, const GemmArgs&, int64_t, int64_t, int64_t, int64_t, float*
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {most_rows_any,    packed_bytes_any, pack_any, run_any,
-                                      gemm_columns_any, gemm_scratch_any, gemm_any, stream_sum};
+const LinearKernels linear_kernels = {most_rows_any, packed_bytes_any, pack_any,         pack_parts_any,
+                                      pack_some_any, run_any,          gemm_columns_any, gemm_scratch_any,
+                                      gemm_any,      stream_sum};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -59,6 +59,44 @@ void Operator::run(Slots& slots) const {
   }
 }
 
+namespace {
+
+// Of whose first tensor an operator reads the rows that another tensor names.
+bool is_look_up(const std::string& name) {
+  return name == "aten::embedding" || name == "aten::index_select" || name == "aten::index";
+}
+
+void add_read(Instruction::Traffic& sum, const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return;
+  const at::Tensor& tensor = value.toTensor();
+  int64_t largest =
+      sum.dtype == at::ScalarType::Undefined ? -1 : static_cast<int64_t>(c10::elementSize(sum.dtype));
+  for (const int64_t size : sum.sizes) largest *= size;
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  sum.bytes += bytes;
+  if (bytes <= largest) return;
+  sum.dtype = tensor.scalar_type();
+  sum.sizes = {tensor.sizes().begin(), tensor.sizes().end()};
+}
+
+void add_read(Instruction::Traffic& sum, const Value& value, const Slots& slots) {
+  for (const Value& item : value.items) add_read(sum, item, slots);
+  if (value.kind == Value::Kind::slot) add_read(sum, slots[value.slot]);
+  if (value.kind == Value::Kind::constant) add_read(sum, value.constant);
+}
+
+}  // namespace
+
+Instruction::Traffic Operator::traffic(const Slots& slots) const {
+  Traffic sum;
+  for (size_t i = is_look_up(name) ? 1 : 0; i < arguments.size(); ++i) add_read(sum, arguments[i], slots);
+  for (const int64_t slot : results) {
+    if (slot >= 0 && slots[slot].isTensor() && slots[slot].toTensor().defined())
+      sum.bytes += static_cast<int64_t>(slots[slot].toTensor().nbytes());
+  }
+  return sum;
+}
+
 void Alias::run(Slots& slots) const {
   const at::Tensor& from = slots[source].toTensor();
   LB_CHECK_VALUE(from.is_contiguous(), "program", "slot ", source,

@@ -24,6 +24,7 @@ struct Operator final : Instruction {
   std::vector<int64_t> results;
   explicit Operator(c10::OperatorHandle which) : handle(std::move(which)) {}
   void run(Slots& slots) const override;
+  Traffic traffic(const Slots& slots) const override;
 };
 
 struct Alias final : Instruction {

@@ -169,6 +169,7 @@ std::unique_ptr<Instruction> operator_of(Reader& in) {
   const std::string name = in.word(), overload = in.word();
   auto made = std::make_unique<Operator>(c10::Dispatcher::singleton().findSchemaOrThrow(
       name.c_str(), overload == "default" ? "" : overload.c_str()));
+  made->name = name;
   const auto& schema = made->handle.schema();
   for (const auto& argument : schema.arguments()) {
     Value value;
@@ -383,6 +384,8 @@ std::shared_ptr<const Program> parse(const std::string& text, std::vector<at::Te
       program->copied = in.slots();
     } else {
       program->instructions.push_back(instruction_of(word, in));
+      std::string& name = program->instructions.back()->name;
+      if (name.empty()) name = word;
     }
   }
   LB_CHECK_VALUE(program->phases.empty() || program->phases.size() == program->instructions.size(), kOp,

@@ -9,6 +9,7 @@
 
 #include "common/checks.h"
 #include "program/instructions.h"
+#include "program/profile.h"
 
 namespace liteboost::program {
 
@@ -50,7 +51,11 @@ std::vector<at::Tensor> run(const Program& program, const std::vector<at::Tensor
   Slots slots;
   if (!fill(slots, program, inputs, numbers)) return {};
   try {
-    for (const auto& instruction : program.instructions) instruction->run(slots);
+    if (is_profiled()) {
+      run_profiled(program, slots);
+    } else {
+      for (const auto& instruction : program.instructions) instruction->run(slots);
+    }
   } catch (const Stopped&) {
     return {};
   }

@@ -42,6 +42,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <string>
@@ -52,8 +53,18 @@ namespace liteboost::program {
 using Slots = std::vector<c10::IValue>;
 
 struct Instruction {
+  // What it has moved, and the largest tensor it has read, if any.
+  struct Traffic {
+    int64_t bytes = 0;
+    at::ScalarType dtype = at::ScalarType::Undefined;
+    c10::SmallVector<int64_t, 4> sizes;
+  };
+  std::string name;  // its word, or the operator's name
+
   virtual ~Instruction() = default;
   virtual void run(Slots& slots) const = 0;
+  // Of a run that has just ended. Nothing where only numbers and views are made.
+  virtual Traffic traffic(const Slots&) const { return {}; }
 };
 
 // What a constant was when the program was made; somebody may exchange its data.

@@ -26,7 +26,7 @@
 //
 // Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
 // in fp32, then bias, then one rounding to x.dtype. By the tiles of AMX, which multiply bf16 from a few rows on, the sums
-// are of up to 512 columns of a group. More than kQuantizedRows rows are multiplied by weights rounded to x.dtype where
+// are of up to 256 columns of a group, and added fused. More than kQuantizedRows rows are multiplied by weights rounded to x.dtype where
 // torch's product of this dtype has units of its own that the loops do not use (see quantized_linear_cpu.cpp), and where
 // x is bf16 and the CPU has vdpbf16ps but no AMX; there integers with one group of columns stay what they are. The number
 // of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8

@@ -3,6 +3,8 @@
 `bench` gives every variant a process of its own. What differs by the state alone (one sequence or several, a
 short context or a long one) is seen better within one process, where the steps follow each other within
 milliseconds and meet the machine in the same mood. The bare sum of a large buffer is timed beside them.
+
+With --profile: where the time of one step of the first kind goes, by operator.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ import torch
 from .limits import ReadLimit
 from .models import Cost, prepare
 from .settings import DTYPES, usable_cores
+from .step_profile import StepProfile, profile, write_trace
+from .step_profile import table as profile_table
+from .token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,22 +88,13 @@ def measure(
         rounds: Of one step of each.
         quant: A scheme to quantize the weights by, as of `apply`; empty for none.
     """
-    from transformers import AutoModelForCausalLM
-
-    from ..api import apply
-    from .token_bytes import token_bytes
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    model = _loaded(folder, dtype, quant)
     if quant:
-        apply(model, quant=quant)
         cost = replace(cost, token_bytes=sum(token_bytes(model).values()))
     # No more bytes than a step reads: a larger buffer would take the cache from a small model.
     limit = ReadLimit(min(LARGEST, cost.token_bytes))
     with torch.inference_mode():
-        steps = [_prepared(model.eval(), state) for state in states]
-        for step in steps:
-            for _ in range(WARM_UP):
-                step()
+        steps = [_warm(model, state) for state in states]
         times = [[_seconds(step) for step in (*steps, limit.matrix.sum)] for _ in range(rounds)]
     sums = [limit.matrix.nbytes / each[-1] for each in times]
     needed = [cost.decode_bytes(state.batch, state.context + WARM_UP, 1 + rounds) for state in states]
@@ -115,8 +111,27 @@ def measure(
     ]
 
 
-def _prepared(model: PreTrainedModel, state: State) -> Callable[[], None]:
-    """The prompt read; a call is a step of `forward`."""
+def measure_profile(folder: Path, dtype: str, state: State, rounds: int, quant: str = "") -> StepProfile:
+    """Load the model of ``folder`` and profile a step that continues ``state``; arguments as of `measure`."""
+    model = _loaded(folder, dtype, quant)
+    limit = ReadLimit(min(LARGEST, sum(token_bytes(model).values())))
+    with torch.inference_mode():
+        return profile(_warm(model, state), limit.matrix.sum, limit.matrix.nbytes, rounds)
+
+
+def _loaded(folder: Path, dtype: str, quant: str) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    from ..api import apply
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    if quant:
+        apply(model, quant=quant)
+    return model.eval()
+
+
+def _warm(model: PreTrainedModel, state: State) -> Callable[[], None]:
+    """The prompt read and some steps done; a call is a step of `forward`."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (state.batch, state.context), generator=generator)
     result = model(ids, use_cache=True, logits_to_keep=1)
@@ -125,6 +140,8 @@ def _prepared(model: PreTrainedModel, state: State) -> Callable[[], None]:
     def step() -> None:
         model(token, past_key_values=cache, use_cache=True)
 
+    for _ in range(WARM_UP):
+        step()
     return step
 
 
@@ -157,7 +174,13 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--workdir", type=Path, help="keep the random weights here for the next run")
+    parser.add_argument("--profile", action="store_true", help="the first kind's step by operator, instead")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE.json", help="with --profile: as a Chrome trace, too"
+    )
     chosen = parser.parse_args(None if arguments is None else list(arguments))
+    if chosen.trace and not chosen.profile:
+        parser.error("--trace writes what --profile measures; give both")
     from ..api import apply
 
     torch.set_num_threads(chosen.threads)
@@ -165,6 +188,12 @@ def main(arguments: Iterable[str] | None = None) -> None:
     states = [State(1, chosen.prompt), State(chosen.batch, chosen.prompt), State(1, chosen.context)]
     with TemporaryDirectory() as folder:
         model = prepare(chosen.arch, chosen.dtype, chosen.workdir or Path(folder))
+        if chosen.profile:
+            one = measure_profile(model.folder, chosen.dtype, states[0], chosen.rounds, chosen.quant)
+            sys.stdout.writelines(profile_table(one))
+            if chosen.trace:
+                write_trace(one, chosen.trace)
+            return
         found = measure(model.folder, chosen.dtype, model.cost, states, chosen.rounds, chosen.quant)
     sys.stdout.writelines(table(found))
 

@@ -130,6 +130,7 @@ class Decoding:
     """
 
     def __init__(self) -> None:
+        liteboost_adaptor.undo()
         ours = build("T5")
         self.models = [ours, copy.deepcopy(ours)]
         liteboost_adaptor.apply(ours, level=2)

@@ -237,3 +237,37 @@ def test_a_view_shows_no_more_than_the_tensor() -> None:
     assert found.tolist() == [[2, 3], [4, 5]]
     with pytest.raises(ValueError, match="5 elements, and another view of it shows 6"):
         run(text, [torch.arange(5.0)], [])
+
+
+def test_a_profile_names_each_instruction_and_what_it_moves() -> None:
+    x, table = torch.ones(2, 3), torch.ones(50, 4)
+    index = torch.tensor([1, 7])
+    lines = [
+        "slots 2 1 6",
+        "op aten::mul Tensor 2 0 t 1 1 t 1 -> 4",
+        "op aten::embedding default 2 0 t 0 1 t 2 -> 5",
+        "add y 3 i 1 -> 3",
+        "return 4 5",
+    ]
+    with loaded("\n".join(lines), table) as number:
+        ops._program_begin_profile()
+        for _ in range(2):
+            ops._program_run(number, [x, index], [0])
+        names, operands, numbers = ops._program_end_profile()
+        ops._program_run(number, [x, index], [0])
+    assert names == ["aten::mul", "aten::embedding", "add"] * 2
+    assert operands == ["Float [2, 3]", "Long [2]", ""] * 2
+    runs, begins, ends, moved = (numbers[at::4] for at in range(4))
+    assert runs == [1, 1, 1, 2, 2, 2]
+    # Twice read and once written; two indices and two rows of four; none of a number.
+    assert moved == [3 * 24, 16 + 32, 0] * 2
+    assert all(map(int.__le__, begins, ends)) and all(map(int.__le__, ends, begins[1:]))
+
+
+def test_a_profile_that_was_not_begun_is_refused_and_a_stopped_run_is_in_it() -> None:
+    with pytest.raises(ValueError, match="no profile was begun"):
+        ops._program_end_profile()
+    with loaded("slots 1 0 2\nop aten::neg default 1 0 t 0 -> 1\nexpect 0 1\nreturn 1") as number:
+        ops._program_begin_profile()
+        assert not ops._program_run(number, [torch.zeros(1)], [])
+        assert ops._program_end_profile()[0] == ["aten::neg"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,16 @@ import torch
 from support import tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor.bench import steps
+from liteboost_adaptor import native
+from liteboost_adaptor.bench import step_profile, steps
 from liteboost_adaptor.bench.token_bytes import token_bytes
+from liteboost_adaptor.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _undone() -> Iterator[None]:
+    yield
+    liteboost_adaptor.undo()
 
 
 @pytest.mark.parametrize("quant", ["", "w8a16"])
@@ -41,3 +51,56 @@ def test_steps_of_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [row[1] for row in rows[2:]] != ["0.000"] * 3
     assert float(rows[2][2]) == float(rows[2][3]) == float(rows[2][4]) == 1
     assert float(rows[4][3]) == pytest.approx(longer / first, abs=1e-3)
+
+
+def _profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[list[str]]:
+    tiny_models.build("llama").save_pretrained(tmp_path / "model")
+    threads = torch.get_num_threads()
+    common = ["--dtype", "float32", "--prompt", "8", "--rounds", "3", "--threads", "1", "--profile"]
+    try:
+        steps.main(["--arch", str(tmp_path / "model"), *common, *options])
+    finally:
+        torch.set_num_threads(threads)
+    lines = capsys.readouterr().out.splitlines()
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in lines if row.startswith("|")][2:]
+
+
+def test_the_rows_of_a_profile_add_up_to_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *rows, whole = _profiled(tmp_path, capsys)
+    assert whole[0] == "sum" and {step_profile.NOTES, step_profile.AROUND} <= {row[0] for row in rows}
+    for column, tolerance in ((1, 0), (2, 1e-3 * len(rows)), (4, 0.1 * len(rows))):
+        assert float(whole[column]) == pytest.approx(sum(float(row[column]) for row in rows), abs=tolerance)
+
+
+def test_a_trace_has_every_operator_with_its_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "step.json"
+    rows = _profiled(tmp_path, capsys, "--trace", str(file))
+    events = json.loads(file.read_text())
+    assert sum(int(row[1]) for row in rows[:-1]) == len(events)
+    config = tiny_models.build("llama").config
+    heads = [
+        each
+        for each in events
+        if each["args"]["operand"].endswith(f"[{config.vocab_size}, {config.hidden_size}]")
+    ]
+    assert [each["name"] for each in heads] == ["liteboost::linear"]
+    # The weight, what it is multiplied by, and the logits.
+    size = config.vocab_size * config.hidden_size + config.hidden_size + config.vocab_size
+    assert heads[0]["args"]["bytes"] == 4 * size
+    begins = [each["ts"] for each in events]
+    assert begins[0] == 0 and begins == sorted(begins)
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == [file.name]
+
+
+def test_a_trace_alone_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        steps.main(["--trace", "step.json"])
+    assert "--trace writes what --profile measures; give both" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_step_that_no_program_serves_says_so() -> None:
+    native.load()
+    with pytest.raises(ConfigError, match="no program served this one"):
+        step_profile.profile(lambda: None, lambda: None, 1, 2)
