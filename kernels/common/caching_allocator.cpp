@@ -9,8 +9,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <deque>
+#include <list>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 
 namespace liteboost {
@@ -34,6 +35,8 @@ struct Block {
   char* address;
   size_t bytes;
 };
+// Whoever frees memory must not need some: a block goes from one list to another with its node.
+using Blocks = std::list<Block>;
 
 // Memory of the system's, on huge pages where it has some; null where there is none.
 char* map_memory(size_t bytes) {
@@ -90,21 +93,20 @@ class CachingAllocator final : public c10::Allocator {
 
   // Whether `memory` was from here.
   bool put(void* memory) {
-    Block block{static_cast<char*>(memory), 0};
+    Blocks freed, dropped;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      const auto found = used_.find(memory);
-      if (found == used_.end()) return false;
-      block.bytes = found->second;
-      used_.erase(found);
-      used_bytes_ -= block.bytes;
+      const auto found = places_.find(memory);
+      if (found == places_.end()) return false;
+      used_bytes_ -= found->second->bytes;
+      freed.splice(freed.end(), used_, found->second);
+      places_.erase(found);
     }
     c10::profiledCPUMemoryReporter().Delete(memory);  // before another thread is given it
-    std::deque<Block> dropped;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      free_bytes_ += block.bytes;
-      free_.push_back(block);
+      free_bytes_ += freed.front().bytes;
+      free_.splice(free_.end(), freed);
       drop_oldest(dropped);
     }
     unmap(dropped);
@@ -133,41 +135,48 @@ class CachingAllocator final : public c10::Allocator {
       const std::lock_guard<std::mutex> guard(mutex_);
       if (bytes > limit_) return nullptr;
       // What was freed last is the likeliest to be in a cache of the processor.
-      for (auto block = free_.rbegin(); block != free_.rend(); ++block) {
+      for (auto block = free_.end(); block != free_.begin();) {
+        --block;
         if (block->bytes < bytes || block->bytes - bytes > bytes / kSlack) continue;
-        char* const memory = block->address;
-        note_used(memory, block->bytes);
+        use(free_, block);
         free_bytes_ -= block->bytes;
-        free_.erase(std::next(block).base());
         ++reused_;
-        return memory;
+        return block->address;
       }
     }
-    char* memory = map_memory(bytes);
-    if (memory == nullptr) {  // as long as something is free, memory is not short
-      std::deque<Block> dropped;
+    Blocks made(1);
+    Block& block = made.front() = {map_memory(bytes), bytes};
+    if (block.address == nullptr) {  // as long as something is free, memory is not short
+      Blocks dropped;
       {
         const std::lock_guard<std::mutex> guard(mutex_);
         dropped.swap(free_);
         free_bytes_ = 0;
       }
       unmap(dropped);
-      memory = map_memory(bytes);
+      block.address = map_memory(bytes);
     }
-    if (memory == nullptr) return nullptr;
-    const std::lock_guard<std::mutex> guard(mutex_);
-    note_used(memory, bytes);
-    ++mapped_;
-    return memory;
+    if (block.address == nullptr) return nullptr;
+    try {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      use(made, made.begin());
+      ++mapped_;
+    } catch (const std::bad_alloc&) {
+      unmap(made);
+      throw;
+    }
+    return block.address;
   }
 
-  void note_used(char* memory, size_t bytes) {
-    used_.emplace(memory, bytes);
-    used_bytes_ += bytes;
+  // A block of `from` is used from now on. Throws std::bad_alloc, and changes nothing.
+  void use(Blocks& from, Blocks::iterator block) {
+    places_.emplace(block->address, block);
+    used_.splice(used_.end(), from, block);
+    used_bytes_ += block->bytes;
   }
 
   void keep_at_most(size_t bytes) {
-    std::deque<Block> dropped;
+    Blocks dropped;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       limit_ = bytes;
@@ -176,15 +185,14 @@ class CachingAllocator final : public c10::Allocator {
     unmap(dropped);
   }
 
-  void drop_oldest(std::deque<Block>& dropped) {
+  void drop_oldest(Blocks& dropped) {
     while (free_bytes_ > limit_) {
-      dropped.push_back(free_.front());
       free_bytes_ -= free_.front().bytes;
-      free_.pop_front();
+      dropped.splice(dropped.end(), free_, free_.begin());
     }
   }
 
-  static void unmap(const std::deque<Block>& blocks) {
+  static void unmap(const Blocks& blocks) {
     for (const Block& block : blocks) munmap(block.address, block.bytes);
   }
 
@@ -192,8 +200,9 @@ class CachingAllocator final : public c10::Allocator {
   std::mutex mutex_;  // of what stands below
   c10::Allocator* before_ = nullptr;
   size_t limit_ = 0, free_bytes_ = 0, used_bytes_ = 0;
-  std::deque<Block> free_;  // in the order in which they were freed
-  std::unordered_map<void*, size_t> used_;
+  Blocks free_;  // in the order in which they were freed
+  Blocks used_;
+  std::unordered_map<void*, Blocks::iterator> places_;  // of the used ones
   int64_t mapped_ = 0, reused_ = 0;
 };
 

@@ -67,13 +67,15 @@ int64_t linear_max_rows(at::ScalarType) { return 16; }
 //     [1536, 384]           2.6   2.0   1.5   1.1   1.2   1.2   0.9   0.9
 //     [1024, 1024]          2.4   2.0   1.4   1.2   1.3   1.0   0.8   0.8
 //
-// And where the CPU has AMX, of which oneDNN packs the weight before it multiplies, at [3072, 1024] of 16 bits; one thread of a
-// busy Sapphire Rapids, torch 2.13:
+// And where the CPU has AMX, of which oneDNN packs the weight before it multiplies; two threads of a Xeon with 2 MB of second
+// cache a core, weights from memory, torch 2.13:
 //
-//                     rows   2    16    64   128   512   2048
-//     amx_bf16              1.4   1.6   1.2   1.2   1.0   0.7
+//                     rows  16    64    128   200   256
+//     [1024, 1024]          1.4   1.5   1.2   1.1   0.95
+//     [3072, 1024]          1.6   1.2   1.2   1.2   1.05
+//     [1024, 3072]          1.3   1.3   1.3   1.1   1.0
 //
-// Loops with tiles take all of these rows at once.
+// Loops with tiles take all of these rows at once; of 512 oneDNN is 1.1 to 1.6 times as fast.
 //
 // And where the CPU multiplies pairs of bf16 and has no tiles, up to kMoreRows of linear_more_rows.h, and beyond by gemm_linear
 // (linear_gemm.h). oneDNN's time over gemm_linear's, two threads of a Zen 5, weights from memory, torch 2.13:

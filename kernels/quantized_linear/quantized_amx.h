@@ -123,7 +123,8 @@ void add_chunk(const Staged& staged, const Chunk& chunk, bool is_first, float* s
     const int64_t done = part - kPartsLater;
     if (done < 0) continue;
     const float* of = sums + done % kSumTiles * kTileSums;
-    const float* units = chunk.units + done * chunk.rows;  // a part is a block where there are any
+    // A part is a block where there are any.
+    const float* units = chunk.units == nullptr ? nullptr : chunk.units + done * chunk.rows;
     const VF scale = load(staged.scales + done * kTile);
     LB_UNROLL for (int r = 0; r < kTileRows; ++r) found[r] =
         S::add(found[r], load(of + r * kTile), scale, units, r);

@@ -181,6 +181,10 @@ def main(arguments: Iterable[str] | None = None) -> None:
     chosen = parser.parse_args(None if arguments is None else list(arguments))
     if chosen.trace and not chosen.profile:
         parser.error("--trace writes what --profile measures; give both")
+    if chosen.trace and not chosen.trace.resolve().parent.is_dir():
+        parser.error(
+            f"--trace {chosen.trace}: there is no folder {chosen.trace.resolve().parent}. Make it first."
+        )
     from ..api import apply
 
     torch.set_num_threads(chosen.threads)

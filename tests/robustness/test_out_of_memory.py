@@ -84,7 +84,7 @@ def test_generations_that_are_refused_memory(native_only: None, refusing: Path) 
             [
                 ("recorded", "allocations", 6),
                 ("wide", "address space", 14),
-                ("wide", "allocations", 6),
+                ("wide", "allocations", 60),  # some of them are made where memory is freed
                 ("w8a16", "allocations", 4),
             ],
         )

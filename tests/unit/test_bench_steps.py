@@ -94,10 +94,19 @@ def test_a_trace_has_every_operator_with_its_bytes(
     assert [each.name for each in tmp_path.iterdir() if each.is_file()] == [file.name]
 
 
-def test_a_trace_alone_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--trace", "step.json"], "--trace writes what --profile measures; give both"),
+        (["--profile", "--trace", "nowhere/step.json"], "Make it first."),
+    ],
+)
+def test_a_trace_that_cannot_be_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
     with pytest.raises(SystemExit):
-        steps.main(["--trace", "step.json"])
-    assert "--trace writes what --profile measures; give both" in capsys.readouterr().err
+        steps.main(options)
+    assert words in capsys.readouterr().err
 
 
 def test_a_profile_of_a_step_that_no_program_serves_says_so() -> None:
