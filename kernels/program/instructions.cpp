@@ -66,34 +66,90 @@ bool is_look_up(const std::string& name) {
   return name == "aten::embedding" || name == "aten::index_select" || name == "aten::index";
 }
 
-void add_read(Instruction::Traffic& sum, const c10::IValue& value) {
-  if (!value.isTensor() || !value.toTensor().defined()) return;
-  const at::Tensor& tensor = value.toTensor();
-  int64_t largest =
-      sum.dtype == at::ScalarType::Undefined ? -1 : static_cast<int64_t>(c10::elementSize(sum.dtype));
-  for (const int64_t size : sum.sizes) largest *= size;
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+// Calls f(tensor) for each that a slot or an argument holds.
+template <typename F>
+void each_tensor(const c10::IValue& value, const F& f) {
+  if (value.isTensor() && value.toTensor().defined()) f(value.toTensor());
+  if (!value.isList()) return;
+  for (const c10::IValue& item : value.toListRef()) each_tensor(item, f);
+}
+
+template <typename F>
+void each_tensor(const Value& value, const Slots& slots, const F& f) {
+  for (const Value& item : value.items) each_tensor(item, slots, f);
+  if (value.kind == Value::Kind::slot) each_tensor(slots[value.slot], f);
+  if (value.kind == Value::Kind::constant) each_tensor(value.constant, f);
+}
+
+// Of what lies in memory: once where a dimension is the same elements again. None of a layout of its own.
+int64_t bytes_in_memory(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) return 0;
+  auto bytes = static_cast<int64_t>(tensor.element_size());
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) != 0 || tensor.size(dim) == 0) bytes *= tensor.size(dim);
+  }
+  return bytes;
+}
+
+// `largest`: bytes of the operand noted.
+void add_read(Instruction::Traffic& sum, const at::Tensor& tensor, int64_t& largest) {
+  const int64_t bytes = bytes_in_memory(tensor);
   sum.bytes += bytes;
   if (bytes <= largest) return;
+  largest = bytes;
   sum.dtype = tensor.scalar_type();
   sum.sizes = {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-void add_read(Instruction::Traffic& sum, const Value& value, const Slots& slots) {
-  for (const Value& item : value.items) add_read(sum, item, slots);
-  if (value.kind == Value::Kind::slot) add_read(sum, slots[value.slot]);
-  if (value.kind == Value::Kind::constant) add_read(sum, value.constant);
+bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  return one.has_storage() && other.has_storage() && one.is_alias_of(other);
 }
 
 }  // namespace
 
+bool Operator::gave_views(const Slots& slots) const {
+  if (handle.schema().is_mutable()) return false;
+  int64_t tensors = 0, views = 0;
+  for (const int64_t slot : results) {
+    if (slot < 0) continue;
+    each_tensor(slots[slot], [&](const at::Tensor& result) {
+      ++tensors;
+      bool is_view = false;
+      for (const Value& argument : arguments)
+        each_tensor(argument, slots,
+                    [&](const at::Tensor& from) { is_view = is_view || share_memory(result, from); });
+      if (is_view) ++views;
+    });
+  }
+  return tensors > 0 && views == tensors;
+}
+
 Instruction::Traffic Operator::traffic(const Slots& slots) const {
   Traffic sum;
-  for (size_t i = is_look_up(name) ? 1 : 0; i < arguments.size(); ++i) add_read(sum, arguments[i], slots);
-  for (const int64_t slot : results) {
-    if (slot >= 0 && slots[slot].isTensor() && slots[slot].toTensor().defined())
-      sum.bytes += static_cast<int64_t>(slots[slot].toTensor().nbytes());
+  if (gave_views(slots)) return sum;
+  int64_t largest = -1;
+  for (size_t i = is_look_up(name) ? 1 : 0; i < arguments.size(); ++i) {
+    each_tensor(arguments[i], slots, [&](const at::Tensor& read) { add_read(sum, read, largest); });
   }
+  for (const int64_t slot : results) {
+    if (slot < 0) continue;
+    each_tensor(slots[slot], [&](const at::Tensor& made) { sum.bytes += bytes_in_memory(made); });
+  }
+  return sum;
+}
+
+Instruction::Traffic Append::traffic(const Slots& slots) const {
+  Traffic sum;
+  int64_t largest = -1;
+  const at::Tensor& tail = slots[added].toTensor();
+  add_read(sum, tail, largest);
+  sum.bytes += static_cast<int64_t>(tail.nbytes());  // written
+  return sum;
+}
+
+Instruction::Traffic Both::traffic(const Slots& slots) const {
+  Traffic sum = keys.traffic(slots);
+  sum.bytes += values.traffic(slots).bytes;
   return sum;
 }
 

@@ -25,6 +25,9 @@ struct Operator final : Instruction {
   explicit Operator(c10::OperatorHandle which) : handle(std::move(which)) {}
   void run(Slots& slots) const override;
   Traffic traffic(const Slots& slots) const override;
+
+ private:
+  bool gave_views(const Slots& slots) const;
 };
 
 struct Alias final : Instruction {
@@ -67,6 +70,7 @@ struct Append final : Instruction {
   int64_t memory = 0, added = 0, dim = 0, result = 0;
   Value start, length;
   void run(Slots& slots) const override;
+  Traffic traffic(const Slots& slots) const override;
 };
 
 // Where a token goes in two memories that are written alike, as a tensor: one for all that are written so in a run.
@@ -90,6 +94,7 @@ struct Both final : Instruction {
       append;
   explicit Both(decltype(append) with) : append(with) {}
   void run(Slots& slots) const override;
+  Traffic traffic(const Slots& slots) const override;
 };
 
 // What of a memory is written.

@@ -41,7 +41,8 @@ void begin_profile() {
 }
 
 // Names and largest operands of the instructions since begin_profile(), in their order within a run, and for each the
-// run's number, the nanoseconds of the steady clock at its begin and its end, and bytes.
+// run's number, below zero where the run stopped or raised, the nanoseconds of the steady clock at its begin and its end,
+// and bytes.
 std::tuple<c10::List<std::string>, c10::List<std::string>, c10::List<int64_t>> end_profile() {
   const std::lock_guard lock(mutex);
   LB_CHECK_VALUE(profiled.load(std::memory_order_relaxed), "program", "no profile was begun");
@@ -59,27 +60,19 @@ std::tuple<c10::List<std::string>, c10::List<std::string>, c10::List<int64_t>> e
   return {std::move(names), std::move(operands), std::move(numbers)};
 }
 
-// What is noted waits here until the run has ended, however it ends.
-struct Noted {
-  std::vector<Event> taken;
-  ~Noted() {
-    const std::lock_guard lock(mutex);
-    ++runs;
-    for (Event& event : taken) {
-      if (events.size() == kMostEvents) return;
-      event.run = runs;
-      events.push_back(std::move(event));
-    }
+// What a run has done, unless the profile has ended meanwhile.
+void note(std::vector<Event>& taken, bool is_whole) {
+  const std::lock_guard lock(mutex);
+  if (!profiled.load(std::memory_order_relaxed)) return;
+  ++runs;
+  for (Event& event : taken) {
+    if (events.size() == kMostEvents) return;
+    event.run = is_whole ? runs : -runs;
+    events.push_back(std::move(event));
   }
-};
+}
 
-}  // namespace
-
-bool is_profiled() { return profiled.load(std::memory_order_relaxed); }
-
-void run_profiled(const Program& program, Slots& slots) {
-  Noted noted;
-  noted.taken.reserve(program.instructions.size());
+void run_noted(const Program& program, Slots& slots, std::vector<Event>& taken) {
   for (const auto& instruction : program.instructions) {
     Event event;
     event.name = instruction->name;
@@ -87,8 +80,24 @@ void run_profiled(const Program& program, Slots& slots) {
     instruction->run(slots);
     event.end = nanoseconds();
     event.traffic = instruction->traffic(slots);
-    noted.taken.push_back(std::move(event));
+    taken.push_back(std::move(event));
   }
+}
+
+}  // namespace
+
+bool is_profiled() { return profiled.load(std::memory_order_relaxed); }
+
+void run_profiled(const Program& program, Slots& slots) {
+  std::vector<Event> taken;
+  taken.reserve(program.instructions.size());
+  try {
+    run_noted(program, slots, taken);
+  } catch (...) {
+    note(taken, false);
+    throw;
+  }
+  note(taken, true);
 }
 
 }  // namespace liteboost::program

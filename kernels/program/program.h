@@ -63,7 +63,7 @@ struct Instruction {
 
   virtual ~Instruction() = default;
   virtual void run(Slots& slots) const = 0;
-  // Of a run that has just ended. Nothing where only numbers and views are made.
+  // Of what has just run. Nothing where only numbers and views are made.
   virtual Traffic traffic(const Slots&) const { return {}; }
 };
 

@@ -17,15 +17,13 @@ from statistics import median
 import torch
 
 from ..errors import ConfigError
+from ..report import report
 
 ops = torch.ops.liteboost
 
 #: Names of the rows that are no operator.
-SMALL, NOTES, AROUND = (
-    "numbers and views",
-    "the profile itself",
-    "around the program: Python, modules, caches",
-)
+SMALL, STOPPED = "numbers and views", "programs that stopped"
+NOTES, AROUND = "the profile itself", "around the program: Python, modules, caches"
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,15 @@ class Event:
     Attributes:
         name: Of the operator, or the instruction's word.
         operand: Dtype and sizes of the largest tensor read; empty without one.
+        run: Number of the program's run; below zero where it stopped, and others or the original followed.
         begin: Nanoseconds.
         end: Nanoseconds.
-        bytes: Of all tensors read and written; of a table the rows looked up.
+        bytes: Of all tensors read and written; of a table the rows looked up, of a view none.
     """
 
     name: str
     operand: str
+    run: int
     begin: int
     end: int
     bytes: int
@@ -52,7 +52,7 @@ class Row:
     """What the calls of one operator with operands of one kind took.
 
     Attributes:
-        name: The operator and its largest operand, or one of `SMALL`, `NOTES`, `AROUND`.
+        name: The operator and its largest operand, or one of `SMALL`, `STOPPED`, `NOTES`, `AROUND`.
         calls: In the step.
         seconds: Of all of them.
         bytes: Of all of them.
@@ -89,27 +89,34 @@ def profile(
     """Run ``step`` so many times profiled and as many times not, beside ``bare_sum`` of ``nbytes`` bytes.
 
     Raises:
-        ConfigError: No program served the step.
+        ConfigError: A step was not served by a program, in whichever round.
     """
     profiled: list[tuple[float, list[Event]]] = []
     alone: list[float] = []
     sums: list[float] = []
     for _ in range(rounds):
         alone.append(_seconds(step))
-        ops._program_begin_profile()
-        try:
-            seconds = _seconds(step)
-        finally:
-            events = _events(*ops._program_end_profile())
-        profiled.append((seconds, events))
+        profiled.append(_profiled(step))
         sums.append(_seconds(bare_sum))
     seconds, events = sorted(profiled, key=lambda each: each[0])[len(profiled) // 2]
-    if not events:
-        raise ConfigError(
-            "--profile shows recorded steps, and no program served this one. liteboost_adaptor.status(model) "
-            "says why."
-        )
     return StepProfile(seconds, median(alone), nbytes / median(sums), _rows(seconds, events), events)
+
+
+def _profiled(step: Callable[[], object]) -> tuple[float, list[Event]]:
+    counter = report.counter("step.program")
+    before = counter.fallbacks.copy()
+    ops._program_begin_profile()
+    try:
+        seconds = _seconds(step)
+    finally:
+        events = _events(*ops._program_end_profile())
+    if not any(event.run > 0 for event in events):
+        reasons = "; ".join(counter.fallbacks - before) or "none of its calls is a decode step"
+        raise ConfigError(
+            f"--profile shows recorded steps, and no program served this one: {reasons}. "
+            "Choose another --arch or --dtype, or leave --profile out."
+        )
+    return seconds, events
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -119,15 +126,22 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _events(names: list[str], operands: list[str], numbers: list[int]) -> list[Event]:
-    _, begins, ends, moved = (numbers[at::4] for at in range(4))
-    return [Event(*each) for each in zip(names, operands, begins, ends, moved, strict=True)]
+    columns = (numbers[at::4] for at in range(4))
+    return [Event(*each) for each in zip(names, operands, *columns, strict=True)]
+
+
+def _label(event: Event) -> str:
+    if event.run < 0:
+        return STOPPED
+    return f"{event.name.removeprefix('liteboost::')}({event.operand})" if event.bytes else SMALL
 
 
 def _rows(seconds: float, events: list[Event]) -> list[Row]:
     grouped: dict[str, list[Event]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     for event in events:
-        label = f"{event.name.removeprefix('liteboost::')}({event.operand})" if "::" in event.name else SMALL
-        grouped.setdefault(label, []).append(event)
+        grouped.setdefault(_label(event), []).append(event)
+        spans[event.run] = spans.get(event.run, (event.begin, 0))[0], event.end
     rows = [
         Row(
             name,
@@ -138,8 +152,8 @@ def _rows(seconds: float, events: list[Event]) -> list[Row]:
         for name, each in grouped.items()
     ]
     rows.sort(key=lambda row: -row.seconds)
-    spent, whole = sum(row.seconds for row in rows), (events[-1].end - events[0].begin) / 1e9
-    return [*rows, Row(NOTES, 0, whole - spent, 0), Row(AROUND, 0, seconds - whole, 0)]
+    spent, inside = sum(row.seconds for row in rows), sum(end - begin for begin, end in spans.values()) / 1e9
+    return [*rows, Row(NOTES, 0, inside - spent, 0), Row(AROUND, 0, seconds - inside, 0)]
 
 
 def table(found: StepProfile) -> Iterable[str]:
@@ -179,5 +193,8 @@ def write_trace(found: StepProfile, path: Path) -> None:
         for event in found.events
     ]
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    beside.write_text(json.dumps(trace), encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_text(json.dumps(trace), encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

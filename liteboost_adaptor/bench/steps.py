@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..errors import ConfigError
+from ..outputs import check_writable
 from .limits import ReadLimit
 from .models import Cost, prepare
 from .settings import DTYPES, usable_cores
@@ -88,11 +90,8 @@ def measure(
         rounds: Of one step of each.
         quant: A scheme to quantize the weights by, as of `apply`; empty for none.
     """
-    model = _loaded(folder, dtype, quant)
-    if quant:
-        cost = replace(cost, token_bytes=sum(token_bytes(model).values()))
-    # No more bytes than a step reads: a larger buffer would take the cache from a small model.
-    limit = ReadLimit(min(LARGEST, cost.token_bytes))
+    model, cost = _loaded(folder, dtype, cost, quant)
+    limit = _limit(cost)
     with torch.inference_mode():
         steps = [_warm(model, state) for state in states]
         times = [[_seconds(step) for step in (*steps, limit.matrix.sum)] for _ in range(rounds)]
@@ -111,15 +110,22 @@ def measure(
     ]
 
 
-def measure_profile(folder: Path, dtype: str, state: State, rounds: int, quant: str = "") -> StepProfile:
+def measure_profile(
+    folder: Path, dtype: str, cost: Cost, state: State, rounds: int, quant: str = ""
+) -> StepProfile:
     """Load the model of ``folder`` and profile a step that continues ``state``; arguments as of `measure`."""
-    model = _loaded(folder, dtype, quant)
-    limit = ReadLimit(min(LARGEST, sum(token_bytes(model).values())))
+    model, cost = _loaded(folder, dtype, cost, quant)
+    limit = _limit(cost)
     with torch.inference_mode():
         return profile(_warm(model, state), limit.matrix.sum, limit.matrix.nbytes, rounds)
 
 
-def _loaded(folder: Path, dtype: str, quant: str) -> PreTrainedModel:
+def _limit(cost: Cost) -> ReadLimit:
+    """No more bytes than a step reads: a larger buffer would take the cache from a small model."""
+    return ReadLimit(min(LARGEST, cost.token_bytes))
+
+
+def _loaded(folder: Path, dtype: str, cost: Cost, quant: str) -> tuple[PreTrainedModel, Cost]:
     from transformers import AutoModelForCausalLM
 
     from ..api import apply
@@ -127,7 +133,8 @@ def _loaded(folder: Path, dtype: str, quant: str) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     if quant:
         apply(model, quant=quant)
-    return model.eval()
+        cost = replace(cost, token_bytes=sum(token_bytes(model).values()))
+    return model.eval(), cost
 
 
 def _warm(model: PreTrainedModel, state: State) -> Callable[[], None]:
@@ -135,7 +142,11 @@ def _warm(model: PreTrainedModel, state: State) -> Callable[[], None]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (state.batch, state.context), generator=generator)
     result = model(ids, use_cache=True, logits_to_keep=1)
-    cache, token = result.past_key_values, result.logits[:, -1:].argmax(-1)
+    cache, token = getattr(result, "past_key_values", None), result.logits[:, -1:].argmax(-1)
+    if cache is None:
+        raise ConfigError(
+            f"{type(model).__name__} gives no past_key_values to continue. Choose another --arch."
+        )
 
     def step() -> None:
         model(token, past_key_values=cache, use_cache=True)
@@ -179,21 +190,30 @@ def main(arguments: Iterable[str] | None = None) -> None:
         "--trace", type=Path, metavar="FILE.json", help="with --profile: as a Chrome trace, too"
     )
     chosen = parser.parse_args(None if arguments is None else list(arguments))
+    if chosen.rounds < 1:
+        parser.error(f"--rounds has to be at least 1; found {chosen.rounds}")
     if chosen.trace and not chosen.profile:
         parser.error("--trace writes what --profile measures; give both")
-    if chosen.trace and not chosen.trace.resolve().parent.is_dir():
-        parser.error(
-            f"--trace {chosen.trace}: there is no folder {chosen.trace.resolve().parent}. Make it first."
-        )
+    try:
+        _run(chosen)
+    except ConfigError as refusal:
+        parser.error(str(refusal))
+
+
+def _run(chosen: argparse.Namespace) -> None:
     from ..api import apply
 
+    if chosen.trace:
+        check_writable("--trace", chosen.trace)
     torch.set_num_threads(chosen.threads)
     apply()
     states = [State(1, chosen.prompt), State(chosen.batch, chosen.prompt), State(1, chosen.context)]
     with TemporaryDirectory() as folder:
         model = prepare(chosen.arch, chosen.dtype, chosen.workdir or Path(folder))
         if chosen.profile:
-            one = measure_profile(model.folder, chosen.dtype, states[0], chosen.rounds, chosen.quant)
+            one = measure_profile(
+                model.folder, chosen.dtype, model.cost, states[0], chosen.rounds, chosen.quant
+            )
             sys.stdout.writelines(profile_table(one))
             if chosen.trace:
                 write_trace(one, chosen.trace)

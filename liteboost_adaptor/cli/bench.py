@@ -21,8 +21,8 @@ from ..bench.throughput.settings import at_once, peers_of
 from ..config import Settings as CoreSettings
 from ..config import with_overrides
 from ..errors import ConfigError
+from ..outputs import check_writable
 from . import tables
-from .outputs import check_writable
 from .status import console_for
 
 if TYPE_CHECKING:

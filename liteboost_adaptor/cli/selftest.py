@@ -12,9 +12,9 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigError
+from ..outputs import check_writable
 from . import tables
 from .bench import progress_bar
-from .outputs import check_writable
 from .status import console_for
 
 if TYPE_CHECKING:

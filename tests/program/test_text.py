@@ -264,10 +264,42 @@ def test_a_profile_names_each_instruction_and_what_it_moves() -> None:
     assert all(map(int.__le__, begins, ends)) and all(map(int.__le__, ends, begins[1:]))
 
 
+def test_what_gives_views_moves_nothing_and_an_expanded_tensor_is_what_lies_in_memory() -> None:
+    x = torch.ones(4, 6)
+    program = [
+        "slots 2 0 8",
+        "op aten::permute default 2 0 t 0 1 [ 2 i 1 i 0 -> 2",
+        "op aten::expand default 2 0 t 0 1 [ 3 i 10 i 4 i 6 -> 3",
+        "op aten::split Tensor 3 0 t 0 1 i 2 2 i 0 -> 4",
+        "op aten::sum default 1 0 t 3 -> 5",
+        "op aten::add_ Tensor 2 0 t 0 1 t 0 -> 6",
+        "op aten::to_sparse default 1 0 t 0 -> 7",
+        "append 0 i 0 i 3 1 0 -> 7",
+        "return 5",
+    ]
+    with loaded("\n".join(program)) as number:
+        ops._program_begin_profile()
+        ops._program_run(number, [x, torch.ones(1, 6)], [])
+        names, operands, numbers = ops._program_end_profile()
+    found = dict(zip(names, numbers[3::4], strict=True))
+    whole = x.nbytes
+    assert found == {
+        "aten::permute": 0,
+        "aten::expand": 0,
+        "aten::split": 0,
+        "aten::sum": whole + 4,
+        "aten::add_": 3 * whole,
+        "aten::to_sparse": whole,
+        "append": 2 * 24,
+    }
+    assert operands[:3] == ["", "", ""]
+
+
 def test_a_profile_that_was_not_begun_is_refused_and_a_stopped_run_is_in_it() -> None:
     with pytest.raises(ValueError, match="no profile was begun"):
         ops._program_end_profile()
     with loaded("slots 1 0 2\nop aten::neg default 1 0 t 0 -> 1\nexpect 0 1\nreturn 1") as number:
         ops._program_begin_profile()
         assert not ops._program_run(number, [torch.zeros(1)], [])
-        assert ops._program_end_profile()[0] == ["aten::neg"]
+        names, _, numbers = ops._program_end_profile()
+        assert names == ["aten::neg"] and numbers[0] == -1  # below zero: it is no run that served

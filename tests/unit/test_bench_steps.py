@@ -11,10 +11,8 @@ import torch
 from support import tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor import native
 from liteboost_adaptor.bench import step_profile, steps
 from liteboost_adaptor.bench.token_bytes import token_bytes
-from liteboost_adaptor.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +51,10 @@ def test_steps_of_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert float(rows[4][3]) == pytest.approx(longer / first, abs=1e-3)
 
 
-def _profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[list[str]]:
-    tiny_models.build("llama").save_pretrained(tmp_path / "model")
+def _profiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str, family: str = "llama"
+) -> list[list[str]]:
+    tiny_models.build(family).save_pretrained(tmp_path / "model")
     threads = torch.get_num_threads()
     common = ["--dtype", "float32", "--prompt", "8", "--rounds", "3", "--threads", "1", "--profile"]
     try:
@@ -99,6 +99,8 @@ def test_a_trace_has_every_operator_with_its_bytes(
     [
         (["--trace", "step.json"], "--trace writes what --profile measures; give both"),
         (["--profile", "--trace", "nowhere/step.json"], "Make it first."),
+        (["--profile", "--trace", "."], "it cannot be written in"),
+        (["--profile", "--rounds", "0"], "--rounds has to be at least 1; found 0"),
     ],
 )
 def test_a_trace_that_cannot_be_is_refused_at_once(
@@ -109,7 +111,54 @@ def test_a_trace_that_cannot_be_is_refused_at_once(
     assert words in capsys.readouterr().err
 
 
-def test_a_profile_of_a_step_that_no_program_serves_says_so() -> None:
-    native.load()
-    with pytest.raises(ConfigError, match="no program served this one"):
-        step_profile.profile(lambda: None, lambda: None, 1, 2)
+def test_a_profile_of_a_step_that_no_program_serves_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "WARM_UP", 0)
+    with pytest.raises(SystemExit):
+        _profiled(tmp_path, capsys)
+    said = capsys.readouterr().err
+    assert "no program served this one: " in said and "Choose another --arch" in said
+    assert "none of its calls" not in said  # the status has a reason
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon"])
+def test_a_profile_counts_no_bytes_of_views(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    rows = _profiled(tmp_path, capsys, "--trace", str(tmp_path / "step.json"), family=family)
+    views = ("view", "permute", "transpose", "expand", "unsqueeze", "slice")
+    events = json.loads((tmp_path / "step.json").read_text())
+    moved = {(each["name"].removeprefix("aten::"), each["args"]["bytes"]) for each in events}
+    assert {name for name, _ in moved}.intersection(views)
+    assert not [name for name, count in moved if name in views and count]
+    assert not [row[0] for row in rows if row[0].removeprefix("aten::").split("(")[0] in views]
+    # Keys and values that are added are read and written.
+    added = [count for name, count in moved if name in ("append", "both")]
+    assert added and all(added)
+
+
+def test_a_model_of_experts_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = _profiled(tmp_path, capsys, family="mixtral")
+    assert [row for row in rows if row[0].startswith("experts_")]
+
+
+def _event(name: str, run: int, begin: int, end: int, moved: int = 8) -> step_profile.Event:
+    return step_profile.Event(name, "", run, begin, end, moved)
+
+
+def test_programs_that_stop_have_a_row_and_what_is_between_two_runs_is_around_them() -> None:
+    events = [
+        _event("aten::relu", -1, 0, 10),
+        _event("aten::relu", 2, 100, 130),
+        _event("add", 2, 135, 136, 0),
+        _event("aten::relu", 3, 500, 520),
+    ]
+    rows = {row.name: (row.calls, round(row.seconds * 1e9)) for row in step_profile._rows(1e-6, events)}
+    assert rows == {
+        "aten::relu()": (2, 50),
+        step_profile.STOPPED: (1, 10),
+        step_profile.SMALL: (1, 1),
+        step_profile.NOTES: (0, 5),
+        step_profile.AROUND: (0, 1000 - 10 - 36 - 20),
+    }

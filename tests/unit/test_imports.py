@@ -20,7 +20,7 @@ LONGEST, LONGEST_FUNCTION = 500, 80
 #: Parts of the package, from those nobody stands under to those nobody stands on.
 LAYERS = (
     ("errors", "memory", "python_kernels", "setting_values", "summary", "thread_pool"),
-    ("config",),
+    ("config", "outputs"),
     ("report", "watch"),
     ("native",),
     ("native_npu",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import ConfigError
+from .errors import ConfigError
 
 
 def check_writable(option: str, path: Path) -> None:
