@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +21,7 @@ from .runtime.mesh import Mesh
 from .sequence import hooks
 from .tensor import layout, quantized
 from .tensor.apply import norm_roundings, parallelize, shard_parameters
-from .tensor.plan import ShardingPlan, unsharded_plan
+from .tensor.plan import EMBEDDING, HEAD, ShardingPlan, unsharded_plan
 
 
 def _shard_in_place(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:
@@ -53,6 +54,8 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
     own["train"] = functools.partial(_train, model)
     own.update((name, functools.partial(_adapt, model, name)) for name in _ADAPTER_METHODS)
     own["dequantize"] = functools.partial(_refuse_dequantize, plan.model)
+    if rows := _vocabulary_rows(plan):
+        own["resize_token_embeddings"] = functools.partial(_resize_token_embeddings, model, rows)
     share_calls(model, plan, mesh)
 
 
@@ -103,6 +106,36 @@ def _adapt(model: nn.Module, name: str, *args: object, **kwargs: object) -> obje
     raise ParallelError(
         f"this {type(model).__name__} is sharded over processes, and its layers take no adapters. Merge the "
         "adapter and save the model first, or start the script with LITEBOOST_TP=1."
+    )
+
+
+def _vocabulary_rows(plan: ShardingPlan) -> int:
+    """Rows of the unsharded embedding or head where ranks hold shards of them; else 0."""
+    names = [name for name, role in plan.roles.items() if role in (EMBEDDING, HEAD)]
+    return plan.shardings[f"{names[0]}.weight"].size if names else 0
+
+
+def _resize_token_embeddings(
+    model: nn.Module,
+    rows: int,
+    new_num_tokens: int | None = None,
+    pad_to_multiple_of: int | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``resize_token_embeddings`` where each rank holds a shard of the ``rows`` of the vocabulary."""
+    wanted = rows if new_num_tokens is None else new_num_tokens
+    if pad_to_multiple_of is not None:
+        wanted = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
+    if wanted == rows:
+        return model.get_input_embeddings()  # type: ignore[operator]
+    if unsharded.can_unshard(model):
+        whole: Any = _unshard(model, "resize_token_embeddings()")
+        return whole.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, *args, **kwargs)
+    raise ParallelError(
+        f"this {type(model).__name__} is sharded over processes, and each holds a part of its {rows} rows of "
+        f"the vocabulary: they cannot become {wanted}. Resize and save the model in a script started with "
+        "LITEBOOST_TP=1, and load that one here."
     )
 
 

@@ -92,6 +92,12 @@ def ways(folder: str) -> dict[str, Any]:
     found["train"] = _raised(model.train)
     found["eval"] = model.eval() is model
     found["adapters"] = _raised(lambda: model.add_adapter(None))
+    found["resized"] = _raised(lambda: model.resize_token_embeddings(300))
+    embedding = model.get_input_embeddings()
+    found["same size"] = all(
+        model.resize_token_embeddings(**each) is embedding
+        for each in ({}, {"new_num_tokens": 256}, {"new_num_tokens": 250, "pad_to_multiple_of": 64})
+    )
     found["quantized"] = _raised(lambda: liteboost_adaptor.apply(model, quant="w8a16"))
     found["dequantized"] = _raised(model.dequantize)
     with torch.no_grad():

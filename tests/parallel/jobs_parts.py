@@ -13,6 +13,7 @@ from parallel.jobs import _quiet, _raised
 from parallel.jobs_kinds import generated
 from parallel.jobs_load import PLAN, class_of
 from support import families, tiny_models
+from support.numbers import relative
 from torch.nn.parallel import DistributedDataParallel
 
 import liteboost_adaptor
@@ -91,6 +92,29 @@ def moved(folder: str) -> list[int]:
     _quiet()
     model = class_of(folder).from_pretrained(folder).to(torch.float64)
     return generated(model, int(os.environ["RANK"]))
+
+
+@torch.no_grad()
+def resized(folder: str) -> dict[str, Any]:
+    """A model whose vocabulary grows after it was sharded by default, beside one that was whole before."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder)
+    was_sharded, ids = hasattr(model, PLAN), torch.arange(5, 25)[None]
+    before = model(input_ids=ids).logits
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.resize_token_embeddings(300, mean_resizing=False)
+    after = model(input_ids=ids).logits
+    return {
+        "was sharded": was_sharded,
+        "warned": sum(
+            "resize_token_embeddings() needs the whole model" in str(each.message) for each in said
+        ),
+        "rows": [*model.get_input_embeddings().weight.shape, *model.get_output_embeddings().weight.shape],
+        "sizes": [before.size(-1), after.size(-1), model.config.vocab_size],
+        "distance": relative(after[..., : before.size(-1)], before),
+        "new token": bool(model(input_ids=torch.tensor([[299]])).logits.isfinite().all()),
+    }
 
 
 def seeded(folder: str, how: str) -> dict[str, Any]:

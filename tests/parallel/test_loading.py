@@ -94,6 +94,8 @@ def test_ways_to_load(tmp_path: Path) -> None:
         assert "cannot be trained" in found["train"] and "LITEBOOST_TP=1" in found["train"]
         assert found["eval"] and found["pickled"]
         assert "take no adapters" in found["adapters"]
+        assert "its 256 rows of the vocabulary: they cannot become 300" in found["resized"]
+        assert found["same size"]
         assert "Quantize it as it is loaded (LITEBOOST_QUANT" in found["quantized"]
         assert "LITEBOOST_TP=1 to dequantize it" in found["dequantized"]
         assert "max_new_tokens=2 and 3" in found["settings"] and "LITEBOOST_TP=1" in found["settings"]

@@ -55,6 +55,13 @@ def test_what_a_script_has_done_to_the_model_stays(folder: Path, right: dict[str
     assert found == [right["tokens"], right["others"]]
 
 
+def test_a_vocabulary_that_grows_is_whole_again(folder: Path) -> None:
+    for found in ranks.run(2, "parallel.jobs_parts:resized", str(folder / "llama")):
+        assert found["was sharded"] and found["warned"] == 1
+        assert found["rows"] == [300, 64, 300, 64] and found["sizes"] == [256, 300, 300]
+        assert found["distance"] <= 1e-5 and found["new token"]
+
+
 @pytest.mark.parametrize("how", ["sampled", "greedy", "loop"])
 def test_ranks_with_seeds_of_their_own_draw_by_these(folder: Path, how: str) -> None:
     job = ("parallel.jobs_parts:seeded", str(folder / "llama"), how)

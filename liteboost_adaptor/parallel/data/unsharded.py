@@ -37,6 +37,7 @@ _METHODS = (
     "add_adapter",
     "load_adapter",
     "dequantize",
+    "resize_token_embeddings",
     "generate",
     "generate_batch",
     "init_continuous_batching",

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import QuantizationError
 from ..schemes import QuantizedTensor, QuantScheme, quantize
 from .linear import QuantizedLinear
 
@@ -39,11 +38,6 @@ def _resizing(original: Any) -> Any:
             return original(self, old_lm_head, new_num_tokens, transposed, mean_resizing)
         if new_num_tokens == old_lm_head.out_features:
             return old_lm_head
-        if "shares" in vars(old_lm_head):
-            raise QuantizationError(
-                "the output layer is divided over processes, and none of them has all rows: resize the "
-                "undivided model, save it, and load that"
-            )
         dequantized = _as_linear(old_lm_head)
         return _resized(old_lm_head, original(self, dequantized, new_num_tokens, False, mean_resizing))
 
