@@ -25,6 +25,8 @@
 namespace liteboost {
 
 enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, relu2, sigmoid };
+constexpr Activation kActivations[] = {Activation::silu, Activation::gelu,  Activation::gelu_tanh,
+                                       Activation::relu, Activation::relu2, Activation::sigmoid};
 
 // Strides and steps in elements; out is contiguous. Both tensors are rows of `cols` elements.
 struct GatedActivationArgs {

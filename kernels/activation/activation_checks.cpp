@@ -2,18 +2,37 @@
 
 namespace liteboost {
 
+const char* activation_name(Activation activation) {
+  switch (activation) {
+    case Activation::silu:
+      return "silu";
+    case Activation::gelu:
+      return "gelu";
+    case Activation::gelu_tanh:
+      return "gelu_tanh";
+    case Activation::relu:
+      return "relu";
+    case Activation::relu2:
+      return "relu2";
+    case Activation::sigmoid:
+      return "sigmoid";
+  }
+  __builtin_unreachable();
+}
+
 Activation parse_activation(const char* op, c10::string_view activation, double alpha) {
-  if (activation == "silu") return Activation::silu;
-  const bool known = activation == "gelu" || activation == "gelu_tanh" || activation == "relu" ||
-                     activation == "relu2" || activation == "sigmoid";
-  LB_CHECK_VALUE(known, op, "activation must be one of silu, gelu, gelu_tanh, relu, relu2, sigmoid, got '",
-                 activation, "'; pass one of these");
-  LB_CHECK_VALUE(alpha == 1.0, op, "alpha must be 1 unless activation is 'silu', got alpha = ", alpha,
-                 " with activation '", activation, "'; leave alpha out");
-  if (activation == "gelu_tanh") return Activation::gelu_tanh;
-  if (activation == "gelu") return Activation::gelu;
-  if (activation == "relu2") return Activation::relu2;
-  return activation == "relu" ? Activation::relu : Activation::sigmoid;
+  for (const Activation each : kActivations) {
+    if (activation != activation_name(each)) continue;
+    LB_CHECK_VALUE(each == Activation::silu || alpha == 1.0, op,
+                   "alpha must be 1 unless activation is 'silu', got alpha = ", alpha, " with activation '",
+                   activation, "'; leave alpha out");
+    return each;
+  }
+  std::string names;
+  for (const Activation each : kActivations)
+    names += (names.empty() ? "" : ", ") + std::string(activation_name(each));
+  LB_CHECK_VALUE(false, op, "activation must be one of ", names, ", got '", activation,
+                 "'; pass one of these");
 }
 
 Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,

@@ -14,10 +14,13 @@ namespace liteboost {
 Activation check_gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view activation,
                                   double alpha, std::optional<double> limit);
 
+// What scripts call it.
+const char* activation_name(Activation activation);
+
 // The activation called so, for `op`; raises on an unknown one, and on an alpha for another than silu.
 Activation parse_activation(const char* op, c10::string_view activation, double alpha);
 
-// The same as the first for activation.
+// Argument checks of the op `activation`; returns the parsed activation.
 Activation check_activation(const at::Tensor& x, c10::string_view activation, double alpha);
 
 }  // namespace liteboost

@@ -42,23 +42,6 @@ const npu::Operator<Tensor, Tensor> kSigmoid{"aclnnSigmoid"};
 constexpr int64_t kTanh = 1;
 constexpr int64_t kExact = 0;
 
-const char* name_of(Activation activation) {
-  switch (activation) {
-    case Activation::silu:
-      return "silu";
-    case Activation::gelu:
-      return "gelu";
-    case Activation::gelu_tanh:
-      return "gelu_tanh";
-    case Activation::relu:
-      return "relu";
-    case Activation::relu2:
-      return "relu2";
-    default:
-      return "sigmoid";
-  }
-}
-
 const npu::AnyOperator& operator_alone(Activation activation, double alpha) {
   switch (activation) {
     case Activation::silu:
@@ -68,9 +51,11 @@ const npu::AnyOperator& operator_alone(Activation activation, double alpha) {
       return kGelu;
     case Activation::sigmoid:
       return kSigmoid;
-    default:
+    case Activation::relu:
+    case Activation::relu2:
       return kRelu;
   }
+  __builtin_unreachable();
 }
 
 bool is_clipped(const Gating& how) {
@@ -79,8 +64,17 @@ bool is_clipped(const Gating& how) {
 
 // Whether the activation has no gated operator, so that the product is a launch of its own.
 bool is_apart(Activation activation) {
-  return activation == Activation::relu || activation == Activation::relu2 ||
-         activation == Activation::sigmoid;
+  switch (activation) {
+    case Activation::silu:
+    case Activation::gelu:
+    case Activation::gelu_tanh:
+      return false;
+    case Activation::relu:
+    case Activation::relu2:
+    case Activation::sigmoid:
+      return true;
+  }
+  __builtin_unreachable();
 }
 
 at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
@@ -179,7 +173,7 @@ npu::Refusal gating_refusal(at::ScalarType dtype, int64_t cols, const Gating& ho
 }
 
 std::string gating_kind(at::ScalarType dtype, const Gating& how) {
-  std::string kind = std::string(npu::dtype_name(dtype)) + " " + name_of(how.activation);
+  std::string kind = std::string(npu::dtype_name(dtype)) + " " + activation_name(how.activation);
   return is_clipped(how) ? kind + " clipped" : kind;
 }
 

@@ -167,17 +167,17 @@ void Like::run(Slots& slots) const {
   if (given.scalar_type() != dtype || given.device() != device ||
       given.dim() != static_cast<int64_t>(sizes.size()) || given.layout() != at::kStrided ||
       given.is_conj() || given.is_neg()) {
-    throw Stopped{};
+    throw Stopped(Why::input);
   }
   for (size_t i = 0; i < sizes.size(); ++i) {
     const auto at = static_cast<int64_t>(i);
-    if (sizes[i] >= 0 && given.size(at) != sizes[i]) throw Stopped{};
-    if (strides[i] >= 0 && given.size(at) != 1 && given.stride(at) != strides[i]) throw Stopped{};
+    if (sizes[i] >= 0 && given.size(at) != sizes[i]) throw Stopped(Why::input);
+    if (strides[i] >= 0 && given.size(at) != 1 && given.stride(at) != strides[i]) throw Stopped(Why::input);
   }
 }
 
 void Size::run(Slots& slots) const {
-  if (slots[slot].toTensor().size(dim) != slots[number].toInt()) throw Stopped{};
+  if (slots[slot].toTensor().size(dim) != slots[number].toInt()) throw Stopped(Why::input);
 }
 
 void KVBuffer::run(Slots& slots) const {
@@ -185,15 +185,16 @@ void KVBuffer::run(Slots& slots) const {
   const at::Tensor& whole = slots[memory].toTensor();
   // Not where somebody has written to what is kept, or the layer keeps something else.
   const int64_t start = whole.is_contiguous() ? start_in_memory(kept, whole, dim) : -1;
-  if (start < 0) throw Stopped{};
+  if (start < 0) throw Stopped(Why::kv_buffer);
   const int64_t written = start + kept.size(dim);
   // Behind it nothing may have been handed out, and there must be room.
-  if (written != slots[end].toInt() || written + count.read(slots).toInt() > whole.size(dim)) throw Stopped{};
+  if (written != slots[end].toInt() || written + count.read(slots).toInt() > whole.size(dim))
+    throw Stopped(Why::kv_buffer);
   slots[result] = start;
 }
 
 void Expect::run(Slots& slots) const {
-  if (slots[slot].toTensor().is_nonzero() != value) throw Stopped{};
+  if (slots[slot].toTensor().is_nonzero() != value) throw Stopped(Why::decision);
 }
 
 void Append::run(Slots& slots) const {

@@ -37,8 +37,10 @@ struct Alias final : Instruction {
   void run(Slots& slots) const override;
 };
 
-// The run is not what was recorded: it stops, and gives nothing.
-struct Stopped {};
+// The run is not what was recorded: it stops, and gives nothing. `why` is noted for stopped_by().
+struct Stopped {
+  explicit Stopped(Why why);
+};
 
 // A tensor given to a run is of the kind it was; -1 for sizes and strides that may be any.
 struct Like final : Instruction {

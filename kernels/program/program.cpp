@@ -25,6 +25,12 @@ bool Kind::is_of(const at::Tensor& tensor) const {
          tensor.sizes() == at::IntArrayRef(sizes) && tensor.strides() == at::IntArrayRef(strides);
 }
 
+namespace {
+thread_local Why last_stop = Why::decision;
+}  // namespace
+
+Stopped::Stopped(Why why) { last_stop = why; }
+
 bool fill(Slots& slots, const Program& program, const std::vector<at::Tensor>& inputs,
           const std::vector<int64_t>& numbers) {
   constexpr const char* op = "program";
@@ -33,7 +39,10 @@ bool fill(Slots& slots, const Program& program, const std::vector<at::Tensor>& i
   LB_CHECK_VALUE(static_cast<int64_t>(numbers.size()) == program.numbers, op, "takes ", program.numbers,
                  " numbers, got ", numbers.size());
   for (size_t i = 0; i < program.constants.size(); ++i) {
-    if (!program.kinds[i].is_of(program.constants[i])) return false;
+    if (!program.kinds[i].is_of(program.constants[i])) {
+      last_stop = Why::constant;
+      return false;
+    }
   }
   slots.resize(static_cast<size_t>(program.slots));
   size_t next = 0;
@@ -92,6 +101,9 @@ std::vector<at::Tensor> run_loaded(int64_t which, std::vector<at::Tensor> inputs
   return run(*loaded(which), inputs, numbers);
 }
 
+// Of this thread's last run that stopped.
+int64_t stopped_by() { return static_cast<int64_t>(last_stop); }
+
 void unload(int64_t which) {
   Programs& all = programs();
   const std::lock_guard lock(all.mutex);
@@ -114,5 +126,6 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_program_load(str text, Tensor[] constants) -> int", &liteboost::program::load);
   m.def("_program_run(int program, Tensor[] inputs, int[] numbers) -> Tensor[]",
         &liteboost::program::run_loaded);
+  m.def("_program_stopped_by() -> int", &liteboost::program::stopped_by);
   m.def("_program_unload(int program) -> ()", &liteboost::program::unload);
 }

@@ -88,6 +88,9 @@ struct Program {
   std::vector<int64_t> statics, fixed, copied;
 };
 
+// Why a run stopped: in the order of STOPS in liteboost_adaptor/program/reasons.py.
+enum class Why : int64_t { decision, constant, input, kv_buffer };
+
 // Throws c10::ValueError for text that is no program.
 std::shared_ptr<const Program> parse(const std::string& text, std::vector<at::Tensor> constants);
 

@@ -98,8 +98,9 @@ def _activate(x: Tensor, activation: str, alpha: float) -> Tensor:
             return F.relu(x)
         case "relu2":
             return F.relu(x).square()
-        case _:
+        case "sigmoid":
             return torch.sigmoid(x)
+    raise NotImplementedError(activation)  # one that ACTIVATIONS names, and nobody has written
 
 
 def _check_gated_activation(

@@ -12,6 +12,7 @@ import torch
 
 from ..kv_cache import buffers
 from ..report import CallCounter
+from . import reasons
 from .caches import PARTS, parts
 from .graph import Graph
 from .holders import Holder
@@ -38,7 +39,7 @@ class Program:
     Attributes:
         state: What it was recorded in.
         runs: Steps it has served.
-        stops: Runs that raised, or came to a value by which the model decides otherwise than when recorded.
+        stops: Runs that raised or stopped, see `reasons.STOPS`.
         decides: Whether there may be such runs.
         outline: Of its result.
         is_made_once: Whether no second run beside it may be made: ranks exchange something in it, or an
@@ -155,13 +156,13 @@ class Program:
 
     def run(
         self, cache: Any, kwargs: dict[str, Any], symbols: list[int], graph: Graph | None = None
-    ) -> Run | None:
-        """What a call would give and do to ``cache``, which is not changed yet.
+    ) -> Run | str:
+        """What a call would give and do to ``cache``, which is not changed yet; or why the program stopped.
 
-        ``None`` if the program stopped. With ``graph``, its own, that is replayed.
+        With ``graph``, its own, that is replayed.
         """
         if self.is_closed:
-            return None
+            return reasons.CHANGED
         kept_by = parts(cache)
         inputs = [kwargs[name] for name in self._arguments]
         try:
@@ -171,11 +172,11 @@ class Program:
             inputs += [buffer.memory for buffer in grown]
             sizes = symbols + [buffer.end for buffer in grown]
         except (KeyError, AttributeError):
-            return None
+            return reasons.OTHER_CACHE
         results = graph.run(inputs, sizes) if graph else ops._program_run(self.number, inputs, sizes)
         if not results:
             self.stops += 1
-            return None
+            return reasons.STOPS[ops._program_stopped_by()]
         if any(self._versions):
             for tensor, count in zip(self.writes(cache, kwargs), self._versions, strict=True):
                 set_version(tensor, version(tensor) + count)

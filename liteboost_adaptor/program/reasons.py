@@ -20,7 +20,13 @@ UNDERWAY = frozenset({NEW, NEW_CACHE, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS
 #: There are programs, and none was right.
 OTHER_CACHE = "no program for what the cache keeps"
 CHANGED = "what the program was recorded in has changed"
-STOPS = "the model decides otherwise by a value than when recorded"
+#: Why a run stopped, by the number that ``_program_stopped_by`` gives (kernels/program/program.h).
+STOPS = (
+    "the model decides otherwise by a value than when recorded",
+    "a parameter or buffer has another dtype, shape, layout or device than when recorded",
+    "an argument or what the cache keeps has another dtype, shape, layout or device than when recorded",
+    "the cache's keys or values are not where the program appends to them",
+)
 VAIN = "programs were right for too few steps"
 
 #: None could be recorded.

@@ -29,7 +29,6 @@ class Shadow:
     """One run of a program, kept aside until the original has run.
 
     Args:
-        program: What has run.
         run: What it gave.
         writes: Tensors that were there before, to which it has written, with the values they had.
     """
@@ -82,16 +81,16 @@ class Shadow:
         return ""
 
 
-def checked(program: Program, step: StepCall, symbols: list[int]) -> tuple[Any, str] | None:
-    """The original's result and what is not so in the program's, or ``None`` if the program stopped."""
+def checked(program: Program, step: StepCall, symbols: list[int]) -> tuple[Any, str] | str:
+    """The original's result and what is not so in the program's; or why the program stopped."""
     cache, kwargs = step.cache, step.given
     writes = [(tensor, tensor.clone()) for tensor in program.writes(cache, kwargs)]
     versions = [version(tensor) for tensor, _ in writes]
     fault, shadow, kept = "", None, []
     try:
         run = program.run(cache, kwargs, symbols)
-        if run is None:
-            return None
+        if isinstance(run, str):
+            return run
         shadow, kept = Shadow(run, writes), step.kept()
     except Exception as raised:  # noqa: BLE001 - reported, and the original runs
         for tensor, before in writes:

@@ -35,9 +35,10 @@ REFUSALS = 2
 #: How often a step may be tried again because it ran functions that it did not run before.
 ATTEMPTS = 4
 #: Why no program makes a step -> what may let one make it, and says whether it has changed anything.
-_MENDED: dict[str, Callable[[Any], bool]] = {reasons.OTHER_CACHE: makes_room, reasons.STOPS: takes_back}
-#: Stands for the result of a program that stopped.
-_STOPPED = object()
+_MENDED: dict[str, Callable[[Any], bool]] = {
+    reasons.OTHER_CACHE: makes_room,
+    **dict.fromkeys(reasons.STOPS, takes_back),
+}
 #: Kinds of arguments that are counted: who hands on another number at each step makes ever more of them.
 KINDS = 256
 
@@ -214,23 +215,23 @@ class Steps:
             if _is_checked(program, given):
                 with using():
                     checked = shadow.checked(program, step, symbols)
-                if checked is not None:
+                if not isinstance(checked, str):
                     return self._checked(key, program, *checked), ""
-                reason = reasons.STOPS
+                reason = checked
                 continue
-            result, raised = self._replayed(program, cache, given, symbols)
+            result, stopped, raised = self._replayed(program, cache, given, symbols)
             if raised:  # The original raises by itself, and leaves what it leaves.
                 return self._original(f"a replay raised {raised}", step), ""
-            if result is not _STOPPED:
+            if not stopped:
                 self._count_served(key)
                 return result, ""
-            reason = reasons.STOPS
+            reason = stopped
         return None, reason
 
     def _replayed(
         self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]
-    ) -> tuple[Any, str]:
-        """The result or `_STOPPED`, and what was raised."""
+    ) -> tuple[Any, str, str]:
+        """The result, why the program stopped, and what it raised."""
         with using():  # what the cache keeps stays where it is until the result is kept there
             try:
                 run = self._run(program, cache, given, symbols)
@@ -240,14 +241,14 @@ class Steps:
                 if program.writes(cache, given):
                     raise
                 program.stops += 1
-                return _STOPPED, _words(raised)
-            if run is None:
-                return _STOPPED, ""
+                return None, "", _words(raised)
+            if isinstance(run, str):
+                return None, run, ""
             program.runs += 1
-            return program.commit(run, cache), ""
+            return program.commit(run, cache), "", ""
 
-    def _run(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Run | None:
-        """One run of ``program``, as a graph where it has run before and may be one."""
+    def _run(self, program: Program, cache: Any, given: dict[str, Any], symbols: list[int]) -> Run | str:
+        """One run of ``program`` or why it stopped; as a graph where it has run before and may be one."""
         ids = arguments.tokens(given)
         graphs = self._graphs
         if program.runs < CAPTURED_AT or _is_captured(ids) or not graphs.lock.acquire(blocking=False):
@@ -255,7 +256,7 @@ class Steps:
         try:
             if graph := graphs.of(program, ids.device):
                 run = program.run(cache, given, symbols, graph)
-                if run is not None:
+                if not isinstance(run, str):
                     graphs.counter.count_served()
                 return run
         except GraphLaterError as later:

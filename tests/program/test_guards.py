@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from liteboost_adaptor.program import step
+from liteboost_adaptor.program.reasons import STOPS
 
 from .conftest import Pair, reasons, served
 
@@ -119,6 +123,22 @@ def test_a_change_of_dtype_is_seen(recorded: Pair) -> None:
         recorded.ours(recorded.tokens(1, 1), past_key_values=recorded.caches[0])
     recorded.start()
     recorded.agree(8, tolerance=2e-2)
+
+
+def test_a_parameter_of_another_layout_is_named_as_the_reason(
+    recorded: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def transpose(model: torch.nn.Module) -> None:
+        weight = layer(model).mlp.down_proj.weight
+        weight.data = weight.data.t().contiguous().t()
+
+    monkeypatch.setattr(
+        step, "RECORDED_AT", 1000
+    )  # not recorded anew at once, which would be the reason then
+    before = Counter(reasons())
+    recorded.both(transpose)
+    recorded.agree()
+    assert Counter(reasons()) - before == {STOPS[1]: 1}
 
 
 def test_a_patched_class_is_seen(recorded: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from liteboost_adaptor import native
-from liteboost_adaptor.program import lower
+from liteboost_adaptor.program import lower, reasons
 
 native.load()
 ops = torch.ops.liteboost
@@ -25,6 +25,10 @@ def loaded(text: str, *constants: torch.Tensor) -> Iterator[int]:
 def run(text: str, inputs: list[torch.Tensor], numbers: list[int], *constants: torch.Tensor) -> list:
     with loaded(text, *constants) as number:
         return ops._program_run(number, inputs, numbers)
+
+
+def stopped_by(words: str) -> bool:
+    return reasons.STOPS[ops._program_stopped_by()].startswith(words)
 
 
 def lies_at(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
@@ -57,7 +61,7 @@ def test_a_constant_is_read_where_it_lies_and_stops_the_run_when_it_is_another()
         assert torch.equal(ops._program_run(number, [x], [])[0], 5 * x)
         for other in (torch.ones(1), torch.ones(3, dtype=torch.float64), torch.ones(6)[::2]):
             weight.data = other
-            assert not ops._program_run(number, [x], [])
+            assert not ops._program_run(number, [x], []) and stopped_by("a parameter or buffer")
             weight.data = torch.full((3,), 5.0)
         assert torch.equal(ops._program_run(number, [x], [])[0], 5 * x)
 
@@ -160,6 +164,7 @@ def test_a_run_stops_before_it_writes_what_is_not_its_own(fault: str) -> None:
     elif fault == "other dtype":
         kept = memory.view(torch.int32)[:, :2]
     assert run(ROOM, [kept, memory, torch.ones(2, 1, 3)], [end]) == []
+    assert stopped_by("the cache's keys or values")
     assert memory.eq(0).all()
 
 
@@ -179,6 +184,7 @@ def test_a_check_stops_the_run(check: str, right: torch.Tensor, wrong: torch.Ten
     text = f"slots 1 1 2\n{check}\nreturn 0"
     assert run(text, [right], [4])[0] is right
     assert run(text, [wrong], [4]) == []
+    assert stopped_by("the model decides" if check.startswith("expect") else "an argument")
 
 
 @pytest.mark.parametrize(
