@@ -30,6 +30,8 @@ from .selftest import selftest
 from .shard import shard
 from .status import status
 
+#: What most commands import and a machine may lack; doctor runs without them.
+_REQUIRED = frozenset({"torch", "transformers", "accelerate", "safetensors"})
 #: A script's options stand behind its name and are not ours to read.
 _BEHIND_SCRIPT = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
@@ -89,6 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app()(args=arguments)
     except LiteBoostError as fault:
         sys.stderr.write(f"error: {fault}\n")
+        return 1
+    except ModuleNotFoundError as missing:
+        if missing.name not in _REQUIRED:
+            raise
+        sys.stderr.write(
+            f"error: this command needs {missing.name}, which {sys.executable} does not have. Install it "
+            f"(pip install {missing.name}); `python -m liteboost_adaptor doctor` says what else is missing.\n"
+        )
         return 1
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
