@@ -107,7 +107,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 def prove(folder: Path, watched: dict[str, str]) -> list[str]:
     """Names of the planted faults, each of which was found; raises JobError where one was not."""
-    return json.loads(run([sys.executable, "-m", "fuzz.planted", str(folder)], env=watched).splitlines()[-1])
+    command = [sys.executable, "-m", "fuzz.sanitizer_faults", str(folder)]
+    return json.loads(run(command, env=watched).splitlines()[-1])
 
 
 def fuzz(folder: Path, watched: dict[str, str], cases: int) -> dict[str, int]:

@@ -117,7 +117,7 @@ ROPES = {
         planted.ROTATE_HALF,
         "return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)",
     ),
-    "sine and cosine exchanged": (planted.ROPE_Q, "q_embed = (q * sin) + (rotate_half(q) * cos)"),
+    "cos and sin swapped": (planted.ROPE_Q, "q_embed = (q * sin) + (rotate_half(q) * cos)"),
     "scaled queries": (planted.ROPE_Q, "q_embed = ((q * cos) + (rotate_half(q) * sin)) * 1.0001"),
     "clamp at 30": (planted.ROPE_COS, f"q = q.clamp(-30, 30)\n    {planted.ROPE_COS}"),
     "branch beyond 4,096 tokens": (

@@ -53,7 +53,7 @@ MISSES: dict[str, tuple[str, str, str, str]] = {
     ),
     "BLT: sign": ("blt", PAIR, "[-x2, x1]", "[x2, -x1]"),
     "BLT: order": ("blt", PAIR, "[-x2, x1]", "[x1, -x2]"),
-    "GPT-J: sine and cosine": (
+    "GPT-J: cos and sin swapped": (
         "gptj",
         "rotate_every_two apply_rotary_pos_emb",
         "(tensor * cos) + (rotate_every_two(tensor) * sin)",

@@ -134,7 +134,7 @@ class _TorchWith:
 
 #: What could be wrong about an operator, or about how it is called: (op, kind, what is done instead).
 WRONG = {
-    "cos and sin exchanged": (
+    "cos and sin swapped": (
         "rope",
         "bf16 half",
         lambda op, given: op(**{**given, "cos": given["sin"], "sin": given["cos"]}),

@@ -1,5 +1,6 @@
-"""Proves that the sanitizers see: ``python -m fuzz.planted BUILD_FOLDER`` prints what was planted and found.
+"""Proves that the sanitizers see: what was planted, and found.
 
+``python -m fuzz.sanitizer_faults BUILD_FOLDER`` prints it.
 Each fault of `tests/csrc/planted_faults.cpp` is committed in a child of this process, on torch's own tensors,
 at every instruction set of this CPU, next to the same call without a fault, which must end well.
 """
