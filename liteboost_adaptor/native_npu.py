@@ -27,7 +27,8 @@ class NpuStatus:
     """What `load` found.
 
     Attributes:
-        loaded: The aclnn kernels serve our ops on an NPU; otherwise the reference ops do.
+        loaded: The aclnn kernels serve our ops on an NPU. Otherwise models there run their original code, and
+            ops that are called directly their references.
         path: The library loaded, or the one refused; None if there was none.
         reason: None when loaded, else why not.
         build_info: What it was built with: torch, torch_npu, cxx11_abi, compiler, processor.

@@ -1,4 +1,4 @@
-// The argument checks of gated_activation, shared by every backend.
+// The argument checks of activation and gated_activation, shared by every backend.
 #pragma once
 
 #include <c10/util/string_view.h>

@@ -1,9 +1,9 @@
 // Whether an op runs as an aclnn operator, and what runs where it does not.
 //
-// An op of ours on an NPU asks `refusal` (its own, then `unverified`): an empty answer means that the aclnn
-// operator serves the call. Otherwise `fall_back` counts the reason and gives the op's reference in plain
-// PyTorch, registered from Python under the same name and schema in namespace liteboost_reference. So it is where the
-// operator's first phase refuses a call of a kind that it serves otherwise: `serve`.
+// Each op asks a function of its own for a `Refusal` (such as rms_norm_refusal in norm/norm_npu.cpp), then
+// `unverified`: where both give kServed, the aclnn operator serves the call. Otherwise `fall_back` counts the reason
+// and returns the op's reference in plain PyTorch, registered from Python under the same name and schema in namespace
+// liteboost_reference. `serve` does the same where the operator's first phase refuses a call that was to be served.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace liteboost::npu {
 
-// Why an operator does not serve a call; empty when it does. Always a text that is kept for ever.
+// Why an operator does not serve a call; kServed (null) when it does. Always a string literal, or as long-lived.
 using Refusal = const char*;
 constexpr Refusal kServed = nullptr;
 

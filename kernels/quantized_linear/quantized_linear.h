@@ -1,48 +1,66 @@
 // Linear layers whose weights are integers of 8 or 4 bits, with activations of 16 or 32 bits, or rounded to 8.
 //
 // linear_packed(x, tiles, scales, zero_points, bias, out_features) = x @ ((q - zero_point) * scale)^T + bias
-// linear_w4a8(x, tiles, scales, zero_points, bias, out_features), of 4 bits: the same, with every 32 columns of a row of x
-//                                  rounded to integers of 8 bits times their largest magnitude (2^-100 if that is more)
-//                                  over 127
+// linear_w4a8(x, tiles, scales, zero_points, bias, out_features), of 4 bits: the same, with every 32 columns of a row
+//                                  of x rounded to int8 with a scale of largest / 127, where largest is their largest
+//                                  magnitude, or 2^-100 if that is more
 //
 //   x            [..., K]          float32, bfloat16 or float16; any strides
 //   tiles        [T, K32 / 4, 64]  int8, K32 being K rounded up to 32: four columns of each of 16 rows; or
-//                [T, K / 8, 64]    uint8: 32 bits of packing 1 (two words: eight columns) of each of 16 rows
-//   scales       [T, G, 16]        float32, bfloat16 or float16, whatever x is; G is 1, or groups of K / G columns, which
-//                                  is 32 or a multiple of it
-//   zero_points  [T, G, 16]        uint8, 0 to 16, for 4 bits; none stands for 8. 8 bits have none: q is signed
+//                [T, K / 8, 64]    uint8: four bytes of packing 1 (eight columns) of each of 16 rows
+//   scales       [T, G, 16]        float32, bfloat16 or float16, whatever x is; G is 1, or groups of K / G columns,
+//                                  which is 32 or a multiple of it
+//   zero_points  [T, G, 16]        uint8, for 4 bits; none stands for 8. 0 to 15 in files; the loops take 16, too.
+//                                  8 bits have none: q is signed
 //   bias         [N] or none, of x's dtype
 //   result       [..., N]          contiguous; x.dtype
 //
-// A tile is what belongs to 16 outputs, side by side: a register then holds 16 outputs, so none has lanes to be added
-// up, and their scales are one load. The last of T tiles is filled up with zeros. Files have plain rows instead, which
-// layers prepack (liteboost_adaptor/ops/quantized_linear.py): int8 [N, K] and scales [N], or uint8 [N, K / 2] and scales
-// [N, G].
+// A tile holds what belongs to 16 outputs, side by side: the lanes of a register are 16 outputs, so no horizontal sum
+// over lanes is needed at the end, and their scales are one load. The last of T tiles is filled up with zeros. Files
+// have plain rows instead, which layers prepack (liteboost_adaptor/ops/quantized_linear.py): int8 [N, K] and scales
+// [N], or uint8 [N, K / 2] and scales [N, G].
 //
-// Packing 1 of 4 bits: 16 bytes hold 32 columns, as eight little-endian words of 16 bits; nibble j (of 4, lowest
-// first) of word i is column 8 * j + i.
+// Packing 1 of 4 bits: 16 bytes hold 32 columns, as eight little-endian 16-bit words; nibble j (of 4, lowest first) of
+// word i is column 8 * j + i. A line of a tile is 64 bytes, four of each of its 16 outputs: two words, eight columns.
+// Of 32 columns, line m (0 to 3) has
 //
-// _linears_packed is one of them for each of several weights, whose tiles the threads share out as if they were one's.
+//   byte     0              1              2              3            | 4 to 7           | ... | 60 to 63
+//   output   0                                                         | 1                | ... | 15
+//   word     2m                            2m + 1                      | the same columns | ... | the same columns
+//   nibble   j=0    j=1     j=2    j=3     j=0    j=1     j=2    j=3   |                  |     |
+//   column   2m     2m+8    2m+16  2m+24   2m+1   2m+9    2m+17  2m+25 |                  |     |
 //
-// Rounding: integers times x summed in fp32 over up to 128 columns (of a group), times the scale in fp32, these summed
-// in fp32, then bias, then one rounding to x.dtype. By the tiles of AMX, which multiply bf16 from a few rows on, the sums
-// are of up to 256 columns of a group, and added fused. More than kQuantizedRows rows are multiplied by weights rounded to x.dtype where
-// torch's product of this dtype has units of its own that the loops do not use (see quantized_linear_cpu.cpp), and where
-// x is bf16 and the CPU has vdpbf16ps but no AMX; there integers with one group of columns stay what they are. The number
-// of threads changes no bit. bfloat16 x on a CPU with vdpbf16ps: values below 2^-126 in magnitude count as zero. There, of one row (of w8
-// up to three), 32 columns at a time become integers of 24 bits times a power of two, whose products are summed exactly
-// (quantized_limbs.h): each is rounded to a multiple of at most 2^-22 of the largest of them, or of 2^-100 if that is
-// more. On aarch64 with dot products of bytes (dotprod, i8mm_bf16) so are columns of bf16 and f16 in all loops on
-// integers, whatever the number of rows.
+// This order is for bf16: one shift of 16-bit lanes by 4 * j leaves columns 8 * j + 2 * m and the next in the lowest
+// bits of an output's two lanes. As they are, these are the indices of one vpermw into a table of bf16, which gives the
+// pairs that vdpbf16ps multiplies by a pair of x (W4Pairs in quantized_steps.h).
 //
-// linear_w4a8 has one order for all numbers of rows: x is multiplied by 127 / largest in fp32 and rounded to the nearest
-// integer, ties to even; the products of 32 columns with q - zero_point are summed exactly; the sum in fp32 times
-// (scale * largest / 127, rounded) is added to those before, fused where the CPU has fma; then bias, then one rounding.
-// 32 columns of which one is NaN or infinity make the row's outputs NaN. Source: Dettmers et al. 2022, arXiv:2208.07339
-// (absmax, here by 32 columns); Frantar et al. 2022, arXiv:2210.17323 (groups).
+// _linears_packed is linear_packed or linear_w4a8 for each of several weights; threads share out all their tiles as if
+// they were those of one weight.
 //
-// Outputs of linear_packed that are not finite are those of the weight dequantized to fp32: a scale behind a sum, a zero point taken
-// off it, or limbs, would make NaN of infinities that are in no common product of x @ weight^T.
+// Rounding of linear_packed: products of integers and x are summed in fp32 over up to 128 columns of a group. These
+// sums times the scale are summed in fp32, the bias is added, and the result is rounded once to x.dtype. The number of
+// threads changes no bit. Exceptions:
+//
+//   AMX, which multiplies bf16 from a few       sums are of up to 256 columns of a group, and added fused
+//   rows on
+//   more than kQuantizedRows rows               weights are rounded to x.dtype first, where torch's product of this
+//                                               dtype has units that the loops do not use (quantized_linear_cpu.cpp),
+//                                               and for bf16 with vdpbf16ps but no AMX, there with several groups only
+//   bf16 with vdpbf16ps                         values below 2^-126 in magnitude count as zero
+//   the same, one row (of w8 up to three)       limbs: 32 columns at a time become integers of 24 bits times a power of
+//                                               two, whose products are summed exactly (quantized_limbs.h); each column
+//                                               is rounded to a multiple of at most 2^-22 of the largest of them, or of
+//                                               2^-100 if that is more
+//   bf16 and f16 with dotprod or i8mm_bf16      limbs in all loops on integers, whatever the number of rows
+//
+// linear_w4a8 sums in one order for all numbers of rows: x is multiplied by 127 / largest in fp32 and rounded to the
+// nearest integer, ties to even; the products of 32 columns with q - zero_point are summed exactly; that sum, in fp32,
+// times (scale * largest / 127, rounded) is added to those before, fused where the CPU has fma; then bias, then one
+// rounding. If one of 32 columns is NaN or infinity, the row's outputs are NaN. Source: Dettmers et al. 2022,
+// arXiv:2208.07339 (absmax, here by 32 columns); Frantar et al. 2022, arXiv:2210.17323 (groups).
+//
+// Outputs of linear_packed that are not finite are those of the weight dequantized to fp32: scaling after a sum,
+// subtracting a zero point from it, or limbs would make NaN of infinities that x @ weight^T never combines.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
@@ -63,11 +81,11 @@ constexpr int64_t kStep = 8;
 constexpr int64_t kPack = 32;
 // Steps of k columns in a tile.
 constexpr int64_t steps_of(int64_t k) { return (k + kPack - 1) / kPack * (kPack / kStep); }
-// Bytes of a line of a tile: a word of each of its rows.
+// Bytes of a line of a tile: four of each of its rows.
 constexpr int64_t kTileLine = 4 * kTile;
 // Tiles of n outputs.
 constexpr int64_t tiles_of(int64_t n) { return (n + kTile - 1) / kTile; }
-// Columns that such a word has.
+// Columns that these four bytes have.
 constexpr int64_t columns_of_line(bool is_w8) { return is_w8 ? 4 : 8; }
 // The most rows that the loops on integers serve where something else is faster for more.
 constexpr int64_t kQuantizedRows = 32;

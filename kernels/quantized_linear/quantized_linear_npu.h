@@ -5,8 +5,8 @@
 
 namespace liteboost {
 
-// Packing 1 of 4 bits, [N, K / 2] bytes, as CANN packs 4 bits: words [N, K / 8] of eight columns, the first in the lowest
-// bits, each in two's complement, in which 8 of packing 1 is 0.
+// Converts packing 1 ([N, K / 2] bytes) to CANN's int4 packing: int32 [N, K / 8], eight columns each, lowest bits
+// first, in two's complement (the unsigned 8 becomes 0).
 at::Tensor words_of(const at::Tensor& packed);
 
 // Out of the tiles of a CPU, [T, W, 16]: the rows [16 T, W] that lie in them side by side; and the words of those of

@@ -40,7 +40,7 @@ from .registry import define
 PACK = 32
 #: The number of the packing below. Another order of bits gets another number.
 PACKING = 1
-#: Outputs of a tile, and bytes of a line of it: a word of each.
+#: Outputs of a tile, and bytes of a line of it: four of each output.
 TILE, LINE = 16, 64
 
 
@@ -51,8 +51,8 @@ def pack_w4(integers: Tensor) -> Tensor:
         integers: ``[out_features, in_features]``, uint8, 0 to 15; in_features a multiple of 32.
 
     Returns:
-        ``[out_features, in_features / 2]``, uint8. 16 bytes hold 32 columns as eight little-endian words:
-        nibble ``j`` of word ``i``, lowest first, is column ``8 * j + i``.
+        ``[out_features, in_features / 2]``, uint8. 16 bytes hold 32 columns as eight little-endian 16-bit
+        words: nibble ``j`` of word ``i``, lowest first, is column ``8 * j + i``.
     """
     rows, columns = integers.shape
     parts = integers.reshape(rows, columns // PACK, 4, 8)
@@ -81,8 +81,8 @@ def prepack(tensor: Tensor) -> Tensor:
             `pack_w4` packs it; see `prepack_scales` for what comes with it.
 
     Returns:
-        ``[tiles, in_features rounded up to 32 / 4, 64]`` int8, or ``[tiles, in_features / 8, 64]`` uint8: a
-        word of each output, of four or eight columns. The last tile is filled up with zeros.
+        ``[tiles, in_features rounded up to 32 / 4, 64]`` int8, or ``[tiles, in_features / 8, 64]`` uint8:
+        four bytes of each output, which are four or eight columns. The last tile is filled up with zeros.
     """
     if tensor.dtype == torch.int8:
         tensor = F.pad(tensor, (0, -tensor.shape[1] % PACK))

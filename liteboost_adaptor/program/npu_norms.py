@@ -1,4 +1,4 @@
-"""Gemma's norms in a recording on an NPU: the sum before them in their operator."""
+"""NPU pass: run Gemma's residual add and norm as one aclnnAddRmsNorm, with a precomputed 1 + weight."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When a recording pays for itself: to make one takes what some hundred replayed steps save.
+"""When a recording pays for itself, counted in steps, not measured.
 
-Counted in steps, not measured: what a recording takes and what a replay saves both grow with the operators of
-a step, and neither with the arithmetic in them.
+How many replays a recording costs, and why that is so for any model: decision 59
+(``docs/decisions/0059-recordings-that-pay.md``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 #: The first step behind a prompt moves the cache, the second is watched.
 _EARLIEST = 3
-#: Of programs that have not paid, so many make the next one wait no longer; each other doubles the wait,
-#: `_DOUBLED` times at most.
+#: So many programs that have not paid are ignored; each further one doubles the steps seen before the next
+#: recording, `_DOUBLED` times at most.
 _FREE, _DOUBLED = 1, 5
 _GENERATION = "transformers.generation.utils"
 #: Where candidates are checked several at a time: steps of one token are few, however long the text is. Of

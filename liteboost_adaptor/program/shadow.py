@@ -29,7 +29,7 @@ class Shadow:
     """One run of a program, kept aside until the original has run.
 
     Args:
-        run: What it gave.
+        run: What the program gave.
         writes: Tensors that were there before, to which it has written, with the values they had.
     """
 

@@ -25,8 +25,8 @@ from .state import hooked
 from .step_call import StepCall, buffers_in, coincides, has_buffers, is_short, makes_room, moves, takes_back
 
 #: A step is recorded when it comes for this time with arguments of the same kinds, or earlier where it is
-#: known that it will come again (see `schedule`). To record takes what about so many replays save: 0.25 s to
-#: 0.4 s of a model whose steps take 8.5 ms, and 2.3 ms replayed.
+#: known that it will come again (see `schedule`). Recording takes as long as about so many replays save
+#: (``docs/decisions/0059-recordings-that-pay.md``).
 RECORDED_AT = 64
 #: Programs kept for one kind of arguments. Where more are made, each must have served as many steps.
 MOST = 8

@@ -23,9 +23,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorRead:
-    """What ranks read of one tensor of a checkpoint, which is ``[first, last)`` of what ``sharding`` shards.
+    """Which slice of one checkpoint tensor each rank reads.
+
+    The tensor covers indices ``[first, last)`` of the model parameter's sharded dimension: several checkpoint
+    tensors may be concatenated into one parameter.
 
     Attributes:
+        dim: The dimension of the checkpoint tensor along which it is sliced.
+        sharding: How the parameter's dimension is sharded.
+        first: Index in that dimension at which the tensor begins.
+        last: Index behind its end.
         is_expert: It is one of several that are stacked, and ranks that do not hold it skip it.
     """
 
