@@ -1,4 +1,4 @@
-"""What runs on the SoC simulated: attention of many kinds, quantized layers, a Llama at level 2; prints JSON.
+"""What runs on the SoC simulated: attention, quantized layers, Gemma's norm, a Llama at level 2; as JSON.
 
 python -m cann_sim run --soc 310P tests/npu/socs_program.py float16
 """
@@ -44,6 +44,12 @@ QUANTIZED = (
     ("int8_attention", " decode cache head-64"),
     ("experts_packed", " 8 bits"),
 )
+#: Label -> op, and what it adds to the weight. Recorded steps norm a sum by a ``1 + weight`` made before it.
+NORMS = {
+    "offset": ("rms_norm", 1.0),
+    "sum, offset": ("add_rms_norm", 1.0),
+    "sum, as recorded": ("add_rms_norm", 0.0),
+}
 #: Positions of the cache behind those that count.
 SPARE = 6
 
@@ -96,6 +102,26 @@ def quantized(op: str, kind: str) -> dict[str, Any]:
     return {"against": against, "operators": sorted(launched)}
 
 
+def norm(op: str, offset: float, dtype: torch.dtype) -> dict[str, Any]:
+    """The error relative to the largest value, the reasons counted, and the norm operators launched."""
+    rows = [torch.randn(3, 128).to(dtype) for _ in range(2 if op == "add_rms_norm" else 1)]
+    given = [*rows, torch.rand(128).to(dtype), 1e-6, offset, True]
+    exact = first(getattr(torch.ops.liteboost_reference, op)(*map(double, given)))
+    placed = [on_npu(value) for value in given]
+    getattr(ops, op)(*placed)  # compares
+    ops._npu_forget_counts()
+    with recording() as trace:
+        found = first(getattr(ops, op)(*placed))
+    error = (found.cpu().double() - exact).abs().max() / exact.abs().max()
+    launched = sorted({name for name in names(trace) if "Norm" in name})
+    return {"error": error.item(), "reasons": reasons(), "operators": launched}
+
+
+def first(results: Any) -> torch.Tensor:
+    """The norm, without the sum."""
+    return results if torch.is_tensor(results) else results[0]
+
+
 def attentions(trace: Trace) -> list[str]:
     return sorted({name for name in names(trace) if "Attention" in name})
 
@@ -135,8 +161,9 @@ def main() -> None:
         found = {label: attention(*case, dtype) for label, case in CASES.items()}
         name = {"bfloat16": "bf16", "float16": "fp16"}[sys.argv[1]]
         integers = {f"{op}{kind}": quantized(op, name + kind) for op, kind in QUANTIZED}
+        norms = {label: norm(*case, dtype) for label, case in NORMS.items()}
     ops._npu_forget_counts()
-    result = {"attention": found, "quantized": integers, "llama": llama(dtype)}
+    result = {"attention": found, "quantized": integers, "norms": norms, "llama": llama(dtype)}
     sys.stdout.write(json.dumps(result) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Which attention operators serve the SoCs that have none of FusedInferAttentionScore's usual forms."""
+"""Which operators serve the SoCs that lack FusedInferAttentionScore's usual forms and GemmaRmsNorm."""
 
 from __future__ import annotations
 
@@ -65,6 +65,18 @@ def test_a_950_has_one_form_of_the_operator(dtype: str) -> None:
     assert llama["operators"] == [V5] and llama["reasons"] == []
     # In bf16 rounding decides among tokens that are as likely, on a 910B the same.
     assert llama["tokens 2"] == llama["tokens 0"] or dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("soc", "dtype"), [("310P", "float16"), ("950", "bfloat16"), ("950", "float16")])
+def test_gemmas_norm_is_a_reference_but_not_in_a_recorded_sum(soc: str, dtype: str) -> None:
+    found, reason = ran(soc, dtype)["norms"], f"Gemma's norm on a {soc}"
+    allowed = 2e-2 if dtype == "bfloat16" else 3e-3
+    assert all(case["error"] < allowed for case in found.values()), found
+    assert {label: (case["reasons"], case["operators"]) for label, case in found.items()} == {
+        "offset": ([f"rms_norm: {reason}"], []),
+        "sum, offset": ([f"add_rms_norm: {reason}"], []),
+        "sum, as recorded": ([], ["aclnnAddRmsNorm"]),
+    }
 
 
 def test_a_llama_on_a_310p() -> None:
