@@ -6,7 +6,7 @@
 //   logit[i][j] = cap(scaling * query[i] . key[j]) + mask[i][j]     cap(x) = softcap * tanh(x / softcap)
 //   output[i]   = sum_j exp(logit[i][j]) * value[j] / (sum_j exp(logit[i][j]) + exp(sink[h][i]))
 //
-// A sink is a logit of a head, or of each of its queries, that no value answers to.
+// A sink is an extra logit of a head, or of each of its queries, that has no value.
 //
 // Query i stands at position i + kv_len - q_len. Causal: it sees the keys at or before its position; with a
 // window w > 0 only the last w of those. A bool mask hides keys where it is False, as -inf would. A row that
@@ -15,20 +15,21 @@
 // NaN and infinity: a row with a logit of NaN or +inf among those it sees is NaN (lse: NaN, or +inf where no logit is
 // NaN), and one whose logits are all -inf gives 0. Keys it does not see do not matter, whatever they hold, unless a
 // float mask hides them: NaN - inf is NaN. A value that is not finite makes NaN or infinity of the rows that see its
-// key. Rows that do not may become NaN by it, as 0 * NaN is, or not: of blocks in which no row of a task sees a key
-// the values are not read.
+// key. Rows that do not see it may become NaN as well (0 * NaN) or not: values of blocks in which no row of a task sees
+// a key are not read.
 //
 // attention_part, for keys that are a part of those a query sees: output in float32, and beside it
 //
 //   lse[i] = log(sum_j exp(logit[i][j])), -inf for a row that sees no key     [B, q_len, H], float32
 //
-// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16, amx_bf16 and i8mm_bf16 kernels multiplies bf16
-// by bf16 (with the sums of linear.h) and rounds the unnormalised probabilities to bf16 before the product with the values; the denominator
-// then sums the rounded ones. Everywhere else probabilities stay fp32. One rounding to the output's dtype.
-// Of rows of integers (int8_attention/) the integers are multiplied, which are exact in bf16, too: a key's factor
-// joins its dot product in fp32, a value's its probability before that is rounded. For few rows (attention_int8.h)
-// bf16 with AVX-512 VNNI, or the dot products of aarch64, rounds a query to 16 bits of its largest magnitude, weights to
-// 24 bits (23 on aarch64) of the largest of a block of keys, and sums integers exactly.
+// Rounding: dot products, softmax and sums in fp32. bfloat16 with the avx512_bf16, amx_bf16 and i8mm_bf16 kernels
+// multiplies bf16 by bf16 (with the sums of linear.h) and rounds the unnormalized probabilities to bf16 before the
+// product with the values; the denominator then sums the rounded ones. Everywhere else probabilities stay fp32. One
+// rounding to the output's dtype.
+// Of int8 keys and values (int8_attention/) the integers are multiplied, which are exact in bf16, too: a key's scale is
+// multiplied into its dot product in fp32, a value's into its probability before that is rounded. For few rows
+// (attention_int8.h) bf16 with AVX-512 VNNI, or the dot products of aarch64, rounds a query to 16 bits of its largest
+// magnitude, probabilities to 24 bits (23 on aarch64) of the largest of a block of keys, and sums integers exactly.
 //
 // The keys are walked in blocks with an online softmax (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
 // al. 2022, arXiv:2205.14135), so that scratch memory does not depend on q_len * kv_len; grouped heads

@@ -1,5 +1,5 @@
-// Products of a few rows with rows of integers, as integers: half the instructions of taking them to bf16. Part
-// of attention_cpu_isa.cpp; compiled once an instruction set.
+// Products of a few rows with int8 keys and values, computed in integers: half the instructions of converting those to
+// bf16. Part of attention_cpu_isa.cpp; compiled once an instruction set.
 #pragma once
 
 #include "attention/attention_direct.h"

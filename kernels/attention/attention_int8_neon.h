@@ -1,8 +1,8 @@
-// What attention_int8.h does with AVX-512, with the dot products of four bytes of aarch64. Part of attention_cpu_isa.cpp;
+// attention_int8.h for aarch64, with its dot products of four bytes in place of AVX-512. Part of attention_cpu_isa.cpp;
 // compiled once an instruction set.
 //
-// Products there are of bytes with signs on both sides, so a query has two limbs of 8 bits and a weight three, which
-// sums of their own count 256 and 65536 times.
+// Both operands of these are signed bytes, so a query is split into two limbs of 8 bits and a probability into three.
+// Each limb has a sum of its own; those of the upper limbs count 256 and 65536 times.
 #pragma once
 
 #include "attention/attention_task.h"

@@ -8,18 +8,19 @@
 //
 // dtypes: float32, bfloat16, float16, the same for all three tensors.
 //
-// Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum
-// does not depend on the number of threads; it depends on the number of rows of x, but for products of up to
-// batch_invariant_rows() rows (common/batch_invariant.h), whose rows have the bits that each has alone. Where the CPU has
-// vdpbf16ps (avx512_bf16) or tiles (amx_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as zero,
-// which is what these instructions do. bfdot of aarch64 (i8mm_bf16) does so, too, and rounds each sum to odd: where it is
-// between two floats, to the one whose last bit is set, so with an error of up to a unit in the last place, not half.
+// Rounding: products summed in fp32, the bias added in fp32, one rounding to x.dtype. The order of the sum does not
+// depend on the number of threads. It depends on the number of rows of x, except in products of up to
+// batch_invariant_rows() rows (common/batch_invariant.h), each of which has the bits that it has alone. Where the CPU
+// has vdpbf16ps (avx512_bf16) or tiles (amx_bf16), bf16 inputs and partial sums below 2^-126 in magnitude count as
+// zero, which is what these instructions do. bfdot of aarch64 (i8mm_bf16) does so, too, and rounds each sum to odd: a
+// sum between two floats becomes the one whose last bit is set, with an error of up to a unit in the last place, not
+// half.
 //
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
 // that: a thread walks its own contiguous part of the rows of weight, each element read is used for all rows of x
-// while it is in a register or in the first cache, and what comes next is on its way meanwhile. Many rows are bound
-// by arithmetic: they have loops of their own (linear_gemm.h), whose order does not depend on the number of rows either, or
-// are at::linear's; which of them where, and the figures behind it, stand at max_rows in linear_cpu.cpp.
+// while it is in a register or in the L1 cache, and what comes next is prefetched. Many rows are bound by arithmetic:
+// they have loops of their own (linear_gemm.h), whose order does not depend on the number of rows either, or are
+// at::linear's. max_rows in linear_cpu.cpp says which of them runs where, with the measurements behind it.
 //
 // gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha): the two layers of a gated MLP
 // and its activation, act(linear(x, gate)) * linear(x, up), with the roundings of linear and gated_activation.
@@ -27,8 +28,8 @@
 //   gate_weight, up_weight   [N, K];  gate_bias, up_bias   [N] or none;  result [..., N], contiguous
 //   activation, alpha        as of gated_activation (activation/activation.h)
 //
-// On the CPU it is those ops, to the bit. On an NPU (linear_npu.cpp) the products write what the activation
-// reads: three launches, where the two in places of their own would be put together by a fourth.
+// On the CPU it gives the bits of those ops. On an NPU (linear_npu.cpp) the products write directly into the tensor
+// that the activation reads: three launches, where products in tensors of their own would need a fourth to join them.
 //
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once

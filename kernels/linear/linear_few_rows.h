@@ -1,9 +1,9 @@
-// Products of few rows of x, which wait for weights and hardly for arithmetic: weights are read in the order of
-// memory, which CPUs do best. Part of linear_cpu_isa.cpp; compiled once an instruction set.
+// Products of few rows of x, bound by reading weights and hardly by arithmetic: weights are read sequentially, which
+// CPUs do best. Part of linear_cpu_isa.cpp; compiled once an instruction set.
 //
-// As a *stream*, where all of x stays in the first cache and there is little to compute: each row of weight is multiplied by all
-// of x as it comes. In *stretches* else: rows of weight that stay in the second cache are multiplied tile by tile, a block of K after
-// the other, while those of the next stretch are fetched in their order.
+// As a *stream*, where all of x stays in the first cache and there is little to compute: each row of weight is
+// multiplied by all of x as it comes. Otherwise in *stretches*: rows of weight that stay in the second cache are
+// multiplied tile by tile, one block of K after the other, while the next stretch is prefetched sequentially.
 #pragma once
 
 #include "common/prefetch.h"

@@ -1,10 +1,11 @@
-// Products of many rows of x (prefill): of fp32, and of bf16 where a CPU multiplies pairs of it and has no tiles. Part of
-// linear_cpu_isa.cpp; compiled once an instruction set.
+// Products of many rows of x (prefill): of fp32, and of bf16 where a CPU multiplies pairs of it and has no tiles. Part
+// of linear_cpu_isa.cpp; compiled once an instruction set.
 //
-// A word is a float, or a pair of bf16 that are neighbours in K. A *panel* is kGemmColumns rows of weight, packed so that one vector holds a word of
-// kLanes of them: it is packed once for all rows of x, one or several at a time, and a block of it, kGemmWords of K, stays in the first cache while
-// all rows of a *chunk* of x are multiplied by it. x is read as it lies. Sums of a block are added up in registers, and
-// then join those of the chunk, which stay in the second cache.
+// A word is a float, or a pair of bf16 that are neighbors in K. A *panel* is kGemmColumns rows of weight, packed so
+// that one vector holds a word of kLanes of them. It is packed once for all rows of x, one or several at a time; a
+// block of it, kGemmWords of K, stays in the first cache while all rows of a *chunk* of x are multiplied by it. x is
+// not packed. Sums of a block are accumulated in registers and then added to those of the chunk, which stay in the
+// second cache.
 #pragma once
 
 #include "common/prefetch.h"

@@ -1,6 +1,6 @@
-// Products of more rows of x than a few, which wait for arithmetic as much as for weights: a tile of weights stays in
-// the first cache while all of x comes by from the second, and sums are long, so that their lanes are seldom added up. Part of
-// linear_cpu_isa.cpp; compiled once an instruction set.
+// Products of more rows of x than a few, bound by arithmetic as much as by weights: a tile of weights stays in the
+// first cache while all of x is streamed from the second, and sums are long, so that horizontal sums over lanes are
+// rare. Part of linear_cpu_isa.cpp; compiled once an instruction set.
 #pragma once
 
 #include "linear/linear_few_rows.h"

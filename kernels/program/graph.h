@@ -1,10 +1,10 @@
 // A program as a graph of a device: what is the same in every step is captured once and replayed.
 //
-//   prepare      looks at what a run is given, computes what comes before, and copies what the graph reads of it to
-//                where it reads it
+//   prepare      checks what a run is given, computes what comes before the graph, and copies what the graph reads to
+//                the addresses it reads from
 //   capture      launches what is captured, while the caller captures
-//   renew        launches what has sizes that grow once more, while the caller sends it to where it was captured
-//   results      copies of what the replay gave: the next one writes over it
+//   renew        launches again what has growing sizes, while the caller redirects that to where it was captured
+//   results      copies of what the replay gave, because the next replay overwrites it
 //
 // The caller begins and ends the capture, replays it and knows the device (liteboost_adaptor/program/graph.py).
 #pragma once

@@ -1,4 +1,4 @@
-// Many rows of bf16 by integers, as the CPU shares them out: each task multiplies some tiles of the weight out, a part of
+// Many rows of bf16 by integers, as the CPU shares them out: each task dequantizes some tiles of the weight, a part of
 // the columns at a time, and multiplies a block of rows by them (quantized_matrix.h).
 #pragma once
 

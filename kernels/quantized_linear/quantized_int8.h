@@ -1,7 +1,7 @@
 // Rows of integers of 8 bits by weights of 4 bits, for linear_w4a8 in quantized_linear_cpu_isa.cpp.
 //
-// A pack of 32 columns of a row of x is rounded to bytes of one unit. Its product with a pack of weights is a sum of
-// integers, which is exact; what that is a multiple of, the unit times the scale of the weights, meets it once a pack.
+// A pack of 32 columns of a row of x is rounded to int8 with one scale, its *unit*. Its product with a pack of weights
+// is a sum of integers, which is exact, and is multiplied by the unit times the scale of the weights once per pack.
 #pragma once
 
 #include "common/largest.h"

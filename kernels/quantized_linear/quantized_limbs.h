@@ -1,10 +1,10 @@
-// Rows of bf16, on aarch64 also of f16, by weights as integers: two or three products of bytes take the place of four of
-// floats.
+// Rows of bf16, on aarch64 also of f16, by weights as integers: two or three products of bytes take the place of four
+// of floats.
 //
-// A pack of columns of a row of x is made integers, by a power of two, of which the largest has 23 or 22 bits: up to
-// 2^15 between magnitudes every bf16 is one, and what is smaller is rounded. They are taken apart into three limbs of
-// eight bits with signs, whose products with weights are summed exactly. Mostly, in 2 of 3 packs of a normal
-// distribution, the lowest limbs are all zero, and left out.
+// A pack of columns of a row of x is scaled by a power of two to integers, the largest of which has 23 or 22 bits: a
+// bf16 of at least 2^-15 of its magnitude is exact, and a smaller one is rounded. Each integer is split into three
+// signed limbs of eight bits, whose products with weights are summed exactly. In most packs (2 of 3 of a normal
+// distribution) the lowest limbs are all zero, and left out.
 #pragma once
 
 #include "common/largest.h"

@@ -9,8 +9,8 @@ namespace liteboost {
 // first, in two's complement (the unsigned 8 becomes 0).
 at::Tensor words_of(const at::Tensor& packed);
 
-// Out of the tiles of a CPU, [T, W, 16]: the rows [16 T, W] that lie in them side by side; and the words of those of
-// weights, [T, W, 64] bytes.
+// Undo the tiles of a CPU: rows_of_tiles makes rows [16 T, W] of [T, W, 16], and words_of_tiles the same of weights,
+// [T, W, 64] bytes, whose four bytes of each row become one int32.
 at::Tensor rows_of_tiles(const at::Tensor& tiles);
 at::Tensor words_of_tiles(const at::Tensor& tiles);
 

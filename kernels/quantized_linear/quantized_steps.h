@@ -9,8 +9,8 @@
 //   W4       4 bits   floats, one column     32 * (s / 4) + 2 * (s % 4) + 8 * (j % 4) + j / 4
 //   W4Pairs  4 bits   pairs of bf16          32 * (s / 4) + 2 * (s % 4) + 8 * j, and the next
 //
-// Pairs are for bf16 x where the CPU multiplies pairs of bf16, in which integers of 8 bits are exact. Of few rows it
-// multiplies limbs sooner (quantized_limbs.h).
+// Pairs are for bf16 x where the CPU multiplies pairs of bf16, in which integers of 8 bits are exact. For few rows
+// limbs are used instead (quantized_limbs.h).
 #pragma once
 
 #include "common/prefetch.h"

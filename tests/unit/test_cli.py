@@ -129,7 +129,8 @@ def test_the_command_line_starts_without_torch() -> None:
 
 @pytest.mark.parametrize("command", [["selftest", "--device", "cpu"], ["bench"], ["plan", "."], ["audit"]])
 def test_a_command_that_needs_torch_says_so_without_it(command: list[str]) -> None:
-    code = f"import sys; sys.modules['torch'] = None; from liteboost_adaptor import cli; sys.exit(cli.main({command}))"
+    code = "import sys; sys.modules['torch'] = None; from liteboost_adaptor import cli; "
+    code += f"sys.exit(cli.main({command}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "error: this command needs torch" in done.stderr and "doctor" in done.stderr
