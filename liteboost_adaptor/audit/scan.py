@@ -26,7 +26,7 @@ from ..config import settings
 from ..engine import catalogue
 from ..engine.catalogue import Rule
 from ..engine.fingerprint import DIGEST_LENGTH, Opaque, fingerprint
-from ..engine.fit import Fit, Fits, Misfit
+from ..engine.fit import Fit, Refusal, RuleMatcher
 from ..engine.source import tree_of
 from ..report import APPLIED, PROVED
 from .instances import NotBuilt, build
@@ -116,7 +116,7 @@ class _Scanner:
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
-        self._fits = Fits(rules)
+        self._matcher = RuleMatcher(rules)
 
     def targets(self, module: types.ModuleType) -> Iterator[Target]:
         """The targets that ``module`` itself defines."""
@@ -145,7 +145,7 @@ class _Scanner:
 
     def _of_class(self, cls: type) -> Iterator[Target]:
         name = f"{cls.__module__}:{cls.__qualname__}"
-        for attribute in self._fits.attributes:
+        for attribute in self._matcher.attributes:
             expected = [
                 rule
                 for rule in self._rules
@@ -164,7 +164,7 @@ class _Scanner:
         except NotBuilt:
             return self._by_digest(cls, shown, attribute, "module", family)
         digest, _ = _digest(getattr(cls, attribute), cls, instance)
-        return _judged(shown, digest, family, self._fits.method(instance, attribute))
+        return _judged(shown, digest, family, self._matcher.method(instance, attribute))
 
     def _by_digest(self, cls: type, name: str, attribute: str, kind: str, family: str) -> Target:
         """The verdict on a class by its body alone, where there is no instance to ask the engine with."""
@@ -183,12 +183,12 @@ class _Scanner:
         name = f"{function.__module__}:{function.__qualname__}"
         expected = [rule for rule in self._rules if rule.kind == "function" and rule.names(name)]
         # Without a fit no rule takes an interest in it, see `Rule.applies`.
-        fit = self._fits.function(function) if expected else None
+        fit = self._matcher.function(function) if expected else None
         if fit is not None:
             yield _judged(name, _digest(function)[0], expected[0].family, fit)
 
 
-def _judged(name: str, digest: str, family: str, fit: Fit | Misfit | None) -> Target:
+def _judged(name: str, digest: str, family: str, fit: Fit | Refusal | None) -> Target:
     if not isinstance(fit, Fit):
         reason = fit.reason if fit else "no rule takes an interest"
         return Target(name, digest, UNKNOWN, f"{family}.*", reason)

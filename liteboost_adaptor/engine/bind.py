@@ -22,7 +22,7 @@ from . import expressions, source, swap
 from . import rewrite as rewriting
 from .catalogue import Rule
 from .fingerprint import callables, forget
-from .fit import Fit, Fits, Misfit, works_in_place
+from .fit import Fit, Refusal, RuleMatcher, works_in_place
 
 #: Plans kept. A model has about ten kinds of modules; a plan that was dropped is made again.
 _MOST_PLANS = 1000
@@ -109,7 +109,7 @@ class Binder:
     ) -> None:
         self.rules = rules
         self.always = always
-        self.fits = Fits(rules)
+        self.matcher = RuleMatcher(rules)
         self._plans: dict[Any, Plan] = {}
         self._of_torch = 0
         #: By class, of the binding that is under way: see `_reached_and_named`.
@@ -151,7 +151,7 @@ class Binder:
 
     def _plan(self, module: torch.nn.Module) -> Plan:
         cls = type(module)
-        if cls.__module__.split(".")[0] == "torch" and not self.fits.names_class(_target(cls)):
+        if cls.__module__.split(".")[0] == "torch" and not self.matcher.names_class(_target(cls)):
             return Plan(None, ())
         if cls not in self._named:
             self._named[cls] = self._reached_and_named(cls)
@@ -161,7 +161,7 @@ class Binder:
             self._of_torch,
             swap.hides_forward(module),
             self._children(module),
-            self.fits.instance_key(module),
+            self.matcher.instance_key(module),
             tuple(map(id, reached.values())),
             tuple(map(id, names)),
         )
@@ -175,7 +175,7 @@ class Binder:
 
     def _reached_and_named(self, cls: type[torch.nn.Module]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """What the methods are, what they name and what that names: it may be another at the next binding."""
-        reached = _reached(cls, self.fits.registries)
+        reached = _reached(cls, self.matcher.registries)
         named = [value for method in reached.values() for value in _named_functions(method)]
         return reached, (*named, *(value for function in named for value in _named_functions(function)))
 
@@ -215,7 +215,7 @@ class _Planner:
     """Decides the plan for one module."""
 
     def __init__(self, binder: Binder, module: torch.nn.Module, reached: Mapping[str, Any]) -> None:
-        self.rules, self.fits = binder.rules, binder.fits
+        self.rules, self.matcher = binder.rules, binder.matcher
         self.is_marked_anyway = binder.always(type(module))
         self.module, self.cls = module, type(module)
         self.target = _target(self.cls)
@@ -226,7 +226,7 @@ class _Planner:
         self.calls: set[str] = set()
 
     def plan(self) -> Plan:
-        for attribute in self.fits.attributes:
+        for attribute in self.matcher.attributes:
             self._replace_method(attribute)
         for attribute, method in self.reached.items():
             if attribute not in self.methods:
@@ -251,10 +251,10 @@ class _Planner:
         method = getattr(self.cls, attribute, None)
         if method is None:
             return
-        fit = self.fits.method(self.module, attribute)
+        fit = self.matcher.method(self.module, attribute)
         if fit is None:
             return
-        if isinstance(fit, Misfit):
+        if isinstance(fit, Refusal):
             self.outcomes.append(Outcome(fit.family, fit.state, self.target, fit.reason))
             return
         replacement = self._make(fit, method, self.cls)
@@ -272,7 +272,7 @@ class _Planner:
         """What rules of kind ``model`` put around methods, the forward after all others have changed it."""
         if not self.is_marked_anyway:
             return
-        for fit in self.fits.model(self.cls):
+        for fit in self.matcher.model(self.cls):
             name = fit.rule.attribute
             current = _current_forward(self.cls) if name == "forward" else getattr(self.cls, name)
             wrapper = self._make(fit, self.methods.get(name) or current)
@@ -291,7 +291,7 @@ class _Planner:
 
     def _asks_registry(self) -> frozenset[str]:
         """The registries that the module's methods ask and a rule has an entry for."""
-        asked = [rule for rule in self.fits.registries if _asks(self.reached.values(), rule)]
+        asked = [rule for rule in self.matcher.registries if _asks(self.reached.values(), rule)]
         self.outcomes += [Outcome(rule.id, APPLIED, self.target) for rule in asked]
         return frozenset(rule.registry for rule in asked)
 
@@ -300,7 +300,7 @@ class _Planner:
         routes = rewriting.Routes()
         owners: dict[tuple[str, str], Fit] = {}
         for name, child in self.module._modules.items():
-            for fit in self.fits.expressions(child) if child is not None else ():
+            for fit in self.matcher.expressions(child) if child is not None else ():
                 replacement = self._make(fit, child)
                 if replacement is not None:
                     getattr(routes, fit.rule.pattern)[name] = replacement
@@ -340,13 +340,13 @@ class _Planner:
         for name in inner.__code__.co_names:
             function = inner.__globals__.get(name)
             fit = (
-                self.fits.function(function)
+                self.matcher.function(function)
                 if callable(function) and not isinstance(function, type)
                 else None
             )
             if fit is None:
                 continue
-            if isinstance(fit, Misfit):
+            if isinstance(fit, Refusal):
                 self.outcomes.append(Outcome(fit.family, fit.state, f"{self.target}: {name}", fit.reason))
                 continue
             replacement = self._make(fit, function)
@@ -362,7 +362,7 @@ class _Planner:
             names = source.innermost(method).__code__.co_names
         except source.SourceUnavailable:
             return
-        for rule in self.fits.receivers:
+        for rule in self.matcher.receivers:
             if rule.attribute not in names:
                 continue
             fit = Fit(rule)
@@ -377,14 +377,14 @@ class _Planner:
         """Products with the result of a function, such as ``F.silu(a) * b``."""
         try:
             inner = source.innermost(method)
-            if self.fits.factor_names.isdisjoint(inner.__code__.co_names):
+            if self.matcher.factor_names.isdisjoint(inner.__code__.co_names):
                 return
             node = source.parse(inner).node
         except source.SourceUnavailable:
             return
         for text in expressions.callees_in_products(node, inner.__code__.co_varnames):
             function = expressions.resolve(text, inner.__globals__)
-            fit = self.fits.factor(function)
+            fit = self.matcher.factor(function)
             if fit is None:
                 continue
             replacement = self._make(fit, function)

@@ -38,12 +38,12 @@ class Fit:
         ``owner`` and ``instance``: where ``original`` is a method of a class, that class and a module of it.
         """
         counter, parameters = report.counter(self.rule.id), {**self.rule.parameters, **dict(self.parameters)}
-        made = self.rule.load_replacement()(original, counter, **parameters)
-        return guard(self.rule, made, original, counter, owner, instance)
+        replacement = self.rule.load_replacement()(original, counter, **parameters)
+        return guard(self.rule, replacement, original, counter, owner=owner, instance=instance)
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Refusal:
     """A family none of whose rules may be bound to a target that looks like one of it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Misfit:
     reason: str
 
 
-class Fits:
+class RuleMatcher:
     """Fits of one catalogue; probes are run once for a digest."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
@@ -67,7 +67,7 @@ class Fits:
         self.factor_names = frozenset(name.rpartition(":")[2] for name in self._factors)
         self.registries = [rule for rule in rules if rule.kind == "registry"]
         self._models = [rule for rule in rules if rule.kind == "model"]
-        self._proofs: dict[Any, str] = {}
+        self._verdicts: dict[Any, str] = {}
         self.attributes = tuple(dict.fromkeys(rule.attribute for rule in self._methods))
         self._reads = frozenset(name for rule in self._methods for name in rule.reads)
 
@@ -80,7 +80,7 @@ class Fits:
         shapes = tuple((name, tuple(p.shape)) for name, p in module._parameters.items() if p is not None)
         return callables(module), _present(module, self._reads), shapes[:2]
 
-    def method(self, module: torch.nn.Module, attribute: str) -> Fit | Misfit | None:
+    def method(self, module: torch.nn.Module, attribute: str) -> Fit | Refusal | None:
         """Fit of a method of ``module``; ``None`` when it neither fits nor was expected to."""
         cls = type(module)
         rules = [rule for rule in self._methods if rule.attribute == attribute]
@@ -94,20 +94,20 @@ class Fits:
         return _decide(
             rules,
             target,
-            lambda: fingerprint(method, cls, module),
-            lambda rule: "".join(
+            identify=lambda: fingerprint(method, cls, module),
+            missing=lambda rule: "".join(
                 f"has no attribute {name}; " for name in rule.reads if not hasattr(module, name)
             ),
-            probe_with,
-            self._proofs,
-            self.instance_key(module),
+            probe_with=probe_with,
+            verdicts=self._verdicts,
+            instance_key=self.instance_key(module),
         )
 
     def model(self, cls: type) -> list[Fit]:
         """Fits of the rules around methods of a whole model."""
         return [Fit(rule) for rule in self._models if rule.load_applies()(cls)]
 
-    def function(self, function: Any) -> Fit | Misfit | None:
+    def function(self, function: Any) -> Fit | Refusal | None:
         """Fit of a function some method calls by name."""
         target = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
         rules, body = [rule for rule in self._functions if _applies(rule, function)], function
@@ -117,11 +117,11 @@ class Fits:
         return _decide(
             rules,
             target,
-            lambda: fingerprint(body),
-            lambda rule: "",
-            lambda rule: self._probe(rule, function, rule.load_probe()),
-            self._proofs,
-            None,
+            identify=lambda: fingerprint(body),
+            missing=lambda rule: "",
+            probe_with=lambda rule: self._probe(rule, function, rule.load_probe()),
+            verdicts=self._verdicts,
+            instance_key=None,
         )
 
     def factor(self, function: Any) -> Fit | None:
@@ -207,13 +207,22 @@ def works_in_place(child: torch.nn.Module) -> bool:
 def _decide(
     rules: list[Rule],
     target: str,
+    *,
     identify: Callable[[], Fingerprint],
-    lacks: Callable[[Rule], str],
+    missing: Callable[[Rule], str],
     probe_with: Callable[[Rule], str],
-    proofs: dict[Any, str],
+    verdicts: dict[Any, str],
     instance_key: Any,
-) -> Fit | Misfit | None:
-    """Listed body, else operations and probe, else a refusal if the target looks like one."""
+) -> Fit | Refusal | None:
+    """Listed body, else operations and probe, else a refusal if the target looks like one.
+
+    Args:
+        identify: Takes the fingerprint, or raises `Opaque`.
+        missing: Which attributes a rule reads and the instance lacks, or ``""``.
+        probe_with: Why a probe of a rule refuses, or ``""``.
+        verdicts: Of probes so far, by rule, digest and instance; filled here.
+        instance_key: What of the instance can change them.
+    """
     expected = [rule for rule in rules if rule.names(target)]
     if not rules:
         return None
@@ -223,12 +232,12 @@ def _decide(
         if not expected:
             return None
         state = FOREIGN if "wrapped" in str(fault) or "not a plain function" in str(fault) else REFUSED
-        return Misfit(f"{expected[0].family}.*", state, str(fault))
+        return Refusal(f"{expected[0].family}.*", state, str(fault))
     listed = [rule for rule in rules if found.digest in rule.bodies]
     for rule in listed:
-        if not lacks(rule):
+        if not missing(rule):
             return Fit(rule)
-    reasons = [f"{rule.id}: {lacks(rule)}".rstrip("; ") for rule in listed]
+    reasons = [f"{rule.id}: {missing(rule)}".rstrip("; ") for rule in listed]
     candidates = [
         rule for rule in rules if rule.probe and (rule in expected or set(rule.needs) <= found.operations)
     ]
@@ -239,19 +248,19 @@ def _decide(
         if foreign:
             reasons.append(f"{rule.id}: uses {', '.join(foreign)}, which its family does not")
             continue
-        if lacks(rule):
-            reasons.append(f"{rule.id}: {lacks(rule)}".rstrip("; "))
+        if missing(rule):
+            reasons.append(f"{rule.id}: {missing(rule)}".rstrip("; "))
             continue
         key = (rule.id, found.digest, instance_key)
-        if key not in proofs:
+        if key not in verdicts:
             try:
-                proofs[key] = probe_with(rule)
+                verdicts[key] = probe_with(rule)
             except Exception as fault:  # noqa: BLE001 - a replacement that raises is no proof
-                proofs[key] = f"its probe raised {type(fault).__name__}: {fault}"
-        if not proofs[key]:
+                verdicts[key] = f"its probe raised {type(fault).__name__}: {fault}"
+        if not verdicts[key]:
             return Fit(rule, PROVED)
-        reasons.append(f"{rule.id}: {proofs[key]}")
+        reasons.append(f"{rule.id}: {verdicts[key]}")
     if not expected:
         return None
     why = "; ".join(dict.fromkeys(reasons)) or "no rule of the family knows such a body"
-    return Misfit(f"{expected[0].family}.*", REFUSED, f"body {found.digest} is not in the catalogue; {why}")
+    return Refusal(f"{expected[0].family}.*", REFUSED, f"body {found.digest} is not in the catalogue; {why}")

@@ -35,33 +35,34 @@ _is_traced = torch.compiler.is_dynamo_compiling
 
 def guard(
     rule: Rule,
-    made: Callable[..., Any],
+    replacement: Callable[..., Any],
     original: Any,
     counter: CallCounter,
-    owner: type | None,
-    instance: Any,
+    *,
+    owner: type | None = None,
+    instance: Any = None,
 ) -> Callable[..., Any]:
-    """``made``, which replaces ``original`` by ``rule``, while nobody has replaced what that calls.
+    """``replacement``, which replaces ``original`` by ``rule``, while nobody has replaced what that calls.
 
     Args:
         owner: The class, where ``original`` is a method of it.
         instance: The module of that class for which it is made.
     """
     if rule.kind == "model" or rule.pattern == "receiver":
-        return made  # they stand for no computation: what they lead to is guarded
-    watch = watch_over([*_places(rule, original, owner, instance), *callees.of_replacement(made)])
+        return replacement  # they stand for no computation: what they lead to is guarded
+    watch = watch_over([*_places(rule, original, owner, instance), *callees.of_replacement(replacement)])
     if rule.kind == "registry":
-        return _guarded_entry(made, original, watch, counter)
+        return _guarded_entry(replacement, original, watch, counter)
     if rule.kind == "function":
-        return _guarded_function(made, original, watch, counter)
+        return _guarded_function(replacement, original, watch, counter)
     if rule.kind == "module":
         methods = {place.name for place in watch.places if place.space is owner and callable(place.value())}
-        return _guarded_method(made, original, watch, counter, frozenset(methods - {rule.attribute}))
-    guarded = _guarded(made, _EXPRESSIONS[rule.pattern], watch, counter)
-    if hasattr(made, "counter"):
-        vars(guarded)["counter"] = made.counter
-    if hasattr(made, "of_calls"):
-        vars(guarded)["of_calls"] = _joining(made.of_calls, guarded)
+        return _guarded_method(replacement, original, watch, counter, frozenset(methods - {rule.attribute}))
+    guarded = _guarded(replacement, _EXPRESSIONS[rule.pattern], watch, counter)
+    if hasattr(replacement, "counter"):
+        vars(guarded)["counter"] = replacement.counter
+    if hasattr(replacement, "of_calls"):
+        vars(guarded)["of_calls"] = _joining(replacement.of_calls, guarded)
     return guarded
 
 
@@ -126,18 +127,18 @@ _OPERATORS = {"product": ("mul",), "residual": ("add",)}
 
 
 def _guarded(
-    made: Callable[..., Any], plain: Callable[..., Any], watch: Watch, counter: CallCounter | None
+    replacement: Callable[..., Any], plain: Callable[..., Any], watch: Watch, counter: CallCounter | None
 ) -> Callable[..., Any]:
-    """``made`` or ``plain``, of arguments by position. Without a counter ``plain`` counts by itself."""
+    """``replacement`` or ``plain``, of arguments by position. Without a counter ``plain`` counts itself."""
     ask = watch.ask
 
     def guarded(*args: Any) -> Any:
         if _is_traced():
-            return made(*args)
+            return replacement(*args)
         reason = ask()
         if not reason:
             try:
-                return made(*args)
+                return replacement(*args)
             except _REFUSALS as fault:
                 if not _is_refusal(fault):
                     raise
@@ -151,14 +152,14 @@ def _guarded(
 
 
 def _guarded_method(
-    made: Callable[..., Any],
+    replacement: Callable[..., Any],
     original: Callable[..., Any],
     watch: Watch,
     counter: CallCounter,
     methods: frozenset[str],
 ) -> Callable[..., Any]:
     """A method, whose instance may be given others of the methods that it calls."""
-    guarded = _guarded(made, original, watch, counter)
+    guarded = _guarded(replacement, original, watch, counter)
     if not methods:
         return guarded
 
@@ -172,23 +173,23 @@ def _guarded_method(
 
 
 def _guarded_function(
-    made: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
+    replacement: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
 ) -> Callable[..., Any]:
-    ask, takes_refusal = watch.ask, getattr(made, TAKES_REFUSAL, False)
+    ask, takes_refusal = watch.ask, getattr(replacement, TAKES_REFUSAL, False)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if _is_traced():
-            return made(*args, **kwargs)
+            return replacement(*args, **kwargs)
         reason = ask()
         if not reason:
             try:
-                return made(*args, **kwargs)
+                return replacement(*args, **kwargs)
             except _REFUSALS as fault:
                 if not _is_refusal(fault):
                     raise
                 return _refused(fault, original, args, kwargs)
         if takes_refusal:
-            return made(*args, liteboost_refusal=reason, **kwargs)
+            return replacement(*args, liteboost_refusal=reason, **kwargs)
         counter.count_fallback(reason)
         return original(*args, **kwargs)
 
@@ -197,10 +198,10 @@ def _guarded_function(
 
 
 def _guarded_entry(
-    made: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
+    replacement: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
 ) -> Callable[..., Any]:
     """An entry of a registry: modules of models that are not bound are no matter of ours."""
-    guarded = _guarded_function(made, original, watch, counter)
+    guarded = _guarded_function(replacement, original, watch, counter)
 
     def entry(module: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(module, "__liteboost__", None) is None:

@@ -23,10 +23,10 @@ def install(rules: tuple[Rule, ...], stack: UndoStack) -> None:
             continue
         mapping, before = _mapping(rule), _in_place(rule)
         counter, original = report.counter(rule.id), mapping[rule.entry]
-        made = rule.load_replacement()(original, counter, **rule.parameters)
-        replacement = guard(rule, made, original, counter, None, None)
-        replacement.__liteboost_rules__ = (*before, rule.id)
-        stack.set_item(mapping, rule.entry, replacement, f"{rule.registry}[{rule.entry!r}]")
+        replacement = rule.load_replacement()(original, counter, **rule.parameters)
+        entry = guard(rule, replacement, original, counter)
+        entry.__liteboost_rules__ = (*before, rule.id)
+        stack.set_item(mapping, rule.entry, entry, f"{rule.registry}[{rule.entry!r}]")
 
 
 def is_foreign(rule: Rule) -> bool:

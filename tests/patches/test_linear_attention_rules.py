@@ -22,7 +22,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 import liteboost_adaptor
 from liteboost_adaptor.engine.catalogue import load
 from liteboost_adaptor.engine.fingerprint import behind_wrapper
-from liteboost_adaptor.engine.fit import Fit, Fits, Misfit
+from liteboost_adaptor.engine.fit import Fit, Refusal, RuleMatcher
 from liteboost_adaptor.replacements import linear_attention
 from liteboost_adaptor.report import CallCounter
 
@@ -250,13 +250,13 @@ def test_autocast_gradients_and_wrong_calls_are_the_originals(rule: str) -> None
 
 
 @functools.cache
-def fits() -> Fits:
+def matcher() -> RuleMatcher:
     rules = load()[0]
-    return Fits(tuple(rule for rule in rules if rule.id in FUNCTIONS))
+    return RuleMatcher(tuple(rule for rule in rules if rule.id in FUNCTIONS))
 
 
-def verdict(function: Any) -> Fit | Misfit | None:
-    return fits().function(function)
+def verdict(function: Any) -> Fit | Refusal | None:
+    return matcher().function(function)
 
 
 def test_every_copy_of_the_functions_is_known() -> None:
@@ -327,7 +327,7 @@ def test_near_misses_are_refused(miss: str, tmp_path: Path) -> None:
     (tmp_path / "same").mkdir()
     assert verdict(rewritten(tmp_path / "same", rule, old, old)).rule.id == rule
     fit = verdict(rewritten(tmp_path, rule, old, new))
-    assert isinstance(fit, Misfit) and "is not in the catalogue" in fit.reason
+    assert isinstance(fit, Refusal) and "is not in the catalogue" in fit.reason
 
 
 def test_another_wrapper_is_left_alone() -> None:
@@ -339,7 +339,7 @@ def test_another_wrapper_is_left_alone() -> None:
 
     for function in (doubled, functools.wraps(modeling.causal_conv1d_fn)(lambda *args: args)):
         fit = verdict(function)
-        assert isinstance(fit, Misfit) and fit.state == "foreign"
+        assert isinstance(fit, Refusal) and fit.state == "foreign"
 
 
 def test_a_packages_kernel_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +352,6 @@ def test_a_packages_kernel_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     inner = inspect.unwrap(modeling.causal_conv1d_fn)
     function = decorator("causal_conv1d_fn", "causal_conv1d")(inner)
     assert behind_wrapper(function) == (function, "")
-    assert isinstance(verdict(function), Misfit)
+    assert isinstance(verdict(function), Refusal)
     monkeypatch.delitem(sys.modules, "causal_conv1d")
     assert behind_wrapper(decorator("causal_conv1d_fn", "causal_conv1d")(inner))[0] is inner

@@ -28,7 +28,14 @@ ops = torch.ops.liteboost
 
 
 class _ParallelLinear(nn.Module):
-    """``nn.Linear`` or ``Conv1D`` on a shard of its weight."""
+    """``nn.Linear`` or ``Conv1D`` on a shard of its weight.
+
+    No constructor: `parallelize_module` sets the class and the attributes of a layer that is there.
+
+    Attributes:
+        weight: This rank's ``[out, in]``; ``[in, out]`` where ``is_transposed``.
+        group: Name of the process group.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -60,6 +67,8 @@ def _all_reduce(tensor: Tensor, group: str) -> Tensor:
 class RowParallelLinear(_ParallelLinear):
     """A linear layer sharded by its inputs; the outputs are all-reduced, and rank 0 adds the bias.
 
+    ``[..., own in_features]`` -> ``[..., out_features]``, the same on every rank.
+
     Attributes:
         deferred: Empty, or the product of a `DeferredReduceLinear`, which is reduced together with this one.
         is_fusible: Whether nothing, a bias included, is added before the all-reduce.
@@ -90,7 +99,10 @@ class DeferredReduceLinear(_ParallelLinear):
 
 
 class ColumnParallelHead(_ParallelLinear):
-    """A linear layer sharded by its outputs; the outputs of all ranks are all-gathered."""
+    """A linear layer sharded by its outputs; the outputs of all ranks are all-gathered.
+
+    ``[..., in_features]`` -> ``[..., out_features of all ranks]``.
+    """
 
     sizes: list[int]
 
@@ -124,7 +136,10 @@ _QUANTIZED = {
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Holds rows ``first`` to ``first + num_embeddings`` of an embedding; the outputs are all-reduced."""
+    """Holds rows ``first`` to ``first + num_embeddings`` of an embedding; the outputs are all-reduced.
+
+    ids ``[...]`` -> ``[..., embedding_dim]``.
+    """
 
     first: int
     num_embeddings: int

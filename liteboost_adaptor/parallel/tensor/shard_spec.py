@@ -38,8 +38,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class DimSharding:
-    """How one dimension of a parameter is sharded, segment by segment: a fused projection has one for each of
-    q, k and v."""
+    """How one dimension of a parameter is sharded, segment by segment.
+
+    A fused projection of 8 query heads and 2 KV heads of 4 elements is ``(Segment(32, 8), Segment(8, 2),
+    Segment(8, 2))``: of 2 ranks, rank 0 holds rows (0, 16), (32, 36), (40, 44) and rank 1 (16, 32), (36, 40),
+    (44, 48).
+    """
 
     dim: int
     segments: tuple[Segment, ...]

@@ -23,10 +23,22 @@ REMEDY = (
 class QuantizedLayer(torch.nn.Module):
     """A module with a weight ``[out_features, in_features]`` of 8 or 4 bits.
 
-    Buffers: those of a `QuantizedTensor`, or after `prepack` as the device reads them: files and
-    ``state_dict`` have the former either way. ``columns`` where the weight's columns are not those of the
-    input in order: the column of the input that each is multiplied by. Scales keep their dtype when the
-    module is cast.
+    Its buffers::
+
+        buffer          files, state_dict    prepacked for a CPU        prepacked for an NPU
+        weight, 8 bits  int8 [out, in]       int8 [tiles, in32/4, 64]   as in files
+        weight, 4 bits  uint8 [out, in/2]    uint8 [tiles, in/8, 64]    int32 [out, in/8]
+        scales, 8 bits  [out]                [tiles, 1, 16]             [out] in `dtype`, if bf16 or fp16
+        scales, 4 bits  [out, groups]        [tiles, groups, 16]        [groups, out]
+        zero_points     uint8 [out, groups]  uint8 [tiles, groups, 16]  8 - z, [groups, out], dtype of scales
+        columns         int32 [columns]      as in files                as in files
+
+    ``in32`` is ``in`` rounded up to a multiple of 32. ``scales`` are fp32 for 8 bits and bf16 for 4, unless
+    the checkpoint of another format has chosen; they keep their dtype when the module is cast. In an NPU's
+    memory ``exact_scales`` has those of 8 bits as in files. ``zero_points`` is None where 8 stands for zero,
+    ``columns`` where the weight's columns are those of the input in order: else it has the input's column
+    for each of the weight's, whose number is then ``in``. w8a8 is never prepacked. Experts on an NPU have
+    ``[experts, groups, out]`` of 4 bits.
 
     Raises:
         NativeLibraryError: The compiled kernels cannot be used.
