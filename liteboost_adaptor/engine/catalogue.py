@@ -139,39 +139,13 @@ def resolve(name: str, rule: Rule) -> Any:
         ) from fault
 
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "title": str,
-    "kind": str,
-    "replacement": str,
-    "why": str,
-    "upstream": str,
-    "drop_when": str,
-    "attribute": str,
-    "probe": str,
-    "level": int,
-    "parameters": dict,
-    "targets": list,
-    "bodies": list,
-    "wrappers": list,
-    "operations": list,
-    "reads": list,
-    "devices": list,
-    "requires": list,
-    "needs": list,
-    "pattern": str,
-    "registry": str,
-    "applies": str,
-    "rounding": str,
-    "entry": str,
-    "children": list,
-    "functions": list,
-    "child_rules": list,
-}
+_IN_TOML: dict[str, type] = {"str": str, "int": int, "dict[str, Any]": dict, "tuple[str, ...]": list}
+#: What a rule of a file may say, and what it has to.
+_TYPES = {each.name: _IN_TOML[str(each.type)] for each in dataclasses.fields(Rule) if each.name != "source"}
 _REQUIRED = tuple(
-    f.name
-    for f in dataclasses.fields(Rule)
-    if f.name in ("id", "title", "kind", "replacement", "why", "upstream", "drop_when")
+    each.name
+    for each in dataclasses.fields(Rule)
+    if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
 )
 
 
@@ -276,7 +250,8 @@ def _rule(entry: Any, source: str) -> Rule:
             )
         if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
             raise CatalogueError(
-                f"{where}: field {name!r} must be a {_TYPES[name]}, found {value!r}. Correct its type."
+                f"{where}: field {name!r} must be a {_TYPES[name].__name__}, found {value!r}. "
+                "Correct its type."
             )
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):
             raise CatalogueError(

@@ -25,7 +25,7 @@ import copy
 import pickle
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard, cast
 
 from .. import watch
@@ -44,7 +44,6 @@ from .expressions import (
 from .source import SourceUnavailable
 from .successor import call_with, load, yield_to_successor
 
-PATTERNS = ("call", "product", "factor", "residual", "receiver", "function")
 #: A dictionary's method of the same name takes fewer.
 _RECEIVER_ARGUMENTS = 2
 
@@ -64,6 +63,9 @@ class Routes:
     residual: dict[str, Any] = field(default_factory=dict)
     receiver: dict[str, Any] = field(default_factory=dict)
     function: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+ROUTE_NAMES = tuple(each.name for each in fields(Routes))
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class _Editor(ast.NodeTransformer):
         self.local_names = frozenset(parsed.function.__code__.co_varnames)
         self.delayed = delayed_calls(parsed.node, self.self_name, routes.product, routes.call)
         self.names: dict[str, Any] = {}
-        self.met: dict[str, set[str]] = {pattern: set() for pattern in PATTERNS}
+        self.met: dict[str, set[str]] = {pattern: set() for pattern in ROUTE_NAMES}
         self.rebinds_self = False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:

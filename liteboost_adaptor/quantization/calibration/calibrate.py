@@ -175,7 +175,7 @@ def _scaled_norm(
     schemes = [targets[name].scheme for name in readers.layers]
     weights = [targets[name].layer.weight.detach() for name in readers.layers]
     seen = statistics[readers.layers[0]]
-    if all(scheme.name == "w8a8" for scheme in schemes):
+    if all(scheme.is_w8a8 for scheme in schemes):
         scales = smooth(weights, seen)
     else:
         scales = search(weights, schemes, seen)

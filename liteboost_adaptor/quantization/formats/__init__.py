@@ -1,4 +1,10 @@
-"""Checkpoints that other libraries have quantized: GPTQ, AWQ and compressed-tensors."""
+"""Checkpoints that other libraries have quantized: GPTQ, AWQ and compressed-tensors.
+
+A further format, of a method that transformers knows, is a module with a `CheckpointFormat` (which layers,
+and what of its configuration is read) and a `CheckpointLayer` (integers, scales and zero points, unsigned,
+``[out, in]``; `awq` is the shortest), named in `FORMATS`. Registration, repacking and errors follow from
+that.
+"""
 
 from __future__ import annotations
 

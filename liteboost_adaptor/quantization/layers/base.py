@@ -98,7 +98,7 @@ class QuantizedLayer(torch.nn.Module):
 
         Nothing happens where they are already, on other devices, and for w8a8, which reads rows.
         """
-        if self.is_packed or self.scheme.name == "w8a8":
+        if self.is_packed or self.scheme.is_w8a8:
             return
         with torch.inference_mode(False), torch.no_grad():
             if self.weight.device.type == "cpu":

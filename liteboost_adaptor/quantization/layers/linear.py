@@ -54,7 +54,7 @@ class QuantizedLinear(QuantizedLayer):
             x = x.index_select(-1, self.columns)
         if wants_gradient or x.dtype not in _DTYPES:
             return F.linear(self.quantized_input(x), self.unpacked().dequantize(x.dtype), bias)
-        if self.scheme.name == "w8a8":
+        if self.scheme.is_w8a8:
             return torch.ops.liteboost.linear_w8a8(x, self.weight, self.scales, bias)
         tiles: QuantizedLinear | QuantizedTensor = self
         if self.weight.dim() != 3:
@@ -72,7 +72,7 @@ class QuantizedLinear(QuantizedLayer):
         """``x``, in the order of the weight's columns, as it is multiplied: rounded, where a scheme says."""
         if not self.scheme.quantizes_activations or self.is_packed_for_npu:
             return x
-        if self.scheme.name == "w8a8":
+        if self.scheme.is_w8a8:
             integers, scales = quantize_rows(x.detach())
         else:
             integers, scales = quantize_packs(x.detach())

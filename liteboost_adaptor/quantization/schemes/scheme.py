@@ -60,6 +60,11 @@ class QuantScheme:
         return self.name in ("w8a8", "w4a8")
 
     @property
+    def is_w8a8(self) -> bool:
+        """Whether both factors are int8: the op reads plain rows, and nothing is prepacked."""
+        return self.name == "w8a8"
+
+    @property
     def scale_dtype(self) -> torch.dtype:
         """One scale an output costs nothing in fp32; one for 32 weights of 4 bits does."""
         if self.scales:
@@ -71,7 +76,7 @@ class QuantScheme:
         width = self.columns or in_features
         if self.bits == 4 and (width % self.group_size or not width):
             return f"in_features = {width} is not a multiple of the group size {self.group_size}"
-        if self.name == "w8a8" and width > COLUMNS:
+        if self.is_w8a8 and width > COLUMNS:
             return f"in_features = {width} is more than {COLUMNS}, whose products fit 32 bits"
         return ""
 
