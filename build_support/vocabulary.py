@@ -26,6 +26,7 @@ WORDS = {
     r"\bint8_rows\b": "quantize_kv",
     r"\bhand(s|ed|ing)? back the call\b|\bhanded back (to|at)\b": "fall back to the original",
     r"\bpretend(s|ed|ing)?\b": "what is really done",
+    r"\b[Dd]ivided (over|among) (processes|ranks)\b": "sharded",
 }
 
 

@@ -41,9 +41,9 @@ class Settings:
         graph: Whether recorded steps are captured as graphs of an NPU; ``"auto"``: on 910B and 910C.
         delta_state: What states of a gated delta rule are kept in on an NPU: ``"fp32"`` or ``"bf16"``.
         sparse: Block-sparse attention of long prompts, or ``None``.
-        tp: Over how many processes the weights are divided; 0: over all that the others leave.
+        tp: Over how many ranks the weights are sharded; 0: over all that the others leave.
         dp: How many replicas share a batch that is generated for.
-        sp: Over how many processes the tokens of a prompt are divided, that exchange heads (Ulysses).
+        sp: Over how many ranks the tokens of a prompt are sharded, which exchange heads (Ulysses).
         cp: As ``sp``, of processes that pass on keys and values (ring attention).
         ep: Give processes whole experts, not channels of all of them, where there are enough.
         quant: What models are quantized to as they are loaded, or ``None``.
@@ -217,7 +217,7 @@ VARIABLES: tuple[Variable, ...] = (
         "tp",
         _tp,
         "auto, or a number from 1",
-        "Over how many processes models are divided as they are loaded, at level 2: auto, over all that "
+        "Over how many processes models are sharded as they are loaded, at level 2: auto, over all that "
         "torchrun has started and the next three leave; 1, not at all. See parallel.md.",
     ),
     Variable(
@@ -233,7 +233,7 @@ VARIABLES: tuple[Variable, ...] = (
         "ep",
         _flag,
         "0 or 1",
-        "1: a mixture of experts is divided into whole experts, not each of them over all processes. See "
+        "1: a mixture of experts is sharded by whole experts, not each of them over all processes. See "
         "parallel.md.",
     ),
     Variable(
@@ -241,7 +241,7 @@ VARIABLES: tuple[Variable, ...] = (
         "sp",
         _count,
         "a number from 1",
-        "Over how many processes the tokens of a prompt are divided that exchange heads for attention "
+        "Over how many processes the tokens of a prompt are sharded that exchange heads for attention "
         "(Ulysses), at level 2. See parallel.md.",
     ),
     Variable(
@@ -249,7 +249,7 @@ VARIABLES: tuple[Variable, ...] = (
         "cp",
         _count,
         "a number from 1",
-        "Over how many processes the tokens of a prompt are divided that pass on keys and values (ring "
+        "Over how many processes the tokens of a prompt are sharded that pass on keys and values (ring "
         "attention), at level 2. See parallel.md.",
     ),
     Variable(

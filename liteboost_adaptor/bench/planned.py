@@ -226,8 +226,8 @@ def _share_of_heads(model: Any, layout: Layout, how: ShardingPlan, layers: int) 
     needs = of_keys or [need for need in layout.requirements if need.what == "attention heads"]
     if not needs or not layers:
         return 1.0
-    divided = sum(max(1, need.units // how.world_size) / need.units for need in needs)
-    return min(1.0, (divided + max(0, layers - len(needs))) / layers)
+    sharded = sum(max(1, need.units // how.world_size) / need.units for need in needs)
+    return min(1.0, (sharded + max(0, layers - len(needs))) / layers)
 
 
 def _weights(model: Any, how: ShardingPlan) -> int:
@@ -278,7 +278,7 @@ def _owner(model: Any, name: str) -> Any:
 def _prefill(
     model: Any, how: ShardingPlan, card: Card, cost: models.Cost, context: int, rows: int, sharing: Sharing
 ) -> float:
-    """Arithmetic of the card that has most of it, and the exchanges of its tokens for divided weights."""
+    """Arithmetic of the card that has most of it, and the exchanges of its tokens for sharded weights."""
     peak = card.cube.get(str(model.dtype).removeprefix("torch."), card.cube["float16"])
     layers = rows * context * cost.linear_flops
     head = rows * cost.head_flops

@@ -122,7 +122,7 @@ class Worker:
 
 
 class Ranks:
-    """Processes among which one model is divided, asked alike; rank 0 answers for all."""
+    """Processes over which one model is sharded, asked alike; rank 0 answers for all."""
 
     def __init__(self, name: str, size: int, threads: int, logs: Path, level: int | None = None) -> None:
         """

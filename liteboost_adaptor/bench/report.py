@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .settings import BASELINE, INT8_CACHES, ROUNDING, Settings, divided
+from .settings import BASELINE, INT8_CACHES, ROUNDING, Settings, sharded
 
 if TYPE_CHECKING:
     from .agreement import Agreement
@@ -74,7 +74,7 @@ def summarise(measured: Measurements) -> dict[str, Any]:
         ``machine`` (cpu, threads, isa, read_gb_s, gemm_gflops); ``variants`` by name (prefill_tok_s,
         decode_tok_s, prefill_ratio, decode_ratio, decode_bandwidth_fraction, decode_bandwidth_beside,
         prefill_peak_fraction, prefill_peak_beside, peak_rss_mb), ``peers`` likewise; ``divided``: of a model
-        divided over processes, its speed in both phases over one process with all threads and over
+        sharded over processes, its speed in both phases over one process with all threads and over
         transformers' own way;
         ``settings``, ``agreement``, ``groups`` and ``rounds`` as they were; ``notes`` on what a reader should
         know; ``failures``, empty unless a figure is impossible.
@@ -86,7 +86,7 @@ def summarise(measured: Measurements) -> dict[str, Any]:
         **facts_of(measured),
         "variants": variants,
         "peers": peers,
-        "divided": _divided(measured),
+        "divided": _sharded(measured),
         "groups": [list(group) for group in measured.groups],
         "rounds": [vars(one) for one in measured.rounds],
         "notes": _notes(measured),
@@ -153,9 +153,9 @@ def _variant(measured: Measurements, name: str) -> dict[str, float]:
     }
 
 
-def _divided(measured: Measurements) -> dict[str, dict[str, float]]:
-    """Name of another variant -> speed of a divided model over it, in both phases."""
-    theirs, ours = divided(measured.settings.tp) or ("", "")
+def _sharded(measured: Measurements) -> dict[str, dict[str, float]]:
+    """Name of another variant -> speed of a sharded model over it, in both phases."""
+    theirs, ours = sharded(measured.settings.tp) or ("", "")
     others = [name for name in ("level2", theirs) if name and name in measured.settings.variants]
     if ours not in measured.settings.variants:
         return {}
@@ -203,9 +203,9 @@ def _notes(measured: Measurements) -> list[str]:
         if counted:
             parts = ", ".join(f"{part} {nbytes / 1e6:.1f}" for part, nbytes in counted.items())
             notes.append(f"{name} reads {sum(counted.values()) / 1e6:.1f} MB of weights a token: {parts}.")
-    for other, ratio in _divided(measured).items():
+    for other, ratio in _sharded(measured).items():
         notes.append(
-            f"{divided(measured.settings.tp)[1]}, {measured.settings.tp} processes that share the threads: "
+            f"{sharded(measured.settings.tp)[1]}, {measured.settings.tp} processes that share the threads: "
             f"{ratio['decode']:.2f} times {other} in decode, {ratio['prefill']:.2f} in prefill."
         )
     if len(measured.groups) > 1:

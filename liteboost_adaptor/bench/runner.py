@@ -16,7 +16,7 @@ from .memory import plan_groups
 from .peers import LlamaBench
 from .processes import Asked, Ranks, Worker
 from .report import Measurements, Round
-from .settings import BASELINE, DIVIDED, INT8_CACHES, QUANTISED, ROUNDING, Settings, processes
+from .settings import BASELINE, INT8_CACHES, QUANTISED, ROUNDING, SHARDED, Settings, processes
 
 _PACKAGE = Path(__file__).parents[1] / "__init__.py"
 
@@ -128,9 +128,9 @@ class Session:
 
     def started(self, name: str) -> closing[Worker | Ranks]:
         """What runs a variant and has still to load, ended on the way out."""
-        way = name.partition(DIVIDED)[0]
+        way = name.partition(SHARDED)[0]
         level = int(way.removeprefix("level")) if way.startswith("level") else None
-        if DIVIDED in name:
+        if SHARDED in name:
             return closing(Ranks(name, processes(name), self.settings.threads, self.scratch, level))
         quant = name if name in QUANTISED else None
         return closing(Worker(name, self.settings.threads, self.scratch, level, quant))

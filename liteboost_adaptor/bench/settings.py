@@ -16,21 +16,21 @@ QUANTISED = ("w8a16", "w4a16", "w8a8", "w4a8", "kv8", "w8a16+kv8", "w4a16+kv8", 
 ROUNDING = ("w8a8", "w4a8", "kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8", "w4a8+kv8")
 #: And those whose cache keeps integers.
 INT8_CACHES = ("kv8", "w8a16+kv8", "w4a16+kv8", "w8a8+kv8", "w4a8+kv8")
-#: Behind the name of a variant whose model is divided over processes; their number follows.
-DIVIDED = "-tp"
+#: Behind the name of a variant whose model is sharded over processes; their number follows.
+SHARDED = "-tp"
 DTYPES = ("float32", "bfloat16", "float16")
 
 _LEAST = {"prompt": 1, "new": 2, "batch": 1, "repeats": 1, "threads": 1, "tp": 1}
 
 
-def divided(processes: int) -> tuple[str, ...]:
-    """The variants whose model is divided over so many processes: transformers' own way, and ours."""
-    return (f"hf{DIVIDED}{processes}", f"level2{DIVIDED}{processes}") if processes > 1 else ()
+def sharded(processes: int) -> tuple[str, ...]:
+    """The variants whose model is sharded over so many processes: transformers' own way, and ours."""
+    return (f"hf{SHARDED}{processes}", f"level2{SHARDED}{processes}") if processes > 1 else ()
 
 
 def processes(variant: str) -> int:
     """How many processes a variant runs in."""
-    return int(variant.rpartition(DIVIDED)[2]) if DIVIDED in variant else 1
+    return int(variant.rpartition(SHARDED)[2]) if SHARDED in variant else 1
 
 
 def usable_cores() -> int:
@@ -48,11 +48,11 @@ class Settings:
         prompt: Tokens of the prompt, per sequence.
         new: Tokens generated, per sequence; the first comes from the prefill, so at least 2.
         batch: Sequences.
-        variants: Names in `VARIANTS` and `QUANTISED`, and those of `divided`; the baseline is always added.
+        variants: Names in `VARIANTS` and `QUANTISED`, and those of `sharded`; the baseline is always added.
         repeats: Rounds per variant.
         threads: Threads of a variant; by default every core this process may use. Processes among which a
-            model is divided share them.
-        tp: Processes of the divided variants.
+            model is sharded share them.
+        tp: Processes of the sharded variants.
         seed: Of weights and prompt.
         read_bytes: Size of the buffer the read bandwidth is measured over.
         gemm_size: Size of the square matrix product among those of the GEMM peak.
@@ -75,7 +75,7 @@ class Settings:
     gemm_size: int = 4096
 
     def __post_init__(self) -> None:
-        known = VARIANTS + QUANTISED + divided(self.tp)
+        known = VARIANTS + QUANTISED + sharded(self.tp)
         unknown = [name for name in self.variants if name not in known]
         if unknown or not self.variants:
             found = ", ".join(map(repr, unknown)) or "none"

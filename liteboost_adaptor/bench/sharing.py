@@ -72,7 +72,7 @@ class Exchanged:
         """Modelled time for a prompt, as if nothing were computed while keys and values are passed on.
 
         Args:
-            parts: Over how many cards the weights are divided.
+            parts: Over how many cards the weights are sharded.
         """
         spread = parts * sharing.of_tokens
         there_and_back = 2 * send_seconds(card, self.heads / 2, spread) if sharing.sp > 1 else 0.0
@@ -88,7 +88,7 @@ def exchanged(model: Any, layout: Layout, parts: int, sharing: Sharing, length: 
 
     Args:
         model: Whole, on the meta device.
-        parts: Over how many processes the weights are divided.
+        parts: Over how many processes the weights are sharded.
         length, rows: Tokens of a prompt, and sequences of a replica.
 
     Raises:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 
 from ..bench.peers import commands_of
-from ..bench.settings import VARIANTS, Settings, divided, usable_cores
+from ..bench.settings import VARIANTS, Settings, sharded, usable_cores
 from ..bench.throughput.settings import at_once, peers_of
 from ..config import Settings as CoreSettings
 from ..config import with_overrides
@@ -60,7 +60,7 @@ def bench(
         typer.Option(help="By commas; w8a16, w4a16, w8a8, w4a8, w4a16+kv8 too; hf-sdpa always runs."),
     ] = ",".join(VARIANTS),
     tp: Annotated[
-        int, typer.Option("--tp", help="Also divide the model over so many processes, which share --threads.")
+        int, typer.Option("--tp", help="Also shard the model over so many processes, which share --threads.")
     ] = 1,
     repeats: Annotated[int, typer.Option(help="Rounds of every variant.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Of every process; all cores if unset.")] = None,
@@ -104,7 +104,7 @@ def bench(
         prompt=prompt if prompt is not None else 128 if sparse is None else 8192,
         new=new,
         batch=batch,
-        variants=(*filter(None, map(str.strip, variants.split(","))), *divided(tp)),
+        variants=(*filter(None, map(str.strip, variants.split(","))), *sharded(tp)),
         tp=tp,
         repeats=repeats,
         threads=usable_cores() if threads is None else threads,

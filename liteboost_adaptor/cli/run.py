@@ -29,7 +29,7 @@ def run(
     level: Annotated[str | None, typer.Option(metavar="N", help="LITEBOOST_LEVEL.")] = None,
     quant: Annotated[str | None, typer.Option(metavar="SCHEME", help="LITEBOOST_QUANT.")] = None,
     tp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Start N ranks, over which models are divided.")
+        int | None, typer.Option(metavar="N", min=1, help="Start N ranks, over which models are sharded.")
     ] = None,
 ) -> None:
     """Run a program as it is, with this package.

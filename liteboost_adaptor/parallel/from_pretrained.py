@@ -66,7 +66,7 @@ class _Pending:
 
 
 def follow(runtime: Any) -> None:
-    """Divide models that are loaded while ``runtime`` prepares models."""
+    """Shard models that are loaded while ``runtime`` prepares models."""
     runtime.extend(_extend)
 
 

@@ -70,7 +70,7 @@ def _check(models: Any, state: Any) -> None:
         if plan is None or plan.world_size != size:
             raise ParallelError(
                 f"transformers serve was started in {size} processes, and {type(loaded.model).__name__} is "
-                "not divided among all of them: models are at level 2, where status() says what is not. "
+                "not sharded over all of them: models are at level 2, where status() says what is not. "
                 "Start one process, or as many as LITEBOOST_TP says at level 2."
             )
 
@@ -116,7 +116,7 @@ def _lead(models: Any, state: Any) -> None:
         if use(model, modality):
             return True
         raise ParallelError(
-            f"{type(model).__name__} is divided among processes, which share the batches of texts only. "
+            f"{type(model).__name__} is sharded over processes, which share the batches of texts only. "
             "Start the server in one process."
         )
 
@@ -124,7 +124,7 @@ def _lead(models: Any, state: Any) -> None:
         # The server ends in its main thread; `/reset`, which unloads models, is answered in another one.
         if threading.current_thread() is not threading.main_thread():
             raise ParallelError(
-                "the model is divided among processes, and stays loaded until the server ends. Restart it."
+                "the model is sharded over processes, and stays loaded until the server ends. Restart it."
             )
         try:
             state.shutdown()

@@ -80,15 +80,15 @@ def quantize_model(model: torch.nn.Module, config: LiteBoostConfig) -> torch.nn.
         ``model``, which `save_pretrained` writes quantized.
 
     Raises:
-        QuantizationError: It is quantized already, is divided over processes, has no layer for it, or a
+        QuantizationError: It is quantized already, is sharded, has no layer for it, or a
             weight cannot be rounded.
     """
     from .hf_quantizer import LiteBoostQuantizer  # which converts models by this module
 
     if getattr(vars(model).get(PLAN), "shardings", None):
         raise QuantizationError(
-            f"this {type(model).__name__} is divided over processes already, and a rank has only parts of "
-            "what has one scale. Quantize it as it is loaded (LITEBOOST_QUANT, or quantization_config)"
+            f"this {type(model).__name__} is sharded already, and a rank holds only a part of what "
+            "shares a scale. Quantize it as it is loaded (LITEBOOST_QUANT, or quantization_config)"
         )
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method

@@ -20,7 +20,7 @@ class Call:
     Attributes:
         module: The attention module.
         query, key, value: Of this rank's tokens, ``[batch, heads, tokens, dim]``.
-        mask: As `liteboost_adaptor.replacements.sequence.Sharing.masks` made it, or None.
+        mask: For all that attend together, as `parallel.sequence.masks` makes it. None: causality alone.
         sinks: As the op takes them.
         reason: Why the op would not serve this call, or empty.
     """

@@ -67,10 +67,10 @@ def a_token(model: Any) -> tuple[int, int]:
 
 
 def launches() -> dict[str, Any]:
-    """Launches and exchanges of a layer for a token, by one process and divided."""
+    """Launches and exchanges of a layer for a token, by one process and sharded."""
     found = {}
     models = [llama(2), llama(3)]
-    for way in ("alone", "divided"):
+    for way in ("alone", "sharded"):
         fewer, more = (a_token(model) for model in models)
         found[way] = [after - before for before, after in zip(fewer, more, strict=True)]
         if way == "alone":
@@ -89,7 +89,7 @@ def fused() -> dict[str, Any]:
         ids = ids.npu()
         alone = model(ids).logits.cpu().float()
         liteboost_adaptor.shard(model)
-        divided = model(ids).logits.cpu().float()
+        sharded = model(ids).logits.cpu().float()
         with recording() as prompt:
             cache = model(ids, use_cache=True).past_key_values
         with recording() as token:
@@ -103,7 +103,7 @@ def fused() -> dict[str, Any]:
             for part in (prompt, token)
         ],
         "alone": (alone - exact).norm().item(),
-        "divided": (divided - exact).norm().item(),
+        "sharded": (sharded - exact).norm().item(),
     }
 
 

@@ -94,9 +94,9 @@ def test_two_ranks() -> None:
     check(alone, found, 2)
     check_products(found, is_fused=True)
     for results in found:
-        (launches, none), (divided, exchanges) = results["launches"]["alone"], results["launches"]["divided"]
+        (launches, none), (sharded, exchanges) = results["launches"]["alone"], results["launches"]["sharded"]
         assert none == 0 and exchanges == 2
-        assert divided == launches
+        assert sharded == launches
 
 
 def check_products(found: list[dict[str, Any]], is_fused: bool) -> None:
@@ -106,7 +106,7 @@ def check_products(found: list[dict[str, Any]], is_fused: bool) -> None:
         layers = 2 * 2  # sums of two layers; beside them that of the embedding
         assert ways["fused"] == [layers if is_fused else 0, 0]
         assert ways["sums"] == [1 if is_fused else layers + 1, layers + 1]
-        assert ways["divided"] <= 1.5 * ways["alone"]
+        assert ways["sharded"] <= 1.5 * ways["alone"]
 
 
 @pytest.mark.full

@@ -75,7 +75,7 @@ def test_ranks_that_cannot_share_a_server_are_told_how_to_start_one() -> None:
     alone._continuous_batching = False
     with pytest.raises(ParallelError, match="without --continuous-batching"):
         serving._check(models(), alone)
-    with pytest.raises(ParallelError, match="not divided among all of them"):
+    with pytest.raises(ParallelError, match="not sharded over all of them"):
         serving._check(models(1), State())
 
 

@@ -58,7 +58,7 @@ def weights_of(model: nn.Module, quantizer: Any) -> dict[str, Weight]:
 
 
 def why_not(weights: dict[str, Weight], quantizer: Any, plan: ShardingPlan) -> str:
-    """Why ``plan`` cannot divide ``weights``, or an empty string."""
+    """Why ``plan`` cannot shard ``weights``, or an empty string."""
     for embedding, head in getattr(quantizer, "heads", {}).items():
         of_embedding, of_head = plan.shardings.get(embedding), plan.shardings.get(head)
         if of_embedding is not None and of_embedding != of_head:

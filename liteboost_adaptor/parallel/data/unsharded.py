@@ -180,11 +180,11 @@ def _changed(model: nn.Module, twin: nn.Module, plan: ShardingPlan, rank: int) -
                 f"{name} was changed since it was loaded, and other processes' parts of it are not known here"
             )
     for name, module in quantized.modules_of(model).items():
-        cut = plan.shardings.get(quantized.parameter_of(name, module))
-        if cut is None:
+        sharding = plan.shardings.get(quantized.parameter_of(name, module))
+        if sharding is None:
             continue
         there = twin.get_submodule(name)
-        specs = quantized.Weight.of(there).specs(cut, plan.world_size)
+        specs = quantized.Weight.of(there).specs(sharding, plan.world_size)
         held = quantized.local_shard(there.unpacked(), specs, rank).tensors()
         kept = module.unpacked().tensors()
         if any(not _same(kept[part], held[part].to(kept[part].device)) for part in kept):

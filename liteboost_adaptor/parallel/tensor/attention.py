@@ -252,13 +252,13 @@ def _extras(
             if parameter is None:
                 continue
             full = f"{owner}.{local}"
-            cut = _extra(
+            sharding = _extra(
                 builder, name, owner, local, tuple(parameter.shape), heads, kv_heads, vouched, known, shape
             )
-            if cut is not None:
-                todo.append((full, owner, cut))
-    for full, owner, (cut, role) in todo:
-        builder.shard(full, cut)
+            if sharding is not None:
+                todo.append((full, owner, sharding))
+    for full, owner, (sharding, role) in todo:
+        builder.shard(full, sharding)
         if role:
             builder.role(owner, role)
 

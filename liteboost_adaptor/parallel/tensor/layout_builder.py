@@ -78,9 +78,9 @@ class LayoutBuilder:
             self.rank0_only(f"{name}.bias")
         self.done.add(name)
 
-    def shard(self, name: str, cut: DimSharding) -> None:
+    def shard(self, name: str, sharding: DimSharding) -> None:
         """Shard a parameter."""
-        self._layout.shardings[name] = cut
+        self._layout.shardings[name] = sharding
 
     def rank0_only(self, name: str) -> None:
         """Let only rank 0 add a parameter."""
@@ -133,11 +133,11 @@ class LayoutBuilder:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         for same in names.values():
-            cut = next(
+            sharding = next(
                 (self._layout.shardings[name] for name in same if name in self._layout.shardings), None
             )
-            if cut is not None:
-                self._layout.shardings.update(dict.fromkeys(same, cut))
+            if sharding is not None:
+                self._layout.shardings.update(dict.fromkeys(same, sharding))
             if any(name in self._layout.rank0_only for name in same):
                 self._layout.rank0_only += [name for name in same if name not in self._layout.rank0_only]
         return self._layout

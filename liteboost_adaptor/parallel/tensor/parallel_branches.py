@@ -139,7 +139,7 @@ def _straight(module: nn.Module, forward: ast.FunctionDef | None) -> list[ast.st
     return None
 
 
-#: Divergence through a forward that are followed; one with more is not plain.
+#: Paths through a forward that are followed; none where there are more.
 _MAX_PATHS = 64
 
 

@@ -247,7 +247,7 @@ class ShardingPlan:
         values: dict[str, Any] = json.loads(text)
         fields = {name: values[_JSON_FIELDS.get(name, name)] for name in cls.__dataclass_fields__}
         fields["shardings"] = {
-            name: DimSharding(cut["dim"], tuple(Segment(**part) for part in cut["parts"]))
-            for name, cut in fields["shardings"].items()
+            name: DimSharding(each["dim"], tuple(Segment(**part) for part in each["parts"]))
+            for name, each in fields["shardings"].items()
         }
         return cls(**fields)

@@ -106,7 +106,7 @@ def calibrate(
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise QuantizationError(
-            "a model that is divided over processes cannot be calibrated: quantize the checkpoint first "
+            "a model that is sharded cannot be calibrated: quantize the checkpoint first "
             "(python -m liteboost_adaptor quantize --calibrate), and load that"
         )
     # Experts are rounded to nearest, for which tokens each has is the router's, and so are transposed layers.
