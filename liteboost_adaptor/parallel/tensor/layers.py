@@ -19,7 +19,7 @@ from ...quantization.layers import QuantizedLinear
 from . import matmul_all_reduce
 from .layout_builder import is_transposed
 from .norm import ParallelRMSNorm, norm_eps
-from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, ROWWISE
+from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, ROWWISE, Role
 from .shard_spec import DimSharding
 from .source_checks import ROUTED
 
@@ -219,7 +219,7 @@ def _parallelize_linear(module: nn.Module, cls: type, group: str) -> None:
 
 
 def parallelize_module(
-    module: nn.Module, role: str, sharding: DimSharding | None, rank: int, world_size: int, group: str
+    module: nn.Module, role: Role, sharding: DimSharding | None, rank: int, world_size: int, group: str
 ) -> None:
     """Give ``module``, whose parameters are sharded, its role."""
     if role == EXPERTS:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from ...huggingface.class_code import is_product
-from .plan import ROWWISE, DimSharding, ExpertSharding, Layout, Requirement, Segment
+from .plan import ROWWISE, DimSharding, ExpertSharding, Layout, Requirement, Role, Segment
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -86,7 +86,7 @@ class LayoutBuilder:
         """Let only rank 0 add a parameter."""
         self._layout.rank0_only.append(name)
 
-    def role(self, name: str, role: str) -> None:
+    def role(self, name: str, role: Role) -> None:
         """Let a module communicate, as one of `ROLES`."""
         self._layout.roles[name] = role
         self.done.add(name)

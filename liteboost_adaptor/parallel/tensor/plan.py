@@ -8,19 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final, Literal
 
 from ...errors import PlanError
 from .shard_spec import DimSharding, Segment, ShardSpec
 
 #: Roles of modules that communicate. Their values are part of the file format.
-ROWWISE = "sum"  # a row-parallel linear layer: its output is all-reduced
-ALL_REDUCE_OUTPUT = "sum_output"  # any other module whose output is all-reduced
-EXPERTS = "experts"  # expert parallel: each rank has some experts, whose outputs are all-reduced
-EMBEDDING = "embedding"  # vocabulary parallel: the output is all-reduced
-HEAD = "head"  # vocabulary parallel: the logits are all-gathered
-NORM = "norm"  # an RMSNorm over all heads: the sums of squares are all-reduced
-ROLES = (ROWWISE, ALL_REDUCE_OUTPUT, EXPERTS, EMBEDDING, HEAD, NORM)
+Role = Literal["sum", "sum_output", "experts", "embedding", "head", "norm"]
+ROWWISE: Final = "sum"  # a row-parallel linear layer: its output is all-reduced
+ALL_REDUCE_OUTPUT: Final = "sum_output"  # any other module whose output is all-reduced
+EXPERTS: Final = "experts"  # expert parallel: each rank has some experts, whose outputs are all-reduced
+EMBEDDING: Final = "embedding"  # vocabulary parallel: the output is all-reduced
+HEAD: Final = "head"  # vocabulary parallel: the logits are all-gathered
+NORM: Final = "norm"  # an RMSNorm over all heads: the sums of squares are all-reduced
+ROLES: tuple[Role, ...] = (ROWWISE, ALL_REDUCE_OUTPUT, EXPERTS, EMBEDDING, HEAD, NORM)
 #: The largest world size that is tried when others are proposed.
 _MAX_WORLD_SIZE = 64
 
@@ -87,7 +88,7 @@ class Layout:
     model: str
     shardings: dict[str, DimSharding] = field(default_factory=dict)
     rank0_only: list[str] = field(default_factory=list)
-    roles: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     groups: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
@@ -211,7 +212,7 @@ class ShardingPlan:
     world_size: int
     shardings: dict[str, DimSharding]
     rank0_only: list[str]
-    roles: dict[str, str]
+    roles: dict[str, Role]
     attributes: dict[str, dict[str, int]]
     replicated: dict[str, str]
     deferred: dict[str, str]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from . import quantized
-from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, ShardingPlan, unsharded_plan
+from .plan import ALL_REDUCE_OUTPUT, EMBEDDING, EXPERTS, HEAD, NORM, Role, ShardingPlan, unsharded_plan
 
 
 def summary(model: nn.Module, plan: ShardingPlan) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def summary(model: nn.Module, plan: ShardingPlan) -> dict[str, Any]:
         are replicated; ``exchanges``: role -> modules; ``exchanged``: bytes a rank sends for a token.
     """
     whole = local_nbytes(model, unsharded_plan(plan.model), 0)
-    exchanges: dict[str, int] = {}
+    exchanges: dict[Role, int] = {}
     exchanged = 0
     with quantized.as_plain(model):
         for name, role in plan.roles.items():
@@ -46,7 +46,7 @@ def local_nbytes(model: nn.Module, plan: ShardingPlan, rank: int) -> dict[str, i
     return found
 
 
-def sent_nbytes(model: nn.Module, plan: ShardingPlan, name: str, role: str) -> int:
+def sent_nbytes(model: nn.Module, plan: ShardingPlan, name: str, role: Role) -> int:
     """Bytes a rank sends in the collective of one module for one token; of the head, the longest shard.
 
     Quantized weights count as `quantized.as_plain` shows them.
