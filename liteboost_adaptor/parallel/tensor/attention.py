@@ -34,14 +34,14 @@ def shard_attention(builder: LayoutBuilder, name: str, module: nn.Module) -> Non
             found = [builder.child(name, child) for child in (*latent.wide, latent.output)]
             if all(found):
                 _check_parent(builder, name)
-                return _latent(builder, name, module, latent)
+                return _shard_latent_attention(builder, name, module, latent)
         for form in module_names.ATTENTION:
             needed = [child for child in (*form.projections, form.output) if child != form.value]
             if all(builder.child(name, child) for child in needed) and _has_value(
                 builder, name, module, form
             ):
                 _check_parent(builder, name)
-                return _divide(builder, name, module, form)
+                return _shard_by_heads(builder, name, module, form)
     except _NotShardable as reason:
         builder.replicate(name, str(reason))
         for child in module.modules():
@@ -69,12 +69,14 @@ def _layer(builder: LayoutBuilder, name: str, child: str) -> tuple[str, nn.Modul
     return full, layer
 
 
-def _is_vouched(builder: LayoutBuilder, layer: str) -> bool:
+def _is_colwise_in_tp_plan(builder: LayoutBuilder, layer: str) -> bool:
     """Whether the model's own plan shards this layer by heads, so that its ``forward`` supports that."""
     return builder.styles.get(layer) == "colwise"
 
 
-def _latent(builder: LayoutBuilder, name: str, module: nn.Module, form: module_names.LatentAttention) -> None:
+def _shard_latent_attention(
+    builder: LayoutBuilder, name: str, module: nn.Module, form: module_names.LatentAttention
+) -> None:
     layers = [_layer(builder, name, child) for child in form.wide]
     output_name, output = _layer(builder, name, form.output)
     kv_dim = getattr(module, "qk_nope_head_dim", 0) + getattr(module, "v_head_dim", 0)
@@ -85,32 +87,34 @@ def _latent(builder: LayoutBuilder, name: str, module: nn.Module, form: module_n
         or builder.inputs(output) % heads
     ):
         raise _NotShardable("the number of heads is not known")
-    vouched = all(_is_vouched(builder, layer) for layer, _ in layers)
+    in_tp_plan = all(_is_colwise_in_tp_plan(builder, layer) for layer, _ in layers)
     handled = {full for full, _ in layers} | {output_name}
     _check_code(module, (*form.wide, form.output))
-    if not vouched:
+    if not in_tp_plan:
         _count_attributes(builder, name, module, Heads(heads, heads, 0, 0, builder.inputs(output) // heads))
-    extras = [full for full in _parameter_owners(builder, name) if full not in handled]
-    _extras(builder, name, extras, heads, heads, vouched, _LATENT_EXTRAS)
+    others = [full for full in _parameter_owners(builder, name) if full not in handled]
+    _shard_other_parameters(builder, name, others, heads, heads, in_tp_plan, _LATENT_OTHERS)
     for full, layer in layers:
         builder.shard_outputs(full, (Segment(builder.outputs(layer), heads),))
     builder.shard_inputs(output_name, (Segment(builder.inputs(output), heads),))
-    builder.role(output_name, ROWWISE)
+    builder.set_role(output_name, ROWWISE)
     builder.require(name, "attention heads", heads)
 
 
 #: Styles of the model's own plan by which further parameters of attention are replicated or sharded by heads.
-_STYLES_OF_EXTRAS = (
+_STYLES_OF_OTHERS = (
     "colwise",
     "replicate",
     "replicated_with_grad_allreduce",
     "mla_kv_a_proj",
     "local_params",
 )
-_LATENT_EXTRAS = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
+_LATENT_OTHERS = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
 
 
-def _divide(builder: LayoutBuilder, name: str, module: nn.Module, form: module_names.Attention) -> None:
+def _shard_by_heads(
+    builder: LayoutBuilder, name: str, module: nn.Module, form: module_names.Attention
+) -> None:
     layers = {
         child: _layer(builder, name, child)
         for child in form.projections
@@ -119,21 +123,21 @@ def _divide(builder: LayoutBuilder, name: str, module: nn.Module, form: module_n
     output_name, output = _layer(builder, name, form.output)
     form = _as_fused(form, module)
     heads = _heads(builder, module, form, layers, builder.inputs(output))
-    vouched = _is_vouched(builder, layers[form.query][0])
+    in_tp_plan = _is_colwise_in_tp_plan(builder, layers[form.query][0])
     _check_code(module, (*form.projections, *(() if form.output.startswith("../") else (form.output,))))
     handled = {full for full, _ in layers.values()} | {output_name}
-    extras = [full for full in _parameter_owners(builder, name) if full not in handled]
-    _extras(builder, name, extras, heads.query, heads.key_value, vouched, (), heads)
+    others = [full for full in _parameter_owners(builder, name) if full not in handled]
+    _shard_other_parameters(builder, name, others, heads.query, heads.key_value, in_tp_plan, (), heads)
     for child, (full, layer) in layers.items():
         builder.shard_outputs(full, _pieces(form, child, builder.outputs(layer), heads))
     width = builder.inputs(output)
     builder.shard_inputs(output_name, (Segment(width, heads.query),))
-    builder.role(output_name, ROWWISE)
-    if not vouched:
+    builder.set_role(output_name, ROWWISE)
+    if not in_tp_plan:
         _count_attributes(builder, name, module, heads)
     for group in module_names.GROUPS:
         if vars(module).get(group) == heads.query // heads.key_value:
-            builder.group(name, group, heads.query, heads.key_value)
+            builder.record_kv_groups(name, group, heads.query, heads.key_value)
     builder.require(name, "attention heads", heads.query)
     # Of a group, queries cannot be had without keys and values.
     is_repeatable = form.fused != "groups"
@@ -231,13 +235,13 @@ def _parameter_owners(builder: LayoutBuilder, name: str) -> list[str]:
     ]
 
 
-def _extras(
+def _shard_other_parameters(
     builder: LayoutBuilder,
     name: str,
     owners: list[str],
     heads: int,
     kv_heads: int,
-    vouched: bool,
+    in_tp_plan: bool,
     known: tuple[str, ...],
     shape: Heads | None = None,
 ) -> None:
@@ -252,18 +256,18 @@ def _extras(
             if parameter is None:
                 continue
             full = f"{owner}.{local}"
-            sharding = _extra(
-                builder, name, owner, local, tuple(parameter.shape), heads, kv_heads, vouched, known, shape
+            sharding = _sharding_of_other(
+                builder, name, owner, local, tuple(parameter.shape), heads, kv_heads, in_tp_plan, known, shape
             )
             if sharding is not None:
                 todo.append((full, owner, sharding))
     for full, owner, (sharding, role) in todo:
         builder.shard(full, sharding)
         if role:
-            builder.role(owner, role)
+            builder.set_role(owner, role)
 
 
-def _extra(
+def _sharding_of_other(
     builder: LayoutBuilder,
     name: str,
     owner: str,
@@ -271,14 +275,14 @@ def _extra(
     size: tuple[int, ...],
     heads: int,
     kv_heads: int,
-    vouched: bool,
+    in_tp_plan: bool,
     known: tuple[str, ...],
     shape: Heads | None,
 ) -> tuple[DimSharding, str] | None:
     """How one further parameter is sharded; None where it is replicated."""
     child = owner[len(name) + 1 :]
     style = builder.styles.get(f"{owner}.{local}") or builder.styles.get(owner)
-    if style is not None and style not in _STYLES_OF_EXTRAS and child not in module_names.HEAD_NORMS:
+    if style is not None and style not in _STYLES_OF_OTHERS and child not in module_names.HEAD_NORMS:
         raise _NotShardable(f"{child} is {style} in the model's own plan")
     if (style == "colwise" or local in module_names.SINKS) and size and size[0] % heads == 0:
         return DimSharding(0, (Segment(size[0], heads),)), ""
@@ -292,7 +296,7 @@ def _extra(
         if size == (count * width,) and spans_heads and source_checks.is_rms_norm(builder.modules[owner]):
             return DimSharding(0, (Segment(count * width, count),)), NORM
         raise _NotShardable(f"{child} is a norm over heads of a form that is not known")
-    if vouched or child in known:
+    if in_tp_plan or child in known:
         return None
     raise _NotShardable(f"{child + '.' if child else ''}{local} is not known")
 
@@ -326,11 +330,11 @@ def _count_attributes(builder: LayoutBuilder, name: str, module: nn.Module, head
         if type(value) is not int:
             continue
         if attribute in module_names.HEADS and value == heads.query:
-            builder.count(name, attribute, value, heads.query)
+            builder.record_count(name, attribute, value, heads.query)
         elif attribute in module_names.KV_HEADS and value == heads.key_value:
-            builder.count(name, attribute, value, heads.key_value)
+            builder.record_count(name, attribute, value, heads.key_value)
         elif attribute in module_names.WIDTHS and value == heads.query * heads.value_width:
-            builder.count(name, attribute, value, heads.query)
+            builder.record_count(name, attribute, value, heads.query)
     for asked in source_checks.config_reads(module) & _CONFIG_COUNTS:
         units = heads.query if asked in module_names.HEADS else heads.key_value
-        builder.count(name, f"config.{asked}", units, units)
+        builder.record_count(name, f"config.{asked}", units, units)

@@ -29,10 +29,10 @@ def infer_layout(model: nn.Module, units: Mapping[str, tuple[int, int]] | None =
         if name in builder.done:
             continue
         if _is_experts(module):
-            _experts(builder, name, module)
+            _shard_experts(builder, name, module)
         else:
             attention.shard_attention(builder, name, module)
-            _feed_forwards(builder, name, module)
+            _shard_feed_forwards(builder, name, module)
     parallel_branches.pair_branches(builder)
     vocabulary.shard_vocabulary(builder, model)
     return builder.finish()
@@ -45,7 +45,7 @@ def own_styles(model: nn.Module) -> dict[str, str]:
     return expand(dict(plan)) if plan and expand else {}
 
 
-def _feed_forwards(builder: LayoutBuilder, name: str, module: nn.Module) -> None:
+def _shard_feed_forwards(builder: LayoutBuilder, name: str, module: nn.Module) -> None:
     for form in FEED_FORWARD:
         layers = [builder.child(name, child) for child in (*form.wide, form.narrow)]
         if any(layer is None or layer in builder.done for layer in layers):
@@ -82,7 +82,7 @@ def _shard_feed_forward(builder: LayoutBuilder, name: str, form: FeedForward) ->
     for child in form.wide:
         builder.shard_outputs(builder.child(name, child), (channels,) * (2 if form.halves else 1))
     builder.shard_inputs(narrow, (channels,))
-    builder.role(narrow, ROWWISE)
+    builder.set_role(narrow, ROWWISE)
     builder.require(name, _of_units("channels", channels), channels.units, least=True)
 
 
@@ -96,7 +96,7 @@ def _is_experts(module: nn.Module) -> bool:
     return all(hasattr(module, flag) for flag in ("has_gate", "has_bias", "is_transposed", "is_concatenated"))
 
 
-def _experts(builder: LayoutBuilder, name: str, module: Any) -> None:
+def _shard_experts(builder: LayoutBuilder, name: str, module: Any) -> None:
     """Experts stored as 3-D tensors, each sharded like an MLP."""
     up = "gate_up_proj" if module.has_gate else "up_proj"
     first, second = getattr(module, up, None), getattr(module, "down_proj", None)
@@ -132,14 +132,14 @@ def _experts(builder: LayoutBuilder, name: str, module: Any) -> None:
     sizes = [size for size in EXPERT_SIZES if vars(module).get(size) == width]
     is_read = source_checks.reads(module, sizes)  # one value for all ranks
     for size in sizes:
-        builder.count(name, size, width, channels.units)
+        builder.record_count(name, size, width, channels.units)
     what = _of_units("channels of experts", channels)
     builder.require(name, what, channels.units, uneven=not is_read)
-    builder.role(name, ALL_REDUCE_OUTPUT)
+    builder.set_role(name, ALL_REDUCE_OUTPUT)
     if source_checks.supports_expert_parallel(module) and getattr(module, "num_experts", 0) == first.shape[0]:
         count = first.shape[0]
         own = (
             f"{name}.{local}" for local, parameter in module.named_parameters() if parameter.shape[0] == count
         )
-        builder.experts(name, {full: DimSharding(0, (Segment(count, count),)) for full in own}, count)
+        builder.record_experts(name, {full: DimSharding(0, (Segment(count, count),)) for full in own}, count)
     return None

@@ -86,7 +86,7 @@ class LayoutBuilder:
         """Let only rank 0 add a parameter."""
         self._layout.rank0_only.append(name)
 
-    def role(self, name: str, role: Role) -> None:
+    def set_role(self, name: str, role: Role) -> None:
         """Let a module communicate, as one of `ROLES`."""
         self._layout.roles[name] = role
         self.done.add(name)
@@ -98,16 +98,16 @@ class LayoutBuilder:
             full for full, role in self._layout.roles.items() if role == ROWWISE and full.startswith(prefix)
         ]
 
-    def pair(self, later: str, earlier: str) -> None:
+    def defer_all_reduce(self, later: str, earlier: str) -> None:
         """Reduce the output of ``earlier`` with that of ``later``; they are only ever added."""
         del self._layout.roles[earlier]
         self._layout.deferred[later] = earlier
 
-    def count(self, name: str, attribute: str, value: int, units: int) -> None:
+    def record_count(self, name: str, attribute: str, value: int, units: int) -> None:
         """Record an attribute that counts ``units``, each of which stands for ``value / units``."""
         self._layout.counts.setdefault(name, {})[attribute] = (value, units)
 
-    def group(self, name: str, attribute: str, heads: int, kv_heads: int) -> None:
+    def record_kv_groups(self, name: str, attribute: str, heads: int, kv_heads: int) -> None:
         """Record an attribute that says how many heads share a KV head."""
         self._layout.groups[name] = (attribute, heads, kv_heads)
 
@@ -119,7 +119,7 @@ class LayoutBuilder:
         """Record why a module is not sharded."""
         self._layout.replicated[name] = reason
 
-    def experts(self, name: str, shardings: dict[str, DimSharding], count: int) -> None:
+    def record_experts(self, name: str, shardings: dict[str, DimSharding], count: int) -> None:
         """Record that a module of ``count`` experts can be expert parallel."""
         self._layout.experts[name] = ExpertSharding(shardings, count)
 

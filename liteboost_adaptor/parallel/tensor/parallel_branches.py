@@ -26,9 +26,9 @@ def pair_branches(builder: LayoutBuilder) -> None:
         if not _is_direct(builder, name, attention, first) or not _is_direct(builder, name, mlp, second):
             continue
         if _only_added(layer, attention, mlp):
-            builder.pair(second, first)
+            builder.defer_all_reduce(second, first)
         elif _only_added(layer, mlp, attention):
-            builder.pair(first, second)
+            builder.defer_all_reduce(first, second)
 
 
 def _is_direct(builder: LayoutBuilder, name: str, child: str, output: str) -> bool:

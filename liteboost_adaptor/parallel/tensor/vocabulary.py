@@ -31,7 +31,7 @@ def shard_vocabulary(builder: LayoutBuilder, model: nn.Module) -> None:
         builder.shard(f"{name}.weight", DimSharding(0, (Segment(rows, rows),)))
         if getattr(module, "bias", None) is not None:
             builder.shard(f"{name}.bias", DimSharding(0, (Segment(rows, rows),)))
-        builder.role(name, role)
+        builder.set_role(name, role)
         builder.require(name, "rows of the vocabulary", rows, least=True)
 
 
