@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,10 @@ from .tensor.apply import norm_roundings, shard_parameters
 from .tensor.plan import Layout, ShardingPlan, unsharded_plan
 from .tensor.quantized import Weight
 
+if TYPE_CHECKING:
+    from ..engine.install import UndoStack
+    from ..huggingface.runtime import Runtime
+
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
 #: Values of ``device_map`` that leave the choice to transformers.
@@ -65,12 +69,12 @@ class _Pending:
     origin: LoadRecipe | None
 
 
-def follow(runtime: Any) -> None:
+def follow(runtime: Runtime) -> None:
     """Shard models that are loaded while ``runtime`` prepares models."""
     runtime.extend(_extend)
 
 
-def _extend(hooks: Any, settings: config.Settings) -> None:
+def _extend(stack: UndoStack, settings: config.Settings) -> None:
     if _started() == 1 and not meshes.needs_several_processes(settings):
         return
     modeling = sys.modules[_MODELING]
@@ -82,12 +86,12 @@ def _extend(hooks: Any, settings: config.Settings) -> None:
         )
         return
     ranks = _Loading(settings)
-    hooks.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", ranks.wrap_load)
+    stack.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", ranks.wrap_load)
     if ranks.is_wanted:
-        hooks.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", ranks.wrap_from_pretrained)
-        hooks.set_attribute(_MODELING, "PreTrainedModel._finalize_model_loading", ranks.wrap_finalize)
-        hooks.set_attribute(_MODELING, "check_and_set_device_map", ranks.wrap_device_map)
-        wrappers.hook(hooks, lambda: runtime.active is settings)
+        stack.set_attribute(_MODELING, "PreTrainedModel.from_pretrained", ranks.wrap_from_pretrained)
+        stack.set_attribute(_MODELING, "PreTrainedModel._finalize_model_loading", ranks.wrap_finalize)
+        stack.set_attribute(_MODELING, "check_and_set_device_map", ranks.wrap_device_map)
+        wrappers.hook(stack, lambda: runtime.active is settings)
 
 
 def _started() -> int:

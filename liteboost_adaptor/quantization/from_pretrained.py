@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,15 +17,18 @@ from .checkpoint import verify
 from .checkpoint.checksums import is_safetensors, tensors_of, why_unverified
 from .hf_quantizer import LiteBoostQuantizer
 
+if TYPE_CHECKING:
+    from ..engine.install import UndoStack
+
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]
 
 
-def install(hooks: Any) -> None:
+def install(stack: UndoStack) -> None:
     """Read the files of models that are quantized by us, whoever asks for them."""
     load = getattr(sys.modules[_MODELING].PreTrainedModel, "_load_pretrained_model", None)
     if load is not None and list(inspect.signature(load).parameters) == _ARGUMENTS:
-        hooks.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", _reading)
+        stack.set_attribute(_MODELING, "PreTrainedModel._load_pretrained_model", _reading)
 
 
 def _reading(original: Any) -> Any:

@@ -7,33 +7,37 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import config
 from ..report import REFUSED, Outcome, report
 from .names import CHECKPOINTS, QUANT_METHOD, RULE
 
+if TYPE_CHECKING:
+    from ..engine.install import UndoStack
+    from ..huggingface.runtime import Runtime
+
 _AUTO = "transformers.quantizers.auto"
 _MODELING = "transformers.modeling_utils"
 
 
-def follow(runtime: Any) -> None:
+def follow(runtime: Runtime) -> None:
     """Have `install` called whenever ``runtime`` prepares models. Idempotent."""
     runtime.extend(install)
 
 
-def follow_peft(runtime: Any) -> None:
+def follow_peft(runtime: Runtime) -> None:
     """Let PEFT, which has been imported, wrap our layers whenever ``runtime`` prepares models. Idempotent."""
     from .layers import lora
 
     runtime.extend(lora.extend)
 
 
-def install(hooks: Any, settings: config.Settings) -> None:
+def install(stack: UndoStack, settings: config.Settings) -> None:
     """Register our quantizer, for models that name it; with ``quant``, for those that name none, too.
 
     Args:
-        hooks: The undo stack of what is set outside of models.
+        stack: Of what is set outside of models.
         settings: Those models are prepared under.
     """
     if importlib.util.find_spec("transformers.core_model_loading") is None:
@@ -49,12 +53,12 @@ def install(hooks: Any, settings: config.Settings) -> None:
     configs, quantizers = "AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"
 
     def register(mapping: str, method: str, entry: Any) -> None:
-        hooks.set_item(getattr(auto, mapping), method, entry, f"{_AUTO}.{mapping}[{method!r}]")
+        stack.set_item(getattr(auto, mapping), method, entry, f"{_AUTO}.{mapping}[{method!r}]")
 
     register(configs, QUANT_METHOD, LiteBoostConfig)
     register(quantizers, QUANT_METHOD, LiteBoostQuantizer)
-    from_pretrained.install(hooks)
-    resizing.install(hooks)
+    from_pretrained.install(stack)
+    resizing.install(stack)
     if not any(fnmatch.fnmatchcase(CHECKPOINTS, glob) for glob in settings.disable):
         for method in foreign_quantizer.METHODS:
             for mapping, wrap in (
@@ -68,7 +72,7 @@ def install(hooks: Any, settings: config.Settings) -> None:
                 register(quantizers, method, mx_formats.quantizer_factory(method, original))
     if settings.quant is not None and settings.quant.scheme:
         wanted = of_settings(settings.quant).to_dict()
-        hooks.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))
+        stack.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))
 
 
 def _choosing(wanted: dict[str, Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,10 @@ SIBLINGS = {
     "parallel": {"sequence", "data", "checkpoint"},
     "quantization": {"formats", "checkpoint", "calibration"},
 }
-ENGINE_IMPORTERS = {"kv_cache", "huggingface", "environment", "api", "bench", "audit", "cli", "", "engine"}
+ENGINE_IMPORTERS = {
+    *("kv_cache", "huggingface", "environment", "quantization", "parallel"),
+    *("api", "bench", "audit", "cli", "", "engine"),
+}
 
 
 def part_of(file: Path) -> str:

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,10 @@ from ...errors import CheckpointError
 from ..tensor.plan import ShardingPlan
 from ..tensor.shard_spec import copy_shard
 from .read_plan import ReadPlan
+
+if TYPE_CHECKING:
+    from ...engine.install import UndoStack
+    from ...huggingface.runtime import Runtime
 
 INDEX = "liteboost_shards.json"
 STRATEGY = "liteboost_strategy.json"
@@ -35,14 +39,14 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank}.safetensors"
 
 
-def follow(runtime: Any) -> None:
+def follow(runtime: Runtime) -> None:
     """Find the files of sharded checkpoints while ``runtime`` prepares models."""
     runtime.extend(_extend)
 
 
-def _extend(hooks: Any, settings: config.Settings) -> None:
+def _extend(stack: UndoStack, settings: config.Settings) -> None:
     if hasattr(sys.modules[_MODELING], "_get_resolved_checkpoint_files"):
-        hooks.set_attribute(
+        stack.set_attribute(
             _MODELING, "_get_resolved_checkpoint_files", functools.partial(_resolving, settings=settings)
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wrapt
 from torch import nn
@@ -12,21 +12,24 @@ from torch import nn
 from ..runtime import groups
 from . import unsharded
 
+if TYPE_CHECKING:
+    from ...engine.install import UndoStack
+
 _FSDP = "torch.distributed.fsdp"
 
 
-def hook(hooks: Any, is_active: Callable[[], bool]) -> None:
+def hook(stack: UndoStack, is_active: Callable[[], bool]) -> None:
     """Unshard models before they are wrapped.
 
     Args:
-        is_active: Whether ``hooks`` are still in force when a wrapper is imported.
+        is_active: Whether what is set is still in force when a wrapper is imported.
     """
-    hooks.set_attribute("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _wrap_init)
+    stack.set_attribute("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _wrap_init)
 
     def follow(_: Any) -> None:
         if is_active():
-            hooks.set_attribute(_FSDP, "FullyShardedDataParallel.__init__", _wrap_init)
-            hooks.set_attribute(_FSDP, "fully_shard", _wrap_function)
+            stack.set_attribute(_FSDP, "FullyShardedDataParallel.__init__", _wrap_init)
+            stack.set_attribute(_FSDP, "fully_shard", _wrap_function)
 
     wrapt.register_post_import_hook(follow, _FSDP)
 

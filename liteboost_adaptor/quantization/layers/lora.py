@@ -6,7 +6,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,13 +14,16 @@ from ...config import Settings
 from ...errors import QuantizationError
 from .linear import QuantizedLinear
 
+if TYPE_CHECKING:
+    from ...engine.install import UndoStack
+
 _MODEL = "peft.tuners.lora.model"
 
 
-def extend(hooks: Any, settings: Settings) -> None:
+def extend(stack: UndoStack, settings: Settings) -> None:
     """Let PEFT, which has been imported, wrap quantized layers."""
     if hasattr(sys.modules.get(_MODEL), "dispatch_default"):
-        hooks.set_attribute(_MODEL, "dispatch_default", _dispatching)
+        stack.set_attribute(_MODEL, "dispatch_default", _dispatching)
 
 
 def _dispatching(original: Callable[..., Any]) -> Callable[..., Any]:

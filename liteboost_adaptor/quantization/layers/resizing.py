@@ -7,7 +7,7 @@ the dequantized weight, and are the only ones that are rounded.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,14 +15,17 @@ from torch import Tensor
 from ..schemes import QuantizedTensor, QuantScheme, quantize
 from .linear import QuantizedLinear
 
+if TYPE_CHECKING:
+    from ...engine.install import UndoStack
+
 _MODELING = "transformers.modeling_utils"
 _METHOD = "PreTrainedModel._get_resized_lm_head"
 _NEW_ROWS = "new rows of the output layer"
 
 
-def install(hooks: Any) -> None:
+def install(stack: UndoStack) -> None:
     """Have transformers resize quantized output layers."""
-    hooks.set_attribute(_MODELING, _METHOD, _resizing)
+    stack.set_attribute(_MODELING, _METHOD, _resizing)
 
 
 def _resizing(original: Any) -> Any:
