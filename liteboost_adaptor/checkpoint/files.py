@@ -254,7 +254,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Made:
+class LazyTensor:
     """A tensor that is made of others when it is read; for loaders it is like a `Slice`.
 
     Attributes:

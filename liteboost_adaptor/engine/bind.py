@@ -46,13 +46,13 @@ class Mark:
 
 
 @dataclass
-class Plan:
-    """How instances of one class with one kind of children are served. ``made`` is None: not at all.
+class BindingPlan:
+    """How instances of one class with one kind of children are served. ``subclass`` is None: not at all.
 
     ``keeps`` holds the objects whose identities are in the plan's key, so that no other gets their address.
     """
 
-    made: type | None
+    subclass: type | None
     outcomes: tuple[Outcome, ...]
     keeps: tuple[Any, ...] = ()
 
@@ -110,7 +110,7 @@ class Binder:
         self.rules = rules
         self.always = always
         self.matcher = RuleMatcher(rules)
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, BindingPlan] = {}
         self._of_torch = 0
         #: By class, of the binding that is under way: see `_reached_and_named`.
         self._named: dict[type, tuple[dict[str, Any], tuple[Any, ...]]] = {}
@@ -137,22 +137,22 @@ class Binder:
     def _bind_module(self, module: torch.nn.Module, binding: Binding) -> None:
         try:
             plan = self._plan(module)
-            if plan.made is not None:
-                swap.swap(module, plan.made)
+            if plan.subclass is not None:
+                swap.swap(module, plan.subclass)
         except Exception as fault:  # noqa: BLE001 - recorded; the original runs
             outcome = Outcome("engine", FAILED, _target(type(module)), f"{type(fault).__name__}: {fault}")
-            plan = Plan(None, (outcome,))
+            plan = BindingPlan(None, (outcome,))
         for outcome in plan.outcomes:
             report.add(outcome)
             if outcome.state not in (APPLIED, PROVED):
                 binding.refusals.append(outcome)
-        if plan.made is not None:
+        if plan.subclass is not None:
             binding.modules.append(weakref.ref(module))
 
-    def _plan(self, module: torch.nn.Module) -> Plan:
+    def _plan(self, module: torch.nn.Module) -> BindingPlan:
         cls = type(module)
         if cls.__module__.split(".")[0] == "torch" and not self.matcher.names_class(_target(cls)):
-            return Plan(None, ())
+            return BindingPlan(None, ())
         if cls not in self._named:
             self._named[cls] = self._reached_and_named(cls)
         reached, names = self._named[cls]
@@ -166,7 +166,7 @@ class Binder:
             tuple(map(id, names)),
         )
         if key not in self._plans:
-            self._plans[key] = _Planner(self, module, reached).plan()
+            self._plans[key] = _BindingPlanner(self, module, reached).plan()
             forwards = [getattr(type(child), "forward", None) for child in module._modules.values()]
             self._plans[key].keeps = (tuple(reached.values()), names, forwards)
             if len(self._plans) > _MOST_PLANS:  # classes made in a notebook or a test come and go
@@ -211,7 +211,7 @@ def _current_forward(cls: type[torch.nn.Module]) -> Callable[..., Any]:
     return forward
 
 
-class _Planner:
+class _BindingPlanner:
     """Decides the plan for one module."""
 
     def __init__(self, binder: Binder, module: torch.nn.Module, reached: Mapping[str, Any]) -> None:
@@ -225,7 +225,7 @@ class _Planner:
         self.bound: dict[str, Rule] = {}
         self.calls: set[str] = set()
 
-    def plan(self) -> Plan:
+    def plan(self) -> BindingPlan:
         for attribute in self.matcher.attributes:
             self._replace_method(attribute)
         for attribute, method in self.reached.items():
@@ -237,11 +237,11 @@ class _Planner:
         bound = [outcome for outcome in self.outcomes if outcome.state in (APPLIED, PROVED)]
         if bound and swap.hides_forward(self.module):
             reason = "this instance has a forward of its own (a hook of another library)"
-            return Plan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
+            return BindingPlan(None, tuple(Outcome(o.rule, FOREIGN, o.target, reason) for o in bound))
         if not bound and not self.is_marked_anyway:
-            return Plan(None, tuple(self.outcomes))
+            return BindingPlan(None, tuple(self.outcomes))
         mark = Mark(types.MappingProxyType(dict(self.bound)), tuple(bound), registries, frozenset(self.calls))
-        return Plan(self._subclass(mark), tuple(self.outcomes))
+        return BindingPlan(self._subclass(mark), tuple(self.outcomes))
 
     def _subclass(self, mark: Mark) -> type:
         return swap.subclass(self.cls, self.methods, mark)

@@ -41,8 +41,8 @@ from .expressions import (
     position,
     writes_in_place,
 )
+from .later_patch import call_with, load, yield_to_later_patch
 from .source import SourceUnavailable
-from .successor import call_with, load, yield_to_successor
 
 #: A dictionary's method of the same name takes fewer.
 _RECEIVER_ARGUMENTS = 2
@@ -95,7 +95,7 @@ def rewrite(method: Any, routes: Routes, owner: type | None = None, attribute: s
         raise SourceUnavailable(f"assigns to {editor.self_name}")
     if any(_is_private(child) for child in ast.walk(node)):
         raise SourceUnavailable("uses a private name (two leading underscores)")
-    names = {**editor.names, **yield_to_successor(node, method, owner, attribute)}
+    names = {**editor.names, **yield_to_later_patch(node, method, owner, attribute)}
     function = rewrap(method, build(node, parsed, names))
     return Rewritten(function, {pattern: frozenset(names) for pattern, names in editor.met.items() if names})
 
@@ -122,7 +122,7 @@ def forwarding(
         raise SourceUnavailable("takes *args, **kwargs or keyword-only arguments")
     node = copy.copy(parsed.node)
     node.body = [ast.copy_location(ast.Return(value=call_with(arguments, "__liteboost_ours__")), parsed.node)]
-    names = {"__liteboost_ours__": replacement, **yield_to_successor(node, method, owner, attribute)}
+    names = {"__liteboost_ours__": replacement, **yield_to_later_patch(node, method, owner, attribute)}
     function = build(node, parsed, names)
     vars(function)["__liteboost_original__"] = method
     return function

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 
 #: ``c10::DeviceType::CUDA``.
 _CUDA = 1

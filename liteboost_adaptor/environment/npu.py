@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..config import Settings
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 from ..report import APPLIED, DISABLED, FAILED, IDLE, Listed, Outcome, report
 from . import ascend, cuda_names, npu_generate, npu_masks, npu_rotary
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..engine import swap
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 
 _MODEL = "peft.peft_model"
 _TUNER = "peft.tuners.tuners_utils"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..config import Settings
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 from ..report import DISABLED, IDLE, CallCounter, Listed, report
 
 RULE, TITLE = "load.patterns", "Names of checkpoints are compiled for the architecture that is loaded"

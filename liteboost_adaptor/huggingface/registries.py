@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.catalogue import Rule
 from ..engine.guarded import guard
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 from ..report import report
 
 

@@ -18,7 +18,7 @@ from .. import eligibility, native, native_npu, python_kernels, thread_pool, wat
 from ..config import Settings
 from ..engine import catalogue, swap
 from ..engine.bind import Binder, Binding, restore
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 from ..errors import LiteBoostError, NativeLibraryError, StrictError
 from ..kv_cache import bind as kv_cache
 from ..report import DISABLED, FAILED, FOREIGN, IDLE, REFUSED, Listed, Outcome, report

@@ -23,7 +23,7 @@ import torch
 from .. import native_npu
 from ..config import Settings
 from ..engine import source, swap
-from ..engine.install import UndoStack
+from ..engine.undo_stack import UndoStack
 from ..replacements import npu_format
 from ..replacements.npu_format import FRACTAL_NZ, ND
 

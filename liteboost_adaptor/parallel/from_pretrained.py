@@ -42,7 +42,7 @@ from .tensor.plan import Layout, ShardingPlan, unsharded_plan
 from .tensor.quantized import Weight
 
 if TYPE_CHECKING:
-    from ..engine.install import UndoStack
+    from ..engine.undo_stack import UndoStack
     from ..huggingface.runtime import Runtime
 
 _MODELING = "transformers.modeling_utils"

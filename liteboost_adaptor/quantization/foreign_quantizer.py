@@ -15,7 +15,7 @@ import torch
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .. import native
-from ..checkpoint.files import Made, Slice
+from ..checkpoint.files import LazyTensor, Slice
 from ..errors import QuantizationError
 from ..report import APPLIED, REFUSED, Outcome, report
 from .checkpoint.checksums import is_safetensors, tensors_of
@@ -166,8 +166,8 @@ class ForeignQuantizer(LiteBoostQuantizer):
                 report.add(Outcome(RULE, REFUSED, name, reason))
         return schemes
 
-    def tensors(self, tensors: Mapping[str, Slice]) -> dict[str, Slice | Made]:
-        found: dict[str, Slice | Made] = {}
+    def tensors(self, tensors: Mapping[str, Slice]) -> dict[str, Slice | LazyTensor]:
+        found: dict[str, Slice | LazyTensor] = {}
         for name, tensor in tensors.items():
             owner, _, suffix = name.rpartition(".")
             # Scales of activations and of a cache can be of layers that are not quantized themselves.
@@ -175,8 +175,8 @@ class ForeignQuantizer(LiteBoostQuantizer):
                 found[name] = tensor
         for name, layer in self._layers.items():
             if isinstance(layer, CheckpointLayer):
-                found[f"{name}.weight"] = Made(layer.shape, torch.float32, layer.dequantize)
+                found[f"{name}.weight"] = LazyTensor(layer.shape, torch.float32, layer.dequantize)
                 continue
             for buffer, (shape, dtype) in layer.scheme.buffer_specs(*layer.layer.shape).items():
-                found[f"{name}.{buffer}"] = Made(shape, dtype, getattr(layer, buffer))
+                found[f"{name}.{buffer}"] = LazyTensor(shape, dtype, getattr(layer, buffer))
         return found

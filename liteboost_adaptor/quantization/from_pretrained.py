@@ -18,7 +18,7 @@ from .checkpoint.checksums import is_safetensors, tensors_of, why_unverified
 from .hf_quantizer import LiteBoostQuantizer
 
 if TYPE_CHECKING:
-    from ..engine.install import UndoStack
+    from ..engine.undo_stack import UndoStack
 
 _MODELING = "transformers.modeling_utils"
 _ARGUMENTS = ["model", "state_dict", "checkpoint_files", "load_config", "expected_keys"]

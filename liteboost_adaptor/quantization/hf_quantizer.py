@@ -44,7 +44,7 @@ class LiteBoostQuantizer(HfQuantizer):
         #: Weights that are quantized while they are loaded, with shards of other processes, by name.
         self.sharded_weights: dict[str, ShardedWeight] = {}
         #: Whether inputs of layers of 4 bits are rounded, which whoever wrote the checkpoint did not ask for.
-        self.rounds_activations = False
+        self.overrides_w4a16_by_w4a8 = False
         #: Where it reads, for errors.
         self.files: list[str] = []
         #: Why nobody knows whether what was read is what was written, or an empty string.
@@ -105,7 +105,7 @@ class LiteBoostQuantizer(HfQuantizer):
         else:
             self.check_loaded(model)
             prepack(model)
-        if self.rounds_activations:
+        if self.overrides_w4a16_by_w4a8:
             self._round_activations(model)
         self._keep_experts_whole(model)
         report_targets(self._targets)

@@ -14,7 +14,7 @@ from ..report import REFUSED, Outcome, report
 from .names import CHECKPOINTS, QUANT_METHOD, RULE
 
 if TYPE_CHECKING:
-    from ..engine.install import UndoStack
+    from ..engine.undo_stack import UndoStack
     from ..huggingface.runtime import Runtime
 
 _AUTO = "transformers.quantizers.auto"
@@ -88,7 +88,7 @@ def _choosing(wanted: dict[str, Any], original: Callable[..., Any]) -> Callable[
         result = original(config, quantization_config, *args, **kwargs)
         quantizer = result[0] if isinstance(result, tuple) else result
         if wanted["scheme"] == "w4a8" and isinstance(quantizer, LiteBoostQuantizer):
-            quantizer.rounds_activations = quantizer.pre_quantized
+            quantizer.overrides_w4a16_by_w4a8 = quantizer.pre_quantized
         return result
 
     return get_hf_quantizer

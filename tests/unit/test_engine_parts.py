@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from liteboost_adaptor.engine import swap
-from liteboost_adaptor.engine.install import UndoStack
 from liteboost_adaptor.engine.probe import probe
+from liteboost_adaptor.engine.undo_stack import UndoStack
 
 
 class Parent:

@@ -10,7 +10,7 @@ import torch
 
 import liteboost_adaptor
 from liteboost_adaptor.config import Settings
-from liteboost_adaptor.engine.install import UndoStack
+from liteboost_adaptor.engine.undo_stack import UndoStack
 from liteboost_adaptor.environment import FIXED_MODULES, cuda_names, npu, npu_masks
 
 

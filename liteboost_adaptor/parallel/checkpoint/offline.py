@@ -25,7 +25,7 @@ from ..tensor.shard_spec import copy_shard
 from .read_plan import ReadPlan
 
 if TYPE_CHECKING:
-    from ...engine.install import UndoStack
+    from ...engine.undo_stack import UndoStack
     from ...huggingface.runtime import Runtime
 
 INDEX = "liteboost_shards.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ...checkpoint.files import Made, Slice
+from ...checkpoint.files import LazyTensor, Slice
 from ...quantization.checkpoint.names import ParameterNames
 from ...quantization.layers import ShardedWeight
 from ...quantization.names import QUANT_METHOD
@@ -18,7 +18,7 @@ from ..tensor.quantized import Weight
 from ..tensor.shard_spec import ShardSpec
 from . import read_plan
 
-Tensors = Mapping[str, Slice | Made]
+Tensors = Mapping[str, Slice | LazyTensor]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ..runtime import groups
 from . import unsharded
 
 if TYPE_CHECKING:
-    from ...engine.install import UndoStack
+    from ...engine.undo_stack import UndoStack
 
 _FSDP = "torch.distributed.fsdp"
 

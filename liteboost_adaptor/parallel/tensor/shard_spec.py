@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...checkpoint.files import Made, Slice
+from ...checkpoint.files import LazyTensor, Slice
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -110,7 +110,7 @@ class ShardSpec:
             [tensor.narrow(self.dim, first, last - first) for first, last in spans], dim=self.dim
         )
 
-    def read(self, tensor: Slice | Made, rank: int, checks: bool = True) -> Slice | Made:
+    def read(self, tensor: Slice | LazyTensor, rank: int, checks: bool = True) -> Slice | LazyTensor:
         """What ``rank`` reads of ``tensor``; of a file, its shard only.
 
         Args:
@@ -122,7 +122,7 @@ class ShardSpec:
             whole = tensor.digest if checks else ""
             return replace(tensor, dim=self.dim, ranges=self.ranges[rank], digest="", whole=whole)
         shape = self.local_shape(tuple(tensor.get_shape()), rank)
-        return Made(shape, tensor.dtype, lambda: self.local(tensor[...], rank))
+        return LazyTensor(shape, tensor.dtype, lambda: self.local(tensor[...], rank))
 
     def empty_global(self, local: Tensor) -> Tensor:
         """Memory for the shards of all ranks, of which ``local`` is one."""

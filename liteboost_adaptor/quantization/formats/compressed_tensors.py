@@ -58,7 +58,7 @@ def config_groups(config: Config) -> tuple[ConfigGroup, ...]:
             raise invalid(key, group, "it must be an object")
         if mapping(group, "weights"):
             layer = _layer_config(group["weights"], f"{key}.weights", may_be_negative)
-            layer = replace(layer, rounds_activations=_rounds_activations(group))
+            layer = replace(layer, quantizes_activations=_quantizes_activations(group))
             groups.append(ConfigGroup(_targets(group.get("targets"), f"{key}.targets"), layer))
     return tuple(groups)
 
@@ -93,7 +93,7 @@ def _layer_config(weights: Config, key: str, may_be_negative: bool) -> LayerConf
     )
 
 
-def _rounds_activations(group: Config) -> bool:
+def _quantizes_activations(group: Config) -> bool:
     """Whether inputs are rounded to 8 bits as they come, which `RepackedLayer` does beside 4 bits."""
     inputs = mapping(group, "input_activations")
     return (

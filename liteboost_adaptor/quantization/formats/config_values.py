@@ -28,7 +28,7 @@ class LayerConfig:
         has_group_index: Whether there is a list with the group of each column.
         per_tensor: Whether one scale is that of the whole weight; None: either, without groups.
         may_be_negative: Whether what wrote it writes negative scales.
-        rounds_activations: Whether inputs are rounded to integers of 8 bits as they come.
+        quantizes_activations: Whether inputs are rounded to integers of 8 bits as they come.
     """
 
     bits: int
@@ -37,7 +37,7 @@ class LayerConfig:
     has_group_index: bool | None = None
     per_tensor: bool | None = False
     may_be_negative: bool = False
-    rounds_activations: bool = False
+    quantizes_activations: bool = False
 
     def num_groups(self, in_features: int) -> int:
         """Groups of a row of so many columns."""

@@ -50,7 +50,7 @@ class RepackedLayer:
         columns = 0 if order is None and not is_split else (1 + is_split) * width
         # Of 4 bits 8 stands for zero without zero points, and the lower half of 8 bits has none.
         is_symmetric = layer.bits == 4 and not has_zeros
-        name = "w4a8" if layer.config.rounds_activations and not is_split else "w4a16"
+        name = "w4a8" if layer.config.quantizes_activations and not is_split else "w4a16"
         return cls(layer, QuantScheme(name, size, is_symmetric, dtype, columns), order, groups, is_split)
 
     def columns(self) -> Tensor:

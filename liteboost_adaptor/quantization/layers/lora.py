@@ -15,7 +15,7 @@ from ...errors import QuantizationError
 from .linear import QuantizedLinear
 
 if TYPE_CHECKING:
-    from ...engine.install import UndoStack
+    from ...engine.undo_stack import UndoStack
 
 _MODEL = "peft.tuners.lora.model"
 

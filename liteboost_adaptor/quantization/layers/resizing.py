@@ -16,7 +16,7 @@ from ..schemes import QuantizedTensor, QuantScheme, quantize
 from .linear import QuantizedLinear
 
 if TYPE_CHECKING:
-    from ...engine.install import UndoStack
+    from ...engine.undo_stack import UndoStack
 
 _MODELING = "transformers.modeling_utils"
 _METHOD = "PreTrainedModel._get_resized_lm_head"

@@ -13,10 +13,10 @@ import torch
 from . import source
 
 _CLASS, _ORIGINAL = "__liteboost_class__", "__liteboost_original__"
-_HAND_ON, _PARAMETERS = "__liteboost_hand_on__", "__liteboost_parameters__"
+_CALL_LATER_PATCH, _PARAMETERS = "__liteboost_call_later_patch__", "__liteboost_parameters__"
 
 
-def yield_to_successor(
+def yield_to_later_patch(
     node: ast.FunctionDef, method: Any, owner: type | None, attribute: str
 ) -> dict[str, Any]:
     """Begin ``node`` with a check that ``owner`` still has ``method``; returns the names the check uses.
@@ -28,14 +28,19 @@ def yield_to_successor(
     """
     if owner is None:
         return {}
-    names = {_CLASS: owner, _ORIGINAL: method, _HAND_ON: hand_on, _PARAMETERS: _parameters(method)}
+    names = {
+        _CLASS: owner,
+        _ORIGINAL: method,
+        _CALL_LATER_PATCH: call_later_patch,
+        _PARAMETERS: _parameters(method),
+    }
     current = ast.Attribute(value=load(_CLASS), attr=attribute or node.name, ctx=ast.Load())
     tests: list[ast.expr] = [ast.Compare(left=current, ops=[ast.IsNot()], comparators=[load(_ORIGINAL)])]
     tests += _code_exchanged(method, names)
-    successor = call_with(node.args, _HAND_ON)
-    successor.args = [copy.copy(current), load(_PARAMETERS), *successor.args]
+    later = call_with(node.args, _CALL_LATER_PATCH)
+    later.args = [copy.copy(current), load(_PARAMETERS), *later.args]
     changed = ast.BoolOp(op=ast.Or(), values=tests)
-    check = ast.If(test=changed, body=[ast.Return(value=successor)], orelse=[])
+    check = ast.If(test=changed, body=[ast.Return(value=later)], orelse=[])
     has_docstring = ast.get_docstring(node, clean=False) is not None
     node.body = [*node.body[:has_docstring], ast.copy_location(check, node), *node.body[has_docstring:]]
     return names
@@ -71,16 +76,16 @@ def _parameters(method: Any) -> Parameters:
     return Parameters(code.co_varnames[: code.co_argcount], function.__defaults__ or ())
 
 
-def hand_on(successor: Callable[..., Any], parameters: Parameters, *args: Any, **kwargs: Any) -> Any:
-    """Call ``successor`` with what a method of these ``parameters`` was given: ``args`` has all of them.
+def call_later_patch(later: Callable[..., Any], parameters: Parameters, *args: Any, **kwargs: Any) -> Any:
+    """Call ``later`` with what a method of these ``parameters`` was given: ``args`` has all of them.
 
     Which of them were given by name, and which not at all, nobody knows any more. By convention what has a
-    default is given by name; what is the default, and ``successor`` has no place for, was not given.
+    default is given by name; what is the default, and ``later`` has no place for, was not given.
     """
     is_longer = len(args) > len(parameters.names)
-    taken, takes_names = (None, False) if torch.compiler.is_compiling() else _names_taken(successor)
+    taken, takes_names = (None, False) if torch.compiler.is_compiling() else _names_taken(later)
     if taken is None or is_longer:
-        return successor(*args, **kwargs)
+        return later(*args, **kwargs)
     optional = len(args) - len(parameters.defaults)
     given, by_name = [], {}
     for n, (name, value) in enumerate(zip(parameters.names, args, strict=True)):
@@ -88,7 +93,7 @@ def hand_on(successor: Callable[..., Any], parameters: Parameters, *args: Any, *
             by_name[name] = value
         elif n < optional or value is not parameters.defaults[n - optional]:
             given.append(value)
-    return successor(*given, **by_name, **kwargs)
+    return later(*given, **by_name, **kwargs)
 
 
 def _names_taken(function: Callable[..., Any]) -> tuple[set[str] | None, bool]:
