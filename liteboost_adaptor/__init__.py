@@ -29,14 +29,14 @@ def _activate(_: Any) -> None:
     from .parallel.runtime import mesh
 
     vector_math.set_up()
-    offline.follow(runtime)
+    offline.register(runtime)
     if config.launched() or mesh.needs_several_processes(_settings):
         from .parallel import from_pretrained
 
-        from_pretrained.follow(runtime)
+        from_pretrained.register(runtime)
     from .quantization import registration
 
-    registration.follow(runtime)
+    registration.register(runtime)
     runtime.start(_settings)
     if _settings.disable:
         from . import rule_ids
@@ -54,14 +54,14 @@ def _wrap_quantized(_: Any) -> None:
     from .huggingface.runtime import runtime
     from .quantization import registration
 
-    registration.follow_peft(runtime)
+    registration.register_peft(runtime)
 
 
 def _share_server(_: Any) -> None:
     if config.launched() and _settings.tp > 1:
         from .parallel import serving
 
-        serving.follow()
+        serving.hook_server()
 
 
 def _fix(module: Any) -> None:

@@ -70,12 +70,12 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None, casts: bool = False)
 
 
 _MODULE_CALL = torch.nn.Module.__call__
-_TRACKED = "liteboost_adaptor.program.tracked"
-#: Modules whose tensors stand for plain ones: the fakes torch traces with, and what `program.tracked` tracks.
+_SYMBOLIC = "liteboost_adaptor.program.symbolic_tensor"
+#: Modules whose tensors stand for plain ones: the fakes torch traces with, and `program.symbolic_tensor`.
 _STANDING_FOR = (
     "torch._subclasses.fake_tensor",
     "torch._subclasses.functional_tensor",
-    _TRACKED,
+    _SYMBOLIC,
 )
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -151,7 +151,7 @@ def is_castable(*tensors: torch.Tensor | None) -> bool:
     return all(
         each is None
         or (
-            (type(each) in _PLAIN_TYPES or type(each).__module__ == _TRACKED)
+            (type(each) in _PLAIN_TYPES or type(each).__module__ == _SYMBOLIC)
             and each.dtype in DTYPES
             and (each.is_cpu or each.device.type in DEVICES)
         )

@@ -11,7 +11,7 @@ from .config import Settings
 from .environment.npu import FIXES
 from .huggingface.features import FEATURES
 from .huggingface.runtime import load_catalogue
-from .quantization.names import CHECKPOINTS
+from .quantization.identifiers import CHECKPOINTS
 from .report import report
 
 

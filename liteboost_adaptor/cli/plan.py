@@ -72,7 +72,7 @@ def plan(
     built = _on_meta(model, trust_remote_code)
     weights = quantized.weights_of(built)
     with quantized.as_plain(built):
-        found = layout.infer_layout(built, quantized.units_of(weights))
+        found = layout.infer_layout(built, quantized.granularities_of(weights))
     how = found.plan(tp, ep)
     reason = quantized.why_not(weights, how)
     if reason:
@@ -149,7 +149,7 @@ def _quantization(config: Any) -> Any:
     """What a model becomes as it is loaded: what its checkpoint says, else ``LITEBOOST_QUANT``; or None."""
     from .. import config as settings
     from ..quantization.config import LiteBoostConfig, of_settings
-    from ..quantization.names import QUANT_METHOD
+    from ..quantization.identifiers import QUANT_METHOD
 
     said = getattr(config, "quantization_config", None)
     if said is None:

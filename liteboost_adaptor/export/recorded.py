@@ -10,7 +10,7 @@ import torch
 
 from ..errors import ExportError
 from ..program.attempt import Attempt
-from ..program.holders import Holder, holders
+from ..program.cache_state import CacheDict, cache_dicts
 from ..program.program import written_to
 from ..program.recording import Expected, Length, Place, Slot
 from . import arguments
@@ -115,13 +115,13 @@ def state_of(cache: Any) -> State:
     """What ``cache`` keeps now."""
     return {
         entry_name(holder, name): tuple(value.shape) if isinstance(value, torch.Tensor) else value
-        for holder in holders(cache.layers)
+        for holder in cache_dicts(cache.layers)
         for name, value in holder.of(cache.layers).items()
         if isinstance(value, torch.Tensor | int)
     }
 
 
-def entry_name(holder: Holder, name: Any) -> str:
+def entry_name(holder: CacheDict, name: Any) -> str:
     """What a folder calls ``name`` of a layer, or of a dict that a layer keeps."""
     return ".".join([str(holder.layer), *([holder.attribute] if holder.attribute else []), str(name)])
 

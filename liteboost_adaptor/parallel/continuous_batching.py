@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ParallelError
-from ..quantization.names import PLAN
+from ..quantization.identifiers import PLAN
 from .data import unsharded
 from .runtime import groups
 from .runtime.call_group import CallGroup, RanksDiverged
@@ -29,7 +29,7 @@ from .tensor.plan import ShardingPlan
 _KV_RULES = ("layers.*.self_attn.k_proj", "layers.*.self_attn.v_proj")
 
 
-def follow(model: nn.Module, mesh: Mesh) -> None:
+def attach(model: nn.Module, mesh: Mesh) -> None:
     """Let the ranks of ``mesh`` run the batches of ``model`` together."""
     if hasattr(model, "init_continuous_batching"):
         vars(model).update(

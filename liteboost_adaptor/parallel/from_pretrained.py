@@ -69,7 +69,7 @@ class _Pending:
     origin: LoadRecipe | None
 
 
-def follow(runtime: Runtime) -> None:
+def register(runtime: Runtime) -> None:
     """Shard models that are loaded while ``runtime`` prepares models."""
     runtime.extend(_extend)
 
@@ -138,7 +138,7 @@ class _Loading:
                 model.tie_weights(recompute_mapping=False)  # tied parameters are sharded as one
                 weights = quantized_reads.weights_of(model, load_config.hf_quantizer)
                 with quantized.as_plain(model):
-                    found = layout.infer_layout(model, quantized.units_of(weights))
+                    found = layout.infer_layout(model, quantized.granularities_of(weights))
                 reason = "" if found.shardings else "no part of it is recognised"
                 if not reason and weights:
                     reason = _why_not_in_units(model, found, sizes["tp"], self.settings.ep)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from ..errors import ParallelError
 from ..huggingface.runtime import runtime
-from ..quantization.names import PLAN
+from ..quantization.identifiers import PLAN
 from .runtime import groups
 from .runtime.heartbeat import LivenessMonitor, StoreUnavailable
 
@@ -33,7 +33,7 @@ _POLL_INTERVAL_S = 0.2
 _BEGIN, _END = "begin", "end"
 
 
-def follow() -> None:
+def hook_server() -> None:
     """Let the ranks of a server share one port."""
     runtime.hooks.set_attribute(_SERVER, "build_server", _wrap)
 

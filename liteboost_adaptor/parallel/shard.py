@@ -11,7 +11,7 @@ from torch import nn
 from .. import __version__, config, native
 from ..errors import ParallelError, PlanError
 from ..huggingface.runtime import runtime
-from ..quantization.names import PLAN
+from ..quantization.identifiers import PLAN
 from . import continuous_batching, synchronize
 from .checkpoint import saving
 from .data import unsharded
@@ -67,7 +67,7 @@ def share_calls(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:
             synchronize.save, model, mesh, functools.partial(saving.save_replicated, model, mesh)
         )
     synchronize.synchronize_calls(model, mesh)
-    continuous_batching.follow(model, mesh)
+    continuous_batching.attach(model, mesh)
     if mesh.sequence.size > 1:
         hooks.attach(model, mesh)
 
@@ -142,7 +142,7 @@ def _resize_token_embeddings(
 def _plan(model: nn.Module, size: int, expert_parallel: bool) -> ShardingPlan:
     weights = quantized.weights_of(model)
     with quantized.as_plain(model):
-        plan = layout.infer_layout(model, quantized.units_of(weights)).plan(size, expert_parallel)
+        plan = layout.infer_layout(model, quantized.granularities_of(weights)).plan(size, expert_parallel)
     reason = quantized.why_not(weights, plan)
     if reason:
         raise PlanError(

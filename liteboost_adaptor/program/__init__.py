@@ -2,9 +2,9 @@
 
 - Decide: `step`, `step_call`, `arguments`, `schedule`, `reasons`.
 - Record: `attempt`, `record`, `recording` (the data), `functions`, `operators`, `tensors`, `execution`,
-  `symbols`, `tracked`, `disguise`, `stand_in`, `casts`.
-- Improve and lower: `passes`, `cpu_passes`, `npu_*`, `merged_weights`, `uses`, `lower`.
-- Guard: `state`, `reach`, `reached`, `reading`, `known`, `objects`.
+  `symbols`, `symbolic_tensor`, `disguise`, `stand_in`, `casts`.
+- Improve and lower: `passes`, `cpu_passes`, `npu_*`, `merged_weights`, `def_use`, `lower`.
+- Guard: `state`, `reachability`, `reachable_state`, `bytecode`, `trusted_code`, `objects`.
 - Run: `program`, `result`, `graph`, `phases`, `shadow`.
-- Of a cache: `caches`, `holders`, `ragged`.
+- Of a cache: `caches`, `cache_state`, `ragged`.
 """

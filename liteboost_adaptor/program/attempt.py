@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ..kv_cache import buffers
-from . import casts, disguise, execution, known
+from . import casts, disguise, execution, trusted_code
 from .arguments import GROWING, cache_name, is_passed_on, nested, tokens
+from .cache_state import CacheSnapshot, cache_dicts
 from .caches import parts
 from .execution import Execution
 from .functions import Functions
-from .holders import Kept, holders
 from .lower import Writer
 from .passes import slots_read
 from .program import Program, fault_of, written_to
@@ -24,8 +24,8 @@ from .recording import Call, CannotLower, Length
 from .result import Outline
 from .stand_in import StandIns
 from .state import State
+from .symbolic_tensor import SymbolicTensor, is_untouched
 from .tensors import Known
-from .tracked import Tracked, is_untouched
 
 
 class Attempt:
@@ -64,14 +64,14 @@ class Attempt:
         self._given, self._ran, self._is_copied = given, ran, is_copied
         self._growing, self._unread = growing, unread
         self._cache = cache = given[cache_name(given)]
-        self.held_by = holders(parts(cache))
+        self.held_by = cache_dicts(parts(cache))
         owns = [holder.of(parts(cache)) for holder in self.held_by]
         self._state = State(model, cache, ran)
         self._stand_ins = StandIns()
         self.fault = self._state.fault or fault_of(cache, owns) or self._unknown(ran)
         self.recorder = Recorder(owns, numbers, Known(self._state.tensors), begins)
         self._of_cache = dict(vars(cache))
-        self._kept, self._generators = Kept(owns), _Generators(tokens(given).device)
+        self._kept, self._generators = CacheSnapshot(owns), _Generators(tokens(given).device)
         self._has_run_more = False
         self._fault_of_run = ""
         self.is_tainted = False
@@ -97,7 +97,7 @@ class Attempt:
 
         given = {name: argument(name, value) for name, value in self._given.items()}
         with (
-            disguise.disguised(self._ran, Tracked),
+            disguise.disguised(self._ran, SymbolicTensor),
             execution.observed(self._ran.codes) as ran,
             functions,
             recorder,
@@ -239,7 +239,7 @@ class Attempt:
 
 def _is_below(module: str) -> bool:
     """Whether a function of ``module`` has no state that a step could change."""
-    return known.is_fixed(module) or known.is_standard(module)
+    return trusted_code.is_fixed(module) or trusted_code.is_standard(module)
 
 
 class _Generators:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from . import known
+from . import trusted_code
+from .bytecode import names_of
 from .execution import Execution
-from .reading import names_of
 
 _ASKED = "__getattribute__"
 #: Held while a step is recorded: what is put in the place of types is seen, and taken back, for all threads.
@@ -69,8 +69,8 @@ def _is_of_torch(frame: types.FrameType | None) -> bool:
     """Whether torch asks, or what it computes by: also through Python's library (``numbers.Integral``)."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if not known.is_standard(module):
-            return known.is_fixed(module) or known.is_below(module)
+        if not trusted_code.is_standard(module):
+            return trusted_code.is_fixed(module) or trusted_code.is_below(module)
         frame = frame.f_back
     return True
 

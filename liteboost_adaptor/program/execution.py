@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..report import CallCounter
-from . import known, reading
+from . import bytecode, trusted_code
 
 #: Methods of tensors that read values without the dispatcher.
 _READS = {"tolist", "numpy", "data_ptr", "__reduce_ex__", "untyped_storage", "const_data_ptr"}
@@ -35,7 +35,7 @@ _NOTING = (
     "mpmath",
     "liteboost_adaptor.program.record",
     "liteboost_adaptor.program.tensors",
-    "liteboost_adaptor.program.tracked",
+    "liteboost_adaptor.program.symbolic_tensor",
     "liteboost_adaptor.program.operators",
     "liteboost_adaptor.program.disguise",
     "liteboost_adaptor.environment.npu_rotary",  # what it reads by is read before every run
@@ -70,7 +70,7 @@ class Execution:
 
     def unread(self) -> list[types.CodeType]:
         """Those that are not known, and have to be read."""
-        return [code for code, names in self.codes.items() if not known.is_known(code, names)]
+        return [code for code, names in self.codes.items() if not trusted_code.is_known(code, names)]
 
 
 def is_possible() -> bool:
@@ -168,25 +168,25 @@ class _Observer:
             self.ran.is_tainted = True
             self.ran.fault = self.ran.fault or "makes a text of a length"
         self.ran.fault = self.ran.fault or _called(frame, module)
-        if known.package(module) == "liteboost_adaptor":
+        if trusted_code.package(module) == "liteboost_adaptor":
             return _OURS
-        if known.is_stateful(module, frame.f_code.co_name):
+        if trusted_code.is_stateful(module, frame.f_code.co_name):
             return _STATEFUL
-        if known.is_fixed(module) or known.is_standard(module):
+        if trusted_code.is_fixed(module) or trusted_code.is_standard(module):
             return _FIXED
-        return _KNOWN if known.is_known(frame.f_code, names) else _UNREAD
+        return _KNOWN if trusted_code.is_known(frame.f_code, names) else _UNREAD
 
 
 def _called(frame: types.FrameType, module: str) -> str:
     """Why a function in Python is none that a program can stand for, as far as its module says."""
     if f"{module}.".startswith(_RANDOM):
         return f"draws random numbers ({module}.{frame.f_code.co_qualname})"
-    if not known.is_stateful(module, frame.f_code.co_name):
+    if not trusted_code.is_stateful(module, frame.f_code.co_name):
         return ""
     caller = frame.f_back
-    while caller is not None and known.is_standard(caller.f_globals.get("__name__") or ""):
+    while caller is not None and trusted_code.is_standard(caller.f_globals.get("__name__") or ""):
         caller = caller.f_back
-    if caller is None or known.is_known(caller.f_code, caller.f_globals):
+    if caller is None or trusted_code.is_known(caller.f_code, caller.f_globals):
         return ""
     return f"{_place(caller)} calls {module}.{frame.f_code.co_qualname}"
 
@@ -207,7 +207,11 @@ def _called_in_c(called: Any, frame: types.FrameType, kind: int) -> str:
     owner = getattr(called, "__self__", None)
     if f"{type(owner).__module__}.".startswith(_RANDOM):
         return f"draws random numbers ({type(owner).__name__}.{name})"
-    is_refused = known.is_from_elsewhere(called) if kind == _KNOWN else not known.is_plain_function(called)
+    is_refused = (
+        trusted_code.is_from_elsewhere(called)
+        if kind == _KNOWN
+        else not trusted_code.is_plain_function(called)
+    )
     if not is_refused or _is_noting(frame):
         return ""
     where = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
@@ -216,7 +220,7 @@ def _called_in_c(called: Any, frame: types.FrameType, kind: int) -> str:
 
 def faults_in(codes: list[types.CodeType]) -> str:
     """What functions that had to be read do that no guard can see, or an empty string."""
-    return next((fault for code in codes if (fault := reading.fault_of(code))), "")
+    return next((fault for code in codes if (fault := bytecode.fault_of(code))), "")
 
 
 def _place(frame: types.FrameType) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import known
+from . import trusted_code
 
 if TYPE_CHECKING:
     from .record import Recorder
@@ -140,7 +140,7 @@ class Functions(TorchFunctionMode):
             self.fault = self.fault or f"calls {name} in the place of a function of torch"
         frame = sys._getframe(1)
         caller = frame.f_globals.get("__name__") or ""
-        if known.package(caller) != "liteboost_adaptor":  # what we read decides nothing
+        if trusted_code.package(caller) != "liteboost_adaptor":  # what we read decides nothing
             self.fault = self.fault or _unknown(func, name)
         if getattr(func, "__name__", "") == "__set__":
             self._set(_attribute(func), args)
@@ -159,10 +159,10 @@ class Functions(TorchFunctionMode):
             )
             result = func(*args, **kwargs)
         recorder.numbers_allowed = former
-        if name in _CHANGING and not known.is_known(frame.f_code, frame.f_globals):
+        if name in _CHANGING and not trusted_code.is_known(frame.f_code, frame.f_globals):
             is_seen = bool(args) and recorder.tell(args[0], name, result)
             self.fault = self.fault or ("" if is_seen else f"asks for {name} of a tensor")
-        elif name in _FORM and args and not known.is_known(frame.f_code, frame.f_globals):
+        elif name in _FORM and args and not trusted_code.is_known(frame.f_code, frame.f_globals):
             recorder.tell_form(args[0])
         return result
 
@@ -197,7 +197,7 @@ def _as_cast(func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, An
 
 def _is_of_torch(func: Any) -> bool:
     if isinstance(func, types.FunctionType):
-        return known.is_fixed(func.__globals__.get("__name__") or "")
+        return trusted_code.is_fixed(func.__globals__.get("__name__") or "")
     return isinstance(func, _COMPILED) or type(func).__module__.split(".")[0] == "torch"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from .def_use import DefUse
 from .passes import Step, is_slot, renamed
 from .recording import Call, Recording, Slot
-from .uses import Uses
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 #: is_causal, sliding_window, softcap and sinks of a call of attention that leaves them out.
@@ -26,12 +26,12 @@ def with_attention_in_fewer(
     which no mask hides, leaves nothing of what has the lowest number, whether a row sees a key or none.
     A softcap is `_npu_softcap_attention`, where there is no mask or such a one, which has no infinities.
     """
-    uses = Uses(calls, recording, returned)
+    uses = DefUse(calls, recording, returned)
     for call in calls:
         yield _in_fewer(call, uses, shapes) if isinstance(call, Call) else call
 
 
-def _in_fewer(call: Call, uses: Uses, shapes: dict[int, torch.Tensor]) -> Call:
+def _in_fewer(call: Call, uses: DefUse, shapes: dict[int, torch.Tensor]) -> Call:
     if call.function is not ours.attention.default or call.kwargs or not is_slot(call.args[0]):
         return call
     query, key, value, mask, scaling, *options = call.args
@@ -50,7 +50,7 @@ def _in_fewer(call: Call, uses: Uses, shapes: dict[int, torch.Tensor]) -> Call:
     return call
 
 
-def _seen_of(mask: Slot, dtype: torch.dtype, uses: Uses, shapes: dict[int, torch.Tensor]) -> Slot | None:
+def _seen_of(mask: Slot, dtype: torch.dtype, uses: DefUse, shapes: dict[int, torch.Tensor]) -> Slot | None:
     """The bool mask of all heads that an added one was made of: 0 where true, the lowest number elsewhere."""
     made = uses.maker(mask, aten.where.self)
     if made is None or made.kwargs or not all(map(is_slot, made.args)):
@@ -69,7 +69,7 @@ def without_joins(
 ) -> Iterator[Step]:
     """``calls`` without tensors that are joined only to be split again: a query of latent attention."""
     kept = {*returned}
-    uses = Uses(calls, recording, kept)
+    uses = DefUse(calls, recording, kept)
     gone: set[int] = set()
     parts: dict[int, int] = {}
     for call in calls:

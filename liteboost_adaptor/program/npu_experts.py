@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from .def_use import DefUse, as_torch_casts, casts, is_npu
 from .npu_routing import Routing, grouped_routings
 from .passes import Step, is_slot
 from .recording import Call, Recording, Slot
-from .uses import Uses, as_torch_casts, casts, is_npu
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _VIEWS = (aten.view.default, aten.unsqueeze.default, aten.reshape.default)
@@ -37,7 +37,7 @@ def with_fused_experts(
     if not hasattr(ours, "_npu_fused_experts_refusal"):
         yield from calls
         return
-    uses = Uses(calls, recording, returned)
+    uses = DefUse(calls, recording, returned)
     found = {id(call): _experts_of(call, uses, shapes) for call in calls if isinstance(call, Call)}
     blocks = {which: block for which, block in found.items() if block is not None}
     routings: dict[int, Routing] = {}
@@ -58,7 +58,7 @@ def with_fused_experts(
             yield call
 
 
-def _experts_of(combine: Call, uses: Uses, shapes: dict[int, torch.Tensor]) -> _Experts | None:
+def _experts_of(combine: Call, uses: DefUse, shapes: dict[int, torch.Tensor]) -> _Experts | None:
     """The experts whose results ``combine`` sums up; None where it does not, or they have another form."""
     if combine.function is not ours.experts_combine.default or combine.kwargs:
         return None
@@ -88,7 +88,7 @@ def _experts_of(combine: Call, uses: Uses, shapes: dict[int, torch.Tensor]) -> _
     return _Experts({id(call) for call in own}, args)
 
 
-def _behind_views(value: Any, uses: Uses) -> tuple[Any, list[Call]]:
+def _behind_views(value: Any, uses: DefUse) -> tuple[Any, list[Call]]:
     """What views show, and the views."""
     views = []
     while (view := uses.maker(value, *_VIEWS)) is not None:
@@ -97,7 +97,7 @@ def _behind_views(value: Any, uses: Uses) -> tuple[Any, list[Call]]:
     return value, views
 
 
-def _cut_of(gated: Call, uses: Uses) -> tuple[Any, bool, list[Call]] | None:
+def _cut_of(gated: Call, uses: DefUse) -> tuple[Any, bool, list[Call]] | None:
     """What gate and up are cut from, whether they take turns in it, and the calls that cut."""
     gate, up = gated.args[:2]
     split = uses.maker(gate, aten.split.Tensor, aten.chunk.default)
@@ -114,7 +114,7 @@ def _cut_of(gated: Call, uses: Uses) -> tuple[Any, bool, list[Call]] | None:
     return (first.args[0], True, [first, second]) if is_whole else None
 
 
-def _routing_of(block: _Experts, uses: Uses, shapes: dict[int, torch.Tensor]) -> Routing | None:
+def _routing_of(block: _Experts, uses: DefUse, shapes: dict[int, torch.Tensor]) -> Routing | None:
     """How the scores and the numbers of ``block`` follow from logits; None where in another way."""
     scores, index = block.args[5], block.args[6]
     topk = uses.maker(index, aten.topk.default)
@@ -135,7 +135,7 @@ def _routing_of(block: _Experts, uses: Uses, shapes: dict[int, torch.Tensor]) ->
     return Routing({id(call) for call in own}, ours._npu_topk_softmax.default, args, last)
 
 
-def _grouped_of(block: _Experts, grouped: list[tuple[Routing, list[Call]]], uses: Uses) -> Routing | None:
+def _grouped_of(block: _Experts, grouped: list[tuple[Routing, list[Call]]], uses: DefUse) -> Routing | None:
     """The router of groups that ``block`` has its scores and numbers from, if nobody else reads them."""
     for routing, own in grouped:
         is_its = [value.number for value in block.args[5:7]] == routing.results
@@ -145,11 +145,11 @@ def _grouped_of(block: _Experts, grouped: list[tuple[Routing, list[Call]]], uses
     return None
 
 
-def _outside(slot: int, own: list[Call], uses: Uses) -> list[Call]:
+def _outside(slot: int, own: list[Call], uses: DefUse) -> list[Call]:
     return [reader for reader in uses.readers(slot) if all(reader is not call for call in own)]
 
 
-def _softmax_behind(scores: Slot, topk: Call, uses: Uses) -> tuple[Slot, bool, list[Call]] | None:
+def _softmax_behind(scores: Slot, topk: Call, uses: DefUse) -> tuple[Slot, bool, list[Call]] | None:
     """Of the largest logits (GPT-OSS): logits, True, and the calls."""
     softmax = uses.maker(scores, aten._softmax.default)
     if softmax is None or softmax.args[0] != Slot(topk.results[0]) or not _is_of_rows(softmax):
@@ -163,7 +163,7 @@ def _is_of_rows(softmax: Call) -> bool:
 
 
 def _softmax_before(
-    scores: Slot, topk: Call, uses: Uses, shapes: dict[int, torch.Tensor]
+    scores: Slot, topk: Call, uses: DefUse, shapes: dict[int, torch.Tensor]
 ) -> tuple[Slot, bool, list[Call]] | None:
     """Of all logits, perhaps divided by the sum of those that were chosen (Mixtral, Qwen3-MoE)."""
     softmax = uses.maker(topk.args[0], aten._softmax.default)
@@ -192,7 +192,7 @@ def _softmax_before(
 _DIVISIONS = (aten.div_.Tensor, aten.div.Tensor)
 
 
-def _widened(value: Slot, uses: Uses) -> Call | None:
+def _widened(value: Slot, uses: DefUse) -> Call | None:
     """The call that made fp32 of it."""
     cast = uses.maker(value, *casts())
     if cast is None or as_torch_casts(cast).kwargs != {"dtype": torch.float32}:

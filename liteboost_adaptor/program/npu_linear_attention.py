@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from .def_use import DefUse, as_torch_casts, is_npu, memories, memory_of
 from .passes import Step, is_slot, slots_read
 from .recording import Call, Recording, Slot
-from .uses import Uses, as_torch_casts, is_npu, memories, memory_of
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 #: Of one tensor, element by element.
@@ -157,7 +157,7 @@ def _with_states_in_place(
     calls: list[Step], recording: Recording, shapes: dict[int, torch.Tensor], returned: list[int]
 ) -> Iterator[Step]:
     """A state that is copied, updated and copied back is updated where it lies."""
-    uses = Uses(calls, recording, returned)
+    uses = DefUse(calls, recording, returned)
     served: dict[int, Call] = {}
     gone: set[int] = set()
     for call in calls:
@@ -199,7 +199,7 @@ def _with_products_added(
     calls: list[Step], recording: Recording, shapes: dict[int, torch.Tensor], returned: list[int]
 ) -> Iterator[Step]:
     """``addcmul`` for a sum with a product that nobody else reads (the gate of a shared expert)."""
-    uses = Uses(calls, recording, returned)
+    uses = DefUse(calls, recording, returned)
     gone: set[int] = set()
     fused: dict[int, Call] = {}
     for call in calls:
@@ -229,7 +229,7 @@ def _with_decays_at_once(
 
     Made in each step, because a weight may change between two.
     """
-    uses = Uses(calls, recording, returned)
+    uses = DefUse(calls, recording, returned)
     writing = [call for call in calls if isinstance(call, Call) and call.function._schema.is_mutable]
     written = memories([slot for call in writing for slot in slots_read(call)], shapes)
     alike: dict[str, list[list[Call]]] = {}
@@ -256,7 +256,7 @@ def _with_decays_at_once(
     return [*made, *(call for call in calls if id(call) not in gone)]
 
 
-def _chain(slot: int, uses: Uses) -> list[Call]:
+def _chain(slot: int, uses: DefUse) -> list[Call]:
     """What is made of a constant element by element, by calls each the only reader of what is before it."""
     chain: list[Call] = []
     while len(readers := uses.readers(slot)) == 1 and as_torch_casts(readers[0]).function in _ELEMENTWISE:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import merged_weights
+from .def_use import memories, memory_of
 from .npu_attention import with_attention_in_fewer, with_whole_tables, without_joins
 from .npu_experts import with_fused_experts
 from .npu_integers import with_rows_of_integers
@@ -17,7 +18,6 @@ from .npu_norms import with_weights_plus_one
 from .passes import Step, is_slot, renamed, slots_read
 from .recording import Appended, Call, Recording
 from .tensors import writes
-from .uses import memories, memory_of
 
 ours = torch.ops.liteboost
 #: Operators that write, but only to what the run itself has made.

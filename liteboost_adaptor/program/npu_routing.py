@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from .def_use import DefUse, as_torch_casts
 from .passes import Step
 from .recording import Call, Slot
-from .uses import Uses, as_torch_casts
 
 aten, ours = torch.ops.aten, torch.ops.liteboost
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
@@ -67,7 +67,7 @@ class Routing:
 
 
 def grouped_routings(
-    calls: list[Step], uses: Uses, shapes: dict[int, torch.Tensor]
+    calls: list[Step], uses: DefUse, shapes: dict[int, torch.Tensor]
 ) -> Iterator[tuple[Routing, list[Call]]]:
     """Every such router that the operator takes, with its calls."""
     if not hasattr(ours, "_npu_grouped_topk_refusal"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import known
+from . import trusted_code
 
 MISSING = object()
 #: Objects that are nothing but attributes.
@@ -86,6 +86,6 @@ def keeps_to_itself(cls: type) -> bool:
     """Whether ``cls`` is torch's or of Python's library, and no user puts data into its attributes."""
     if cls in NAMESPACES or issubclass(cls, torch.nn.Module):
         return False
-    return known.is_fixed(cls.__module__) or (
-        known.is_standard(cls.__module__) and not known.is_harmless(cls.__module__)
+    return trusted_code.is_fixed(cls.__module__) or (
+        trusted_code.is_standard(cls.__module__) and not trusted_code.is_harmless(cls.__module__)
     )

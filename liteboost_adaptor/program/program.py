@@ -13,9 +13,9 @@ import torch
 from ..kv_cache import buffers
 from ..report import CallCounter
 from . import reasons
+from .cache_state import CacheDict
 from .caches import PARTS, parts
 from .graph import Graph
-from .holders import Holder
 from .lower import Writer
 from .phases import COLLECTIVES
 from .recording import Call, CannotLower, Expected, Length, Place, Slot, is_foreign
@@ -54,7 +54,7 @@ class Program:
         writer: Writer,
         recorder: Recorder,
         cache: Any,
-        held_by: list[Holder],
+        held_by: list[CacheDict],
         outline: Outline,
         state: State,
         counts: Mapping[CallCounter, int],

@@ -38,9 +38,9 @@ from .recording import (
     Slot,
     is_foreign,
 )
+from .symbolic_tensor import SymbolicTensor, real_of
 from .symbols import Symbols
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
-from .tracked import Tracked, real_of
 
 ours = torch.ops.liteboost
 
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
         """Python was told ``value`` for the attribute ``name``: whether a run can see that it still is so."""
         real = real_of(tensor)
         if self.written.is_own(real):
-            return type(tensor) is not Tracked  # what the step has made is made anew
+            return type(tensor) is not SymbolicTensor  # what the step has made is made anew
         if self.require(tensor, lambda given: attribute(given, name) == value):
             return not isinstance(value, torch.Tensor)
         if self._known.find(real) is None:
@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):
 
     def tell_form(self, tensor: torch.Tensor) -> None:
         """Python was told how ``tensor`` lies in memory: what was there before has to lie so in every run."""
-        if isinstance(tensor, torch.Tensor) and type(tensor) is not Tracked:
+        if isinstance(tensor, torch.Tensor) and type(tensor) is not SymbolicTensor:
             known = self._known.find(tensor)
             if known is not None and not any(each is known and name == FORM for each, name, _ in self.told):
                 self.told.append((known, FORM, attribute(known, FORM)))
@@ -244,9 +244,9 @@ class Recorder(TorchDispatchMode):
                 self.recording.fault = MOVED
                 return real
         at = next(index for index, each in enumerate(self._owns) if each is vars(layer))
-        is_kept = type(held) is Tracked and self._slots.get(id(held.actual)) == self.recording.held.get(
-            (at, name)
-        )
+        is_kept = type(held) is SymbolicTensor and self._slots.get(
+            id(held.actual)
+        ) == self.recording.held.get((at, name))
         others = [size for along, size in enumerate(new.shape) if along != dim]
         if not is_kept or not all(type(size) is int for size in others):
             self.recording.fault = self.recording.fault or "appends to something else than what a layer keeps"
@@ -259,7 +259,7 @@ class Recorder(TorchDispatchMode):
 
     def _tracked(
         self, real: torch.Tensor, lengths: dict[int, Any], capacities: dict[int, Any] | None = None
-    ) -> Tracked:
+    ) -> SymbolicTensor:
         """``real`` with symbols for some sizes, in memory that has others: see `Symbols.shaped`."""
         capacities = lengths if capacities is None else capacities
         # Symbols are multiplied once for all layers.
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
         with _disable_current_modes():
             if form not in self._forms:
                 self._forms[form] = self.symbols.shaped(real, lengths, capacities)
-            made = Tracked(real, self._forms[form])
+            made = SymbolicTensor(real, self._forms[form])
         self._alive.append(made)
         return made
 
@@ -285,15 +285,15 @@ class Recorder(TorchDispatchMode):
 
     def shapes(self) -> dict[int, torch.Tensor]:
         """Slot -> what is in it, with symbolic sizes if it has some."""
-        found = {self._slots[id(each)]: each for each in self._alive if type(each) is not Tracked}
-        tracked = (each for each in self._alive if type(each) is Tracked)
+        found = {self._slots[id(each)]: each for each in self._alive if type(each) is not SymbolicTensor}
+        tracked = (each for each in self._alive if type(each) is SymbolicTensor)
         return found | {
             self._slots[id(each.actual)]: each for each in tracked if id(each.actual) in self._slots
         }
 
     def slot_of(self, tensor: torch.Tensor) -> int:
         """The slot of a tensor; one that no call made is a constant."""
-        real = tensor.actual if type(tensor) is Tracked else tensor
+        real = tensor.actual if type(tensor) is SymbolicTensor else tensor
         if id(real) not in self._slots and (made := self._made.get(memory(real))) is not None:
             # torch hands on another object for what the call made (`make_variable` of factories).
             self._slots[id(real)] = made
@@ -346,7 +346,7 @@ class Recorder(TorchDispatchMode):
             self.recording.fault = (
                 self.recording.fault or f"computes with a length in floating point ({func})"
             )
-        is_symbolic = any(type(value) is Tracked or isinstance(value, torch.SymInt) for value in flat)
+        is_symbolic = any(type(value) is SymbolicTensor or isinstance(value, torch.SymInt) for value in flat)
         real_args, real_kwargs = pytree.tree_unflatten([real_of(value) for value in flat], structure)
         former: list[tuple[torch.Tensor, Any, Any]] = []
         if writes(func):
@@ -437,7 +437,7 @@ class Recorder(TorchDispatchMode):
             if isinstance(one, torch.Tensor) and any(
                 isinstance(n, torch.SymInt) for n in (*one.shape, *one.stride())
             ):
-                made.append(Tracked(real, one))
+                made.append(SymbolicTensor(real, one))
                 self._alive.append(made[-1])
             else:
                 made.append(real)
@@ -446,7 +446,7 @@ class Recorder(TorchDispatchMode):
         return type(result)(made), made
 
     def _fake(self, value: Any) -> Any:
-        if type(value) is Tracked:
+        if type(value) is SymbolicTensor:
             return value.shaped
         if not isinstance(value, torch.Tensor):
             return value

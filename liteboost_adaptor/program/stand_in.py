@@ -3,7 +3,7 @@
 transformers hands on such keywords from function to function, and a forward that reads none of them may get
 any object. A stand-in notes whoever asks it for anything, so a step that was recorded with one does the same
 with every object of that type. Who compares it by ``is`` or asks for its ``type`` is not noted: so stand-ins
-serve only where all code that runs is known (`known.is_known`), which does neither.
+serve only where all code that runs is known (`trusted_code.is_known`), which does neither.
 """
 
 from __future__ import annotations

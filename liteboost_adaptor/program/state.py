@@ -16,13 +16,13 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from .. import native, python_kernels
-from . import known
+from . import trusted_code
+from .bytecode import names_of
 from .caches import parts
 from .execution import Execution
 from .objects import MISSING, attributes_of, cell_content, slot_content
-from .reach import reached_by
-from .reached import PLAIN, Reached
-from .reading import names_of
+from .reachability import reached_by
+from .reachable_state import PLAIN, Reached
 from .tensors import attribute
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -77,7 +77,7 @@ class State:
         self._bases = [
             (cls, cls.__mro__)
             for cls in reached.namespaces
-            if known.package(cls.__module__) not in known.OURS | known.LIBRARIES
+            if trusted_code.package(cls.__module__) not in trusted_code.OURS | trusted_code.LIBRARIES
         ]
         members = [set(set.__iter__(each)) for each in reached.sets]
         self._sets = [(a, b, frozenset(map(id, b))) for a, b in zip(reached.sets, members, strict=True)]
@@ -383,7 +383,7 @@ def _captures(hook: Any) -> bool:
     return (
         type(hook) is types.FunctionType
         and hook.__module__ == _CAPTURING
-        and known.is_known(hook.__code__, hook.__globals__)
+        and trusted_code.is_known(hook.__code__, hook.__globals__)
     )
 
 

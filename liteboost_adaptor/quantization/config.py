@@ -11,7 +11,7 @@ from ..errors import QuantizationError
 from ..ops.quantized_linear import PACKING
 from ..setting_values import INT8, Quant, split_scheme
 from ..setting_values import QUANT_HEADS as HEADS
-from .names import QUANT_METHOD
+from .identifiers import QUANT_METHOD
 from .schemes import QuantScheme
 
 #: What says how a model is quantized, and is of no use once it is.

@@ -19,14 +19,14 @@ from ..checkpoint.files import LazyTensor, Slice
 from ..errors import QuantizationError
 from ..report import APPLIED, REFUSED, Outcome, report
 from .checkpoint.checksums import is_safetensors, tensors_of
-from .checkpoint.names import ParameterNames
+from .checkpoint.parameter_names import ParameterNames
 from .config import LiteBoostConfig
 from .formats import FORMATS, reader_of
 from .formats.base import CheckpointFormat, CheckpointLayer
 from .formats.compressed_tensors import CompressedTensorsFormat
 from .formats.repack import RepackedLayer
 from .hf_quantizer import LiteBoostQuantizer
-from .names import CHECKPOINTS, RULE
+from .identifiers import CHECKPOINTS, RULE
 
 METHODS = tuple(each.method for each in FORMATS)
 #: By the identity of a configuration, what ``config.json`` has: their classes drop what they do not know.

@@ -16,7 +16,7 @@ from .. import memory, native
 from ..checkpoint.files import Slice
 from ..errors import CheckpointError, QuantizationError
 from .checkpoint import checksums
-from .checkpoint.names import conversions_without_experts
+from .checkpoint.parameter_names import conversions_without_experts
 from .checkpoint.verify import check_layers
 from .config import LiteBoostConfig
 from .layers import QuantizedExperts, QuantizedLayer, QuantizedLinear, ShardedWeight

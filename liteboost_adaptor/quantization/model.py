@@ -9,9 +9,9 @@ from ..errors import QuantizationError
 from ..report import REFUSED, Outcome, report
 from .calibration.calibrate import Calibration, blocks_of, calibrate
 from .config import LiteBoostConfig
+from .identifiers import PLAN, RULE
 from .layers import QuantizedLayer
 from .layers.target import QuantTarget
-from .names import PLAN, RULE
 from .selection import report_targets, targets_of, untie
 
 #: Bytes after which freed memory is given back: an allocator keeps what lies between other memory.

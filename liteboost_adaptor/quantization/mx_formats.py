@@ -12,7 +12,7 @@ from typing import Any
 from ..environment.npu import is_npu_there
 from ..errors import QuantizationError
 from ..report import REFUSED, Outcome, report
-from .names import CHECKPOINTS
+from .identifiers import CHECKPOINTS
 
 #: ``quant_method`` -> the format's name, and what asks transformers for its weights in floating point.
 MX_FORMATS = {

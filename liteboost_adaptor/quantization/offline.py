@@ -17,7 +17,7 @@ from ..checkpoint.writing import Writer
 from ..errors import CheckpointError, QuantizationError
 from .calibration.calibrate import Calibration, Progress, blocks_of, calibrate
 from .checkpoint.checksums import metadata, of_tensors, tensors_of
-from .checkpoint.names import sources_of
+from .checkpoint.parameter_names import sources_of
 from .config import LiteBoostConfig
 from .schemes import QuantizedTensor
 from .schemes.rounding import CHUNK

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import config
 from ..report import REFUSED, Outcome, report
-from .names import CHECKPOINTS, QUANT_METHOD, RULE
+from .identifiers import CHECKPOINTS, QUANT_METHOD, RULE
 
 if TYPE_CHECKING:
     from ..engine.undo_stack import UndoStack
@@ -21,12 +21,12 @@ _AUTO = "transformers.quantizers.auto"
 _MODELING = "transformers.modeling_utils"
 
 
-def follow(runtime: Runtime) -> None:
+def register(runtime: Runtime) -> None:
     """Have `install` called whenever ``runtime`` prepares models. Idempotent."""
     runtime.extend(install)
 
 
-def follow_peft(runtime: Runtime) -> None:
+def register_peft(runtime: Runtime) -> None:
     """Let PEFT, which has been imported, wrap our layers whenever ``runtime`` prepares models. Idempotent."""
     from .layers import lora
 
@@ -52,11 +52,11 @@ def install(stack: UndoStack, settings: config.Settings) -> None:
     auto = importlib.import_module(_AUTO)
     configs, quantizers = "AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"
 
-    def register(mapping: str, method: str, entry: Any) -> None:
+    def set_entry(mapping: str, method: str, entry: Any) -> None:
         stack.set_item(getattr(auto, mapping), method, entry, f"{_AUTO}.{mapping}[{method!r}]")
 
-    register(configs, QUANT_METHOD, LiteBoostConfig)
-    register(quantizers, QUANT_METHOD, LiteBoostQuantizer)
+    set_entry(configs, QUANT_METHOD, LiteBoostConfig)
+    set_entry(quantizers, QUANT_METHOD, LiteBoostQuantizer)
     from_pretrained.install(stack)
     resizing.install(stack)
     if not any(fnmatch.fnmatchcase(CHECKPOINTS, glob) for glob in settings.disable):
@@ -66,10 +66,10 @@ def install(stack: UndoStack, settings: config.Settings) -> None:
                 (quantizers, foreign_quantizer.quantizer_factory),
             ):
                 if method in getattr(auto, mapping):
-                    register(mapping, method, wrap(getattr(auto, mapping)[method]))
+                    set_entry(mapping, method, wrap(getattr(auto, mapping)[method]))
         for method in mx_formats.MX_FORMATS:
             if original := getattr(auto, quantizers).get(method):
-                register(quantizers, method, mx_formats.quantizer_factory(method, original))
+                set_entry(quantizers, method, mx_formats.quantizer_factory(method, original))
     if settings.quant is not None and settings.quant.scheme:
         wanted = of_settings(settings.quant).to_dict()
         stack.set_attribute(_MODELING, "get_hf_quantizer", functools.partial(_choosing, wanted))

@@ -16,9 +16,9 @@ from ..huggingface.class_code import is_product, methods
 from ..replacements.experts import weights_of
 from ..report import APPLIED, REFUSED, Outcome, report
 from .config import LiteBoostConfig
+from .identifiers import RULE
 from .layers import WeightShape
 from .layers.target import QuantTarget, sizes_of
-from .names import RULE
 from .schemes import QuantScheme
 
 #: Methods that run before weights are loaded, or where there is a GPU.

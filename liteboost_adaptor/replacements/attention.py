@@ -46,7 +46,7 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
         mark = getattr(module, "__liteboost__", None)
         if mark is not None and REGISTRY in mark.registries:
             bias = kwargs.get("position_bias")
-            shared = sequence.active()
+            shared = sequence.active_distributed_attention()
             if type(key) is LatentKVTensor:
                 is_whole = shared is None and not liteboost_refusal
                 if is_whole and _is_absorbed(query, key, value, attention_mask, bias, dropout, kwargs):
@@ -137,7 +137,7 @@ def eager(
         if query_sinks or sinks:
             sink_logits = kwargs.get(query_sinks) if query_sinks else getattr(module, sinks)
         added = kwargs.get(bias) if bias else None
-        shared = sequence.active()
+        shared = sequence.active_distributed_attention()
         key, value = _alike(key, value, shared is None)
         if shared is not None:
             options = {name: value for name, value in kwargs.items() if name not in ("dropout", "scaling")}
@@ -203,7 +203,7 @@ def _alike(key: torch.Tensor, value: torch.Tensor, reads_integers: bool) -> tupl
 
 
 def _shared(
-    shared: sequence.Sharing,
+    shared: sequence.DistributedAttention,
     module: torch.nn.Module,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
@@ -223,7 +223,9 @@ def _shared(
     if options.get("is_causal") is False:
         reason = "it sees later tokens"
     mask = mask if mask is None else _four_dimensional(mask)
-    call = sequence.Call(module, query, key, value, mask, _scale(query, scaling), softcap, sinks, reason)
+    call = sequence.AttentionCall(
+        module, query, key, value, mask, _scale(query, scaling), softcap, sinks, reason
+    )
     return shared.attend(call), None
 
 

@@ -14,7 +14,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One call of attention on this rank.
 
     Attributes:
@@ -36,23 +36,23 @@ class Call:
     reason: str
 
 
-class Sharing(Protocol):
+class DistributedAttention(Protocol):
     """What attention is while it lasts."""
 
-    def attend(self, call: Call) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """``[batch, tokens, heads, value_dim]`` over all tokens that this rank's see."""
 
 
-_active: list[Sharing] = []
+_active: list[DistributedAttention] = []
 
 
-def active() -> Sharing | None:
+def active_distributed_attention() -> DistributedAttention | None:
     """What attention is at the moment, if it is not this process's alone."""
     return _active[-1] if _active else None
 
 
 @contextlib.contextmanager
-def sharing(what: Sharing) -> Iterator[None]:
+def use_distributed_attention(what: DistributedAttention) -> Iterator[None]:
     """Let attention be ``what``."""
     _active.append(what)
     try:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Mxfp4Config
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import QuantizationError
-from liteboost_adaptor.quantization.names import CHECKPOINTS
+from liteboost_adaptor.quantization.identifiers import CHECKPOINTS
 from liteboost_adaptor.report import REFUSED, Row, report
 
 pytestmark = pytest.mark.usefixtures("no_grad", "undone")

@@ -109,7 +109,7 @@ def test_a_rank_reads_its_part_and_checks_its_share(tmp_path: Path) -> None:
     model = quantize_model(mixtral(192), LiteBoostConfig(*FORMS["mixtral"][0]))
     weights, found = quantized.weights_of(model), tensors_of([str(tmp_path / NAME)])
     with quantized.as_plain(model):
-        how = layout.infer_layout(model, quantized.units_of(weights)).plan(2)
+        how = layout.infer_layout(model, quantized.granularities_of(weights)).plan(2)
     for name in ("gate_up_proj", "down_proj"):
         full = f"model.layers.0.mlp.experts.{name}"
         spec = weights[full].specs(how.shardings[full], 2)["weight"]
@@ -148,7 +148,7 @@ def test_experts_of_integers_are_whole_where_their_channels_do_not_fit() -> None
     model = quantize_model(mixtral(96), LiteBoostConfig("w4a16"))
     weights = quantized.weights_of(model)
     with quantized.as_plain(model):
-        found = layout.infer_layout(model, quantized.units_of(weights))
+        found = layout.infer_layout(model, quantized.granularities_of(weights))
     how = found.plan(2)
     assert "experts" in how.roles.values() and "sum_output" not in how.roles.values()
     assert not quantized.why_not(weights, how)

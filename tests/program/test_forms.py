@@ -17,8 +17,8 @@ from liteboost_adaptor.program.execution import Execution
 from liteboost_adaptor.program.operators import is_sized_by_values
 from liteboost_adaptor.program.passes import improve
 from liteboost_adaptor.program.recording import Call, Recording, Slot
+from liteboost_adaptor.program.symbolic_tensor import SymbolicTensor
 from liteboost_adaptor.program.tensors import Written, memory, written_by
-from liteboost_adaptor.program.tracked import Tracked
 
 from .conftest import Pair, served
 
@@ -102,16 +102,16 @@ def asked(n: Any, x: Any) -> list[bool]:
 
 def test_what_stands_for_a_size_or_a_tensor_is_seen_as_that() -> None:
     size = ShapeEnv().create_unbacked_symint()
-    stands = Tracked(torch.ones(2), torch.ones(2))
+    stands = SymbolicTensor(torch.ones(2), torch.ones(2))
     module = types.ModuleType("of_a_user")
     space = vars(module) | {"numbers": numbers, "torch": torch}
     function = types.FunctionType(asked.__code__, space)
     space["asked"] = function
     ran = Execution({asked.__code__: space})
     before = dict(vars(torch.SymInt))
-    with disguised(ran, Tracked):
+    with disguised(ran, SymbolicTensor):
         assert function(size, stands) == [True] * 7 + [False]
-        assert type(size) is torch.SymInt and type(stands) is Tracked
+        assert type(size) is torch.SymInt and type(stands) is SymbolicTensor
     assert function(size, stands)[0] is False
     assert dict(vars(torch.SymInt)) == before and "type" not in space
     assert sys.getprofile() is None

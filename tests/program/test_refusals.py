@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import liteboost_adaptor
-from liteboost_adaptor.program import known, reading
+from liteboost_adaptor.program import bytecode, trusted_code
 from liteboost_adaptor.program import step as steps
 
 from .conftest import Pair, reasons, served
@@ -95,20 +95,20 @@ def test_a_file_that_was_edited_has_to_be_read() -> None:
     from transformers.models.llama import modeling_llama
 
     code = modeling_llama.LlamaMLP.forward.__code__
-    assert known.is_known(code, vars(modeling_llama))
-    assert not known.is_known(code.replace(co_filename=__file__), vars(modeling_llama))
-    assert not known.is_known(with_values.__code__, globals())
+    assert trusted_code.is_known(code, vars(modeling_llama))
+    assert not trusted_code.is_known(code.replace(co_filename=__file__), vars(modeling_llama))
+    assert not trusted_code.is_known(with_values.__code__, globals())
 
 
 def test_names_and_instructions_are_read() -> None:
     def plain(self: Any, x: torch.Tensor) -> Any:
         return torch.relu(x.exp()) + getattr(self, "scale")  # noqa: B009
 
-    names = reading.names_of(plain.__code__)
+    names = bytecode.names_of(plain.__code__)
     assert names.globals == {"torch", "getattr"} and names.is_open
     assert {"relu", "exp", "scale"} <= names.all
-    assert not reading.fault_of(plain.__code__)
-    assert "assigns the global TOTAL" in reading.fault_of(with_a_global.__code__)
+    assert not bytecode.fault_of(plain.__code__)
+    assert "assigns the global TOTAL" in bytecode.fault_of(with_a_global.__code__)
 
 
 @pytest.mark.parametrize("at", range(-2, 3))

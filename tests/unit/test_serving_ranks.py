@@ -10,7 +10,7 @@ import pytest
 from liteboost_adaptor.errors import ParallelError
 from liteboost_adaptor.parallel import serving
 from liteboost_adaptor.parallel.tensor.plan import unsharded_plan
-from liteboost_adaptor.quantization.names import PLAN
+from liteboost_adaptor.quantization.identifiers import PLAN
 
 
 class Store:

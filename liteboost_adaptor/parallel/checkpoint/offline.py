@@ -39,7 +39,7 @@ def rank_file(rank: int) -> str:
     return f"rank_{rank}.safetensors"
 
 
-def follow(runtime: Runtime) -> None:
+def register(runtime: Runtime) -> None:
     """Find the files of sharded checkpoints while ``runtime`` prepares models."""
     runtime.extend(_extend)
 

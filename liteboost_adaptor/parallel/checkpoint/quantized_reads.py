@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from ...checkpoint.files import LazyTensor, Slice
-from ...quantization.checkpoint.names import ParameterNames
+from ...quantization.checkpoint.parameter_names import ParameterNames
+from ...quantization.identifiers import QUANT_METHOD
 from ...quantization.layers import ShardedWeight
-from ...quantization.names import QUANT_METHOD
 from ..tensor import quantized
 from ..tensor.plan import ShardingPlan
 from ..tensor.quantized import Weight

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ...errors import ParallelError
 from ...huggingface.runtime import AROUND, PRIVATE, runtime
+from ...quantization.identifiers import PLAN
 from ...quantization.layers import QuantizedLayer
-from ...quantization.names import PLAN
 from ...report import report
 from ..tensor import layers, quantized
 from ..tensor.local_config import unsharded_config

@@ -17,7 +17,7 @@ from ...errors import ParallelError
 from ...huggingface.runtime import runtime
 from ...kv_cache.names import KV_CACHES
 from ...replacements import sequence
-from ...replacements.sequence import Call
+from ...replacements.sequence import AttentionCall
 from ..runtime.mesh import Mesh
 from . import masks, ring, sharded_cache, token_mixing, token_shards, ulysses
 from .sharded_cache import CacheShard
@@ -34,7 +34,7 @@ _OFF = "Start the script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
 class _RefusesUnsupported:
     """What both kinds of attention have in common."""
 
-    def check(self, call: Call) -> None:
+    def check(self, call: AttentionCall) -> None:
         """Raise `ParallelError` where ``call`` is one that cannot be shared."""
         reason = call.reason or ("" if getattr(call.module, "is_causal", True) else "it sees later tokens")
         if reason:
@@ -50,7 +50,7 @@ class ShardedPromptAttention(_RefusesUnsupported, masks.ShardsMasks):
         self.tokens, self.padding = tokens, padding
         self._wants_window = window is not None and window < tokens.length
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         self.check(call)
         if self._wants_window and (call.mask is None or call.mask.shape[2] == 1):
             raise ParallelError(
@@ -77,7 +77,7 @@ class ShardedCacheAttention(_RefusesUnsupported):
     def __init__(self, mesh: Mesh, held: CacheShard, first: int) -> None:
         self.mesh, self.held, self.first = mesh, held, first
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         self.check(call)
         count, mask = call.query.shape[2], call.mask
         positions = self.held.positions.to(call.query.device)
@@ -95,7 +95,7 @@ class _Forward:
     """One forward of a model whose tokens are shared, between its two hooks."""
 
     def __init__(self, sharing: Any, tokens: TokenShards | None, kwargs: dict[str, Any]) -> None:
-        self.context = sequence.sharing(sharing)
+        self.context = sequence.use_distributed_attention(sharing)
         self.tokens = tokens
         self.cache = next(kwargs[each] for each in KV_CACHES if each in kwargs)
         self.last_only = kwargs.get("logits_to_keep") or 0

@@ -47,7 +47,7 @@ def _mapping() -> dict[str, Any]:
 def _asking(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def mask(*args: Any, **kwargs: Any) -> Any:
-        shared = sequence.active()
+        shared = sequence.active_distributed_attention()
         if not isinstance(shared, ShardsMasks):
             return original(*args, **kwargs)
         if args:

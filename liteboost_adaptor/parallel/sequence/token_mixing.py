@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import ParallelError
 from ...replacements import sequence
-from ...replacements.sequence import Call
+from ...replacements.sequence import AttentionCall
 
 #: Number of tokens of the probe: more than a short convolution sees.
 _TOKENS = 8
@@ -27,7 +27,7 @@ class _NoAttention:
     def __init__(self) -> None:
         self.calls = 0
 
-    def attend(self, call: Call) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         self.calls += 1
         batch, heads, tokens, _ = call.query.shape
         return call.query.new_zeros(batch, tokens, heads, call.value.shape[-1])
@@ -45,7 +45,7 @@ def check_token_mixing(model: nn.Module, name: str, prompt: Tensor) -> None:
     given[1, 0] = first + 1 if first.is_floating_point() else torch.where(first > 0, first - 1, first + 1)
     attention = _NoAttention()
     try:
-        with sequence.sharing(attention):
+        with sequence.use_distributed_attention(attention):
             output = type(model).forward(model, **{name: given}, use_cache=False)
     except ParallelError:
         raise

@@ -18,13 +18,14 @@ from .module_names import EXPERT_SIZES, FEED_FORWARD, FeedForward
 from .plan import ALL_REDUCE_OUTPUT, ROWWISE, DimSharding, Layout, Segment
 
 
-def infer_layout(model: nn.Module, units: Mapping[str, tuple[int, int]] | None = None) -> Layout:
+def infer_layout(model: nn.Module, granularities: Mapping[str, tuple[int, int]] | None = None) -> Layout:
     """The layout of ``model``: a transformers model, on any device.
 
     Args:
-        units: Of quantized weights, by their names: numbers of outputs and inputs that stay on one rank.
+        granularities: Of quantized weights, by their names: numbers of outputs and inputs that stay on one
+            rank.
     """
-    builder = LayoutBuilder(model, own_styles(model), units)
+    builder = LayoutBuilder(model, own_styles(model), granularities)
     for name, module in builder.modules.items():
         if name in builder.done:
             continue
@@ -77,8 +78,8 @@ def _why_unsharded(builder: LayoutBuilder, name: str, module: nn.Module, form: F
 def _shard_feed_forward(builder: LayoutBuilder, name: str, form: FeedForward) -> None:
     narrow = builder.child(name, form.narrow)
     width = builder.inputs(builder.modules[narrow])
-    unit = builder.unit(f"{narrow}.weight")[1]
-    channels = Segment(width, width // unit) if width % unit == 0 else Segment(width, width)
+    granularity = builder.granularity(f"{narrow}.weight")[1]
+    channels = Segment(width, width // granularity) if width % granularity == 0 else Segment(width, width)
     for child in form.wide:
         builder.shard_outputs(builder.child(name, child), (channels,) * (2 if form.halves else 1))
     builder.shard_inputs(narrow, (channels,))
@@ -116,10 +117,11 @@ def _shard_experts(builder: LayoutBuilder, name: str, module: Any) -> None:
     factor = 2 if module.has_gate else 1
     if first.shape[rows] != factor * width:
         return builder.replicate(name, f"{up} and down_proj do not fit together")
-    unit = math.lcm(
-        math.lcm(builder.unit(f"{name}.{up}")[0], factor) // factor, builder.unit(f"{name}.down_proj")[1]
+    granularity = math.lcm(
+        math.lcm(builder.granularity(f"{name}.{up}")[0], factor) // factor,
+        builder.granularity(f"{name}.down_proj")[1],
     )
-    channels = Segment(width, width // unit) if width % unit == 0 else Segment(width, width)
+    channels = Segment(width, width // granularity) if width % granularity == 0 else Segment(width, width)
     if module.has_gate and module.is_concatenated:
         pieces: tuple[Segment, ...] = (channels, channels)
     else:

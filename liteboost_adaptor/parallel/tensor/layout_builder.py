@@ -34,18 +34,18 @@ class LayoutBuilder:
         self,
         model: nn.Module,
         styles: dict[str, str],
-        units: Mapping[str, tuple[int, int]] | None = None,
+        granularities: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.model = model
-        self._units = units or {}
+        self._granularities = granularities or {}
         self.modules = dict(model.named_modules())
         self.styles = styles
         self.done: set[str] = set()
         self._layout = Layout(type(model).__name__)
 
-    def unit(self, name: str) -> tuple[int, int]:
+    def granularity(self, name: str) -> tuple[int, int]:
         """Numbers of outputs and of inputs of a weight that stay on one rank."""
-        return self._units.get(name, (1, 1))
+        return self._granularities.get(name, (1, 1))
 
     def child(self, name: str, child: str) -> str | None:
         """Full name of a child (``../`` leads to the parent), or None."""
@@ -109,7 +109,7 @@ class LayoutBuilder:
 
     def record_kv_groups(self, name: str, attribute: str, heads: int, kv_heads: int) -> None:
         """Record an attribute that says how many heads share a KV head."""
-        self._layout.groups[name] = (attribute, heads, kv_heads)
+        self._layout.kv_groups[name] = (attribute, heads, kv_heads)
 
     def require(self, name: str, what: str, units: int, **how: bool) -> None:
         """Record what the world size has to divide; ``how``: other fields of `Requirement`."""

@@ -78,7 +78,7 @@ class Layout:
         rank0_only: Parameters that only rank 0 adds: biases of layers whose output is all-reduced.
         roles: Module -> one of `ROLES`.
         counts: Module -> attribute -> (value, units): it counts units, or is a multiple of their number.
-        groups: Module -> (attribute, heads, KV heads): the number of heads that share a KV head.
+        kv_groups: Module -> (attribute, heads, KV heads): the number of heads that share a KV head.
         requirements: What the world size has to fit.
         replicated: Module -> why it is not sharded.
         deferred: Module whose output is all-reduced -> another whose output is reduced together with it.
@@ -90,7 +90,7 @@ class Layout:
     rank0_only: list[str] = field(default_factory=list)
     roles: dict[str, Role] = field(default_factory=dict)
     counts: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    groups: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    kv_groups: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
     replicated: dict[str, str] = field(default_factory=dict)
     deferred: dict[str, str] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Layout:
             for name, (value, units) in counts.items():
                 local = max(1, units // world_size)
                 found.setdefault(module, {})[name] = value // units * local
-        for module, (name, heads, kv_heads) in self.groups.items():
+        for module, (name, heads, kv_heads) in self.kv_groups.items():
             local = heads // world_size // max(1, kv_heads // world_size)
             found.setdefault(module, {})[name] = local
         return found

@@ -50,7 +50,7 @@ class Weight:
         shape = WeightShape(1, module.out_features, module.in_features, module.is_transposed)
         return cls(shape, module.scheme, False, module.columns is None)
 
-    def units(self) -> tuple[int, int]:
+    def granularity(self) -> tuple[int, int]:
         """Numbers of outputs and of inputs that stay on one rank."""
         inputs = min(GROUP_SIZES) if self.scheme.bits == 4 and self.keeps_order else 1
         return (TILE if self.is_experts else 1), inputs
@@ -142,9 +142,9 @@ def weights_of(model: nn.Module, pending: dict[str, QuantTarget] | None = None) 
     return found
 
 
-def units_of(weights: dict[str, Weight]) -> dict[str, tuple[int, int]]:
+def granularities_of(weights: dict[str, Weight]) -> dict[str, tuple[int, int]]:
     """What `layout.infer_layout` takes."""
-    return {name: weight.units() for name, weight in weights.items()}
+    return {name: weight.granularity() for name, weight in weights.items()}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from ...checkpoint.files import File
 from ...errors import CheckpointError, QuantizationError
 from ..layers import QuantizedLayer
-from .names import ParameterNames
+from .parameter_names import ParameterNames
 
 #: Buffers of our layers, by which a checkpoint of ours is known.
 _BUFFERS = ("scales", "zero_points", "columns")

@@ -1,4 +1,4 @@
-"""Where a forward finds things that no module, class or closure of the model's shows: see `reach`."""
+"""Where a forward finds things that no module, class or closure of the model's shows: see `reachability`."""
 
 from __future__ import annotations
 

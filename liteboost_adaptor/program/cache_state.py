@@ -12,7 +12,7 @@ from .tensors import version, write_back
 
 
 @dataclass(frozen=True)
-class Holder:
+class CacheDict:
     """One dict: the attributes of a layer, or one of them.
 
     Attributes:
@@ -33,8 +33,8 @@ class Holder:
         return own[self.attribute] if self.attribute else own
 
 
-class Kept:
-    """What holders keep, to be given back where a step fails half way."""
+class CacheSnapshot:
+    """What the dicts of a cache hold, to be given back where a step fails half way."""
 
     def __init__(self, owns: list[dict[Any, Any]]) -> None:
         self._owns = [(own, dict(own)) for own in owns]
@@ -66,13 +66,13 @@ class Kept:
             write_back(tensor, value, number)
 
 
-def holders(layers: list[Any]) -> list[Holder]:
+def cache_dicts(layers: list[Any]) -> list[CacheDict]:
     """All of a cache, whose `caches.parts` are ``layers``."""
     found = []
     for at, layer in enumerate(layers):
-        found.append(Holder(at))
+        found.append(CacheDict(at))
         found += [
-            Holder(at, name)
+            CacheDict(at, name)
             for name, value in vars(layer).items()
             if type(value) is dict and name != buffers.BUFFERS
         ]

@@ -2,7 +2,7 @@
 
 Known is a function of torch, of ours, or of the libraries that models are written with, in a file as its
 release shipped it (the digest in the distribution's RECORD), and a few modules of the standard library. Any
-other function has to be read (`reading`).
+other function has to be read (`bytecode`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ..watch import watched_places
-from . import known
+from . import trusted_code
+from .bytecode import names_of
 from .execution import Execution
 from .objects import (
     MISSING,
@@ -27,8 +28,7 @@ from .objects import (
     shows_another_dict,
     slot_content,
 )
-from .reached import PLAIN, Reached
-from .reading import names_of
+from .reachable_state import PLAIN, Reached
 
 #: More than this is not compared between two tokens.
 MOST = 60_000
@@ -97,7 +97,7 @@ class _Walk:
         Others are held where nobody looks: by an operator, or by a registry of torch's.
         """
         found = {each.__code__ for each in self.reached.functions} if self._unread else set()
-        made = {nested for code in found for nested in known.with_nested(code)}
+        made = {nested for code in found for nested in trusted_code.with_nested(code)}
         for code in self._codes:
             if code in self._unread and code not in made:
                 self._refuse(f"runs {code.co_qualname}, to which nothing leads that is compared")
@@ -111,11 +111,11 @@ class _Walk:
             return True
         if owner is None:
             return self._is_open
-        if known.is_fixed(owner.__module__) and not issubclass(owner, torch.nn.Module):
+        if trusted_code.is_fixed(owner.__module__) and not issubclass(owner, torch.nn.Module):
             return name in self._used  # by its own methods, which are not read
         # Names that it computes are not those of what libraries keep to themselves.
-        is_of_library = known.package(owner.__module__) in known.LIBRARIES or keeps_to_itself(owner)
-        return self._is_open and not is_of_library
+        is_of_library = trusted_code.package(owner.__module__) in trusted_code.LIBRARIES
+        return self._is_open and not (is_of_library or keeps_to_itself(owner))
 
     def _is_used(self, name: Any) -> bool:
         return self._is_open or type(name) is not str or name in self._used
@@ -140,11 +140,13 @@ class _Walk:
                 return functools.partial(handler, self)
         if is_written_in_c(kind):
             return None
-        if known.is_harmless(kind.__module__):
+        if trusted_code.is_harmless(kind.__module__):
             return self._visit_object
-        if known.is_standard(kind.__module__) or (known.is_fixed(kind.__module__) and not _is_state(value)):
+        if trusted_code.is_standard(kind.__module__) or (
+            trusted_code.is_fixed(kind.__module__) and not _is_state(value)
+        ):
             return self._visit_object_of_library
-        return None if known.is_below(kind.__module__) else self._visit_object
+        return None if trusted_code.is_below(kind.__module__) else self._visit_object
 
     def _check_opaque(self, value: Any, kind: type, path: str) -> None:
         if isinstance(
@@ -154,14 +156,18 @@ class _Walk:
             # handed on, or kept where functions in C find it.
             name = path.rpartition(".")[2]
             is_only_called = name.isidentifier() and name not in self._handed_on
-            if known.is_from_elsewhere(value) or not (is_only_called or known.is_plain_function(value)):
+            if trusted_code.is_from_elsewhere(value) or not (
+                is_only_called or trusted_code.is_plain_function(value)
+            ):
                 self._refuse(f"may call {path}, which is in C and not known")
             self._visit_owner(value, path)
         elif isinstance(value, types.MethodWrapperType):
             self._visit_owner(value, path)
-        elif isinstance(value, _TRANSPARENT) or (known.is_fixed(kind.__module__) and not _is_state(value)):
+        elif isinstance(value, _TRANSPARENT) or (
+            trusted_code.is_fixed(kind.__module__) and not _is_state(value)
+        ):
             return
-        elif known.is_standard(kind.__module__) and not is_written_in_c(kind):
+        elif trusted_code.is_standard(kind.__module__) and not is_written_in_c(kind):
             return  # its methods are seen as they are called
         else:
             self._refuse(
@@ -240,23 +246,25 @@ class _Walk:
         self._waiting.append((type(value), type(value).__qualname__, False))
 
     def _visit_class(self, value: type, path: str, strict: bool, is_first: bool) -> None:
-        if strict and is_written_in_c(value) and not known.is_plain_class(value):
+        if strict and is_written_in_c(value) and not trusted_code.is_plain_class(value):
             self._refuse(f"may call {path}, a class that is in C and not known")
         if not is_first:
             return
         meta = type(value)
-        if known.package(value.__module__) not in known.OURS | known.LIBRARIES:
+        if trusted_code.package(value.__module__) not in trusted_code.OURS | trusted_code.LIBRARIES:
             self._describe(value, path)
-        if not known.is_fixed(meta.__module__) and not known.is_standard(meta.__module__):
+        if not trusted_code.is_fixed(meta.__module__) and not trusted_code.is_standard(meta.__module__):
             self._waiting.append((meta, f"type({path})", False))
         for cls in value.__mro__:
             if cls in self.reached.namespaces or is_written_in_c(cls) or cls.__module__ == "builtins":
                 continue
-            if known.is_standard(cls.__module__) or (known.is_below(cls.__module__) and not strict):
+            if trusted_code.is_standard(cls.__module__) or (
+                trusted_code.is_below(cls.__module__) and not strict
+            ):
                 continue
             self.reached.namespaces[cls] = namespace = namespace_of(cls)
             self._count += len(namespace)
-            is_ours = known.is_fixed(cls.__module__)
+            is_ours = trusted_code.is_fixed(cls.__module__)
             self._check_special(cls, namespace)
             for name, each in list(namespace.items()):
                 if type(name) is not str:
@@ -270,16 +278,16 @@ class _Walk:
 
     def _check_special(self, cls: type, namespace: dict[str, Any]) -> None:
         """What Python itself calls by `__call__` and the like, is not seen where it is in C."""
-        if known.package(cls.__module__) in known.OURS | known.LIBRARIES:
+        if trusted_code.package(cls.__module__) in trusted_code.OURS | trusted_code.LIBRARIES:
             return
         for name, each in namespace.items():
             is_called = isinstance(each, types.BuiltinFunctionType) and is_special(name)
-            if is_called and not known.is_plain_function(each):
+            if is_called and not trusted_code.is_plain_function(each):
                 self._refuse(f"may call {cls.__qualname__}.{name}, which is in C and not known")
 
     def _visit_python_module(self, value: types.ModuleType, path: str, strict: bool, is_first: bool) -> None:
-        space, is_fixed = vars(value), known.is_fixed(value.__name__)
-        if known.is_below(value.__name__) and not strict:
+        space, is_fixed = vars(value), trusted_code.is_fixed(value.__name__)
+        if trusted_code.is_below(value.__name__) and not strict:
             return
         is_first = not any(space is each for each in self._module_spaces)
         if is_first:
@@ -298,10 +306,11 @@ class _Walk:
 
     def _visit_what_is_asked_for(self, value: types.ModuleType, space: dict[str, Any], path: str) -> None:
         """Code that had to be read may ask a module for what it does not have, or by names it computes."""
-        is_library = known.is_fixed(value.__name__) or known.package(value.__name__) in known.LIBRARIES
+        module = value.__name__
+        is_library = trusted_code.is_fixed(module) or trusted_code.package(module) in trusted_code.LIBRARIES
         asked = {*_OF_MODULES, *self._strictly_used}
         self.reached.named += [(space, name, MISSING) for name in asked if name not in space]
-        if is_library or known.is_below(value.__name__):
+        if is_library or trusted_code.is_below(module):
             if self._is_open:
                 self.reached.named += [(space, name, each) for name, each in list(space.items())]
             return
@@ -317,7 +326,7 @@ class _Walk:
             self._waiting += [(each, f"{path}.{name}", True) for name, each in list(space.items())]
 
     def _visit_function(self, value: types.FunctionType, path: str, strict: bool, is_first: bool) -> None:
-        if known.package(value.__globals__.get("__name__") or "") == "liteboost_adaptor":
+        if trusted_code.package(value.__globals__.get("__name__") or "") == "liteboost_adaptor":
             return
         is_library = _is_of_library(value)
         if strict and not is_library:
@@ -372,7 +381,7 @@ class _Walk:
         if not is_first:
             return
         kind = type(value)
-        if shows_another_dict(kind) and not known.is_below(kind.__module__):
+        if shows_another_dict(kind) and not trusted_code.is_below(kind.__module__):
             self._refuse(f"may use {path}, whose class shows another __dict__ than its attributes")
         self.reached.objects.append(value)
         self._waiting.append((kind, kind.__qualname__, False))
@@ -380,7 +389,9 @@ class _Walk:
         if own is not None:
             # What a configuration is asked for is often computed.
             is_used: Callable[[Any], bool] | None
-            is_used = None if known.package(kind.__module__) in known.LIBRARIES else self._is_used
+            is_used = (
+                None if trusted_code.package(kind.__module__) in trusted_code.LIBRARIES else self._is_used
+            )
             if keeps_to_itself(kind):
                 is_used = self._used.__contains__
             self._add_dict(own, path, is_used, owner=kind)
@@ -420,9 +431,9 @@ class _Walk:
     def _add_globals(self, code: types.CodeType) -> None:
         space, names = self._codes[code], names_of(code)
         module = space.get("__name__") or ""
-        if known.package(module) == "liteboost_adaptor":
+        if trusted_code.package(module) == "liteboost_adaptor":
             return
-        is_fixed, is_unread = known.is_fixed(module), code in self._unread
+        is_fixed, is_unread = trusted_code.is_fixed(module), code in self._unread
         for name in names.globals:
             value = space.get(name, MISSING)
             self.reached.named.append((space, name, value))
@@ -461,7 +472,7 @@ def _is_of_library(function: Any) -> bool:
     """Whether a function is known: who exchanges one puts another in its place, and does not change it."""
     if not isinstance(function, types.FunctionType):
         return False
-    return known.is_known(function.__code__, function.__globals__)
+    return trusted_code.is_known(function.__code__, function.__globals__)
 
 
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)

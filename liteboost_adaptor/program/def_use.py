@@ -12,7 +12,7 @@ from .passes import Step, is_slot, slots_read
 from .recording import Call, Recording
 
 
-class Uses:
+class DefUse:
     """Who makes and who reads a slot of a recording."""
 
     def __init__(self, calls: list[Step], recording: Recording, returned: Iterable[int]) -> None:

@@ -18,14 +18,14 @@ class _Named(type(torch.Tensor)):  # type: ignore[misc] # mypy knows no metaclas
         return repr(torch.Tensor)
 
 
-class Tracked(torch.Tensor, metaclass=_Named):
+class SymbolicTensor(torch.Tensor, metaclass=_Named):
     """A tensor with symbolic sizes: ``actual`` with the sizes of this step, ``shaped`` with the symbols."""
 
     actual: torch.Tensor
     shaped: torch.Tensor
 
     @staticmethod
-    def __new__(cls, real: torch.Tensor, fake: torch.Tensor) -> Tracked:
+    def __new__(cls, real: torch.Tensor, fake: torch.Tensor) -> SymbolicTensor:
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             fake.shape,
@@ -63,6 +63,6 @@ def is_untouched(tensor: torch.Tensor) -> bool:
 
 def real_of(value: Any) -> Any:
     """``value`` as it is, without symbols."""
-    if type(value) is Tracked:
+    if type(value) is SymbolicTensor:
         return value.actual
     return value.node.hint if isinstance(value, SYMBOLIC) else value
