@@ -131,7 +131,7 @@ def _fault_of_values(layer: QuantizedLayer, name: str, tensor: torch.Tensor) -> 
 def _fault_of_scales(layer: QuantizedLayer, scales: torch.Tensor) -> str:
     if not torch.isfinite(scales).all():
         return "has values that are infinite or not a number"
-    if layer.scheme.scales:
+    if layer.scheme.scale_dtype_name:
         return ""  # those of another format, which may have zeros and, of AutoRound's, signs
     if not scales.all():
         return "has values that are zero, which none is rounded to"

@@ -44,7 +44,7 @@ class RepackedLayer:
         dtype = str(layer.scale_dtype).removeprefix("torch.")
         order, groups, size = _regroup(layer.groups(), layer.num_groups)
         if layer.bits > 4 and layer.num_groups == 1 and not has_zeros:
-            return cls(layer, QuantScheme("w8a16", scales="float32"), order, groups, False)
+            return cls(layer, QuantScheme("w8a16", scale_dtype_name="float32"), order, groups, False)
         is_split = layer.bits > 4
         width = layer.shape[1] if order is None else len(order)
         columns = 0 if order is None and not is_split else (1 + is_split) * width
