@@ -6,33 +6,37 @@ from torch import nn
 
 from . import source_checks
 from .layout_builder import LayoutBuilder
-from .plan import EMBEDDING, HEAD, DimSharding, Segment
+from .plan import EMBEDDING, HEAD, DimSharding, Role, Segment
 
 
 def shard_vocabulary(builder: LayoutBuilder, model: nn.Module) -> None:
-    """Shard the input embedding and the output layer of ``model`` where they are of known types."""
+    """Shard the input embedding and the output layer of ``model`` where they are of known types.
+
+    Modules that share a weight (encoder, decoder and output layer of BART) are sharded together or not.
+    """
     embedding, head = _part(model, "get_input_embeddings"), _part(model, "get_output_embeddings")
-    names = {id(module): name for name, module in reversed(builder.modules.items())}
-    cannot = {
-        "embedding": _why_embedding_whole(builder, embedding, names),
-        "head": _why_head_whole(builder, head, names),
-    }
-    is_tied = embedding is not None and head is not None and head.weight is embedding.weight
-    if is_tied and any(cannot.values()):
-        cannot = dict.fromkeys(cannot, cannot["embedding"] or cannot["head"])
-    for part, module, role in (("embedding", embedding, EMBEDDING), ("head", head, HEAD)):
-        if module is None or id(module) not in names:
-            continue
-        name = names[id(module)]
-        if cannot[part]:
-            builder.replicate(name, cannot[part])
-            continue
-        rows = module.weight.shape[0]
-        builder.shard(f"{name}.weight", DimSharding(0, (Segment(rows, rows),)))
-        if getattr(module, "bias", None) is not None:
-            builder.shard(f"{name}.bias", DimSharding(0, (Segment(rows, rows),)))
-        builder.set_role(name, role)
-        builder.require(name, "rows of the vocabulary", rows, least=True)
+    weights = {id(part.weight): part.weight for part in (embedding, head) if part is not None}
+    for weight in weights.values():
+        holders = {
+            name: module
+            for name, module in builder.modules.items()
+            if any(each is weight for each in module._parameters.values())
+        }
+        reason = next((why for each in holders.items() if (why := _why_whole(builder, *each, head))), "")
+        for name, module in holders.items():
+            if reason:
+                builder.replicate(name, reason)
+            else:
+                _shard_rows(builder, name, module, HEAD if module is head else EMBEDDING)
+
+
+def _shard_rows(builder: LayoutBuilder, name: str, module: nn.Module, role: Role) -> None:
+    rows = module.weight.shape[0]  # type: ignore[union-attr]
+    builder.shard(f"{name}.weight", DimSharding(0, (Segment(rows, rows),)))
+    if getattr(module, "bias", None) is not None:
+        builder.shard(f"{name}.bias", DimSharding(0, (Segment(rows, rows),)))
+    builder.set_role(name, role)
+    builder.require(name, "rows of the vocabulary", rows, least=True)
 
 
 def _part(model: nn.Module, getter: str) -> nn.Module | None:
@@ -43,10 +47,13 @@ def _part(model: nn.Module, getter: str) -> nn.Module | None:
     return found if isinstance(getattr(found, "weight", None), nn.Parameter) else None
 
 
-def _why_embedding_whole(builder: LayoutBuilder, module: nn.Module | None, names: dict[int, str]) -> str:
-    if module is None or id(module) not in names:
-        return ""
-    if builder.styles.get(names[id(module)]) == "replicate":
+def _why_whole(builder: LayoutBuilder, name: str, module: nn.Module, head: nn.Module | None) -> str:
+    """Why what holds a weight of the vocabulary cannot hold a shard of it."""
+    if module is head:
+        if type(module) is not nn.Linear:
+            return f"{type(module).__name__} is no plain linear layer"
+        return _why_bias_read(builder, module) or _why_read(builder, module)
+    if builder.styles.get(name) == "replicate":
         return "the model's own plan keeps it whole"
     if (
         not isinstance(module, nn.Embedding)
@@ -57,12 +64,12 @@ def _why_embedding_whole(builder: LayoutBuilder, module: nn.Module | None, names
     return _why_read(builder, module)
 
 
-def _why_head_whole(builder: LayoutBuilder, module: nn.Module | None, names: dict[int, str]) -> str:
-    if module is None or id(module) not in names:
-        return ""
-    if type(module) is not nn.Linear:
-        return f"{type(module).__name__} is no plain linear layer"
-    return _why_read(builder, module)
+def _why_bias_read(builder: LayoutBuilder, head: nn.Linear) -> str:
+    for module in builder.modules.values():
+        names = {name for name, each in module._parameters.items() if each is head.bias and each is not None}
+        if names and module is not head and source_checks.reads(module, names):
+            return f"{type(module).__name__} reads its bias"
+    return ""
 
 
 def _why_read(builder: LayoutBuilder, module: nn.Module) -> str:
