@@ -29,7 +29,7 @@ from ..report import report
 from . import shard
 from .checkpoint import offline, quantized_reads, read_plan
 from .checkpoint.quantized_reads import Reading
-from .data import model_edits, wrappers
+from .data import wrappers
 from .data.unsharded import LoadRecipe, record_origin
 from .runtime import groups, heartbeat, rendezvous
 from .runtime import mesh as meshes
@@ -311,8 +311,6 @@ def _finish(model: nn.Module, pending: _Pending) -> None:
         shard_parameters(model, pending.plan, pending.mesh.tensor)
     quantized_reads.record_experts(model, pending.weights, pending.plan)
     shard.shard_model(model, pending.plan, pending.mesh, pending.roundings)
-    if pending.origin is not None:
-        model_edits.remember(model, pending.plan.shardings, pending.plan.rank0_only)
 
 
 def _note_and_warn(sentence: str) -> None:

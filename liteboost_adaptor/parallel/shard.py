@@ -14,7 +14,7 @@ from ..huggingface.runtime import runtime
 from ..quantization.identifiers import PLAN
 from . import continuous_batching, synchronize
 from .checkpoint import saving
-from .data import unsharded
+from .data import model_edits, unsharded
 from .runtime import groups
 from .runtime import mesh as meshes
 from .runtime.mesh import Mesh
@@ -57,6 +57,7 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
     if rows := _vocabulary_rows(plan):
         own["resize_token_embeddings"] = functools.partial(_resize_token_embeddings, model, rows)
     share_calls(model, plan, mesh)
+    model_edits.remember(model, plan.shardings, plan.rank0_only)
 
 
 def share_calls(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:

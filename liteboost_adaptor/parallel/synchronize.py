@@ -25,7 +25,7 @@ from .runtime.call_group import CallGroup, RanksDiverged
 from .runtime.groups import Group, all_gather_object, call_group_of
 from .runtime.mesh import Mesh
 
-_TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+_TOKENS = ("decoder_input_ids", "input_ids")
 _SAME = (
     "All work on the same text: call it on every rank with the same. With LITEBOOST_DP=N and all rows on "
     "every rank, N replicas share the rows; with LITEBOOST_TP=1 each process has a model of its own."
@@ -72,7 +72,7 @@ def synchronized_call(
         **facts,
         "random": own if call_group.heartbeat.rank == call_group.members[0] else None,
         "drawn from": digest(own) if may_part and draws else "",
-        "edits": model_edits.edits(model) if may_part else {},
+        "edits": model_edits.edits(model),
     }
     try:
         found = call_group.synchronize(facts, _why_diverged)
@@ -175,7 +175,7 @@ def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, 
     call_group = call_group_of(group)
     if call_group.heartbeat.depth or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return call(*args, **kwargs)
-    if not (is_prompt(args, kwargs) or call_group.needs_sync or groups.divergence.reason):
+    if not (is_compared(args, kwargs) or call_group.needs_sync or groups.divergence.reason):
         with call_group.inside(publishes_end=False):
             return _with_cache_recorded(call(*args, **kwargs))
     facts = {
@@ -206,7 +206,7 @@ def check_inputs(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: 
     Raises:
         ParallelError: They differ.
     """
-    if torch.compiler.is_compiling() or not is_prompt(args, kwargs):
+    if torch.compiler.is_compiling() or not is_compared(args, kwargs):
         return
     call_group: CallGroup = call_group_of(group)
     found = all_gather_object(group, digest([args, sorted(kwargs.items())]))
@@ -220,10 +220,21 @@ def check_inputs(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: 
         _set_random_state(all_gather_object(group, _random_state())[0])
 
 
-def is_prompt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether more than one token comes in; later tokens follow from the first."""
-    tensors = [kwargs.get(name) for name in _TEXT] + list(args[:1])
-    return any(isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] > 1 for value in tensors)
+def is_compared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the inputs of a forward are compared: all but those of one more token behind a cache.
+
+    It follows from what was compared before, and a sharded embedding compares it by itself.
+    """
+    cache = next((found for name in KV_CACHES if (found := kwargs.get(name)) is not None), None)
+    if cache is None or "inputs_embeds" in kwargs or "decoder_inputs_embeds" in kwargs:
+        return True
+    get_length = getattr(cache, "get_seq_length", None)
+    if not (get_length() if callable(get_length) else cache):
+        return True  # the first text of this cache
+    tokens = next(
+        (found for name in _TOKENS if (found := kwargs.get(name)) is not None), *args[:1] or (None,)
+    )
+    return not (isinstance(tokens, Tensor) and tokens.ndim == 2 and tokens.shape[1] == 1)
 
 
 def _is_plain(value: Any) -> bool:
@@ -248,7 +259,7 @@ def _digest(value: Any, found: Any) -> None:
     if isinstance(value, Tensor):
         found.update(f"{tuple(value.shape)}{value.dtype}".encode())
         if not value.is_meta:
-            found.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, dict):
         _digest(sorted(value.items(), key=lambda item: str(item[0])), found)
     elif isinstance(value, (list, tuple)):

@@ -91,6 +91,9 @@ def ways(folder: str) -> dict[str, Any]:
     model, _ = _loaded(f"{folder}/llama")
     found["train"] = _raised(model.train)
     found["eval"] = model.eval() is model
+    with torch.no_grad():  # as a Trainer calls it
+        loss = model(**inputs, labels=inputs["input_ids"], num_items_in_batch=torch.tensor(11)).loss
+    found["loss"] = bool(loss.isfinite())
     found["adapters"] = _raised(lambda: model.add_adapter(None))
     found["resized"] = _raised(lambda: model.resize_token_embeddings(300))
     embedding = model.get_input_embeddings()

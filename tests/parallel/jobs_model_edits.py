@@ -7,8 +7,9 @@ import warnings
 from typing import Any
 
 import torch
-from parallel.jobs import _quiet
+from parallel.jobs import _quiet, _raised
 from parallel.jobs_kinds import generated
+from parallel.jobs_load import PLAN, class_of
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -83,3 +84,39 @@ def changed(folder: str, name: str, rank: int | None = None) -> dict[str, Any]:
         texts = [generated(model), generated(model, 1)]
     parted = sum("the model was changed since it was loaded" in str(each.message) for each in said)
     return {"before": before, "texts": texts, "parted": parted}
+
+
+def _data_of_a_shard(model: Any, rank: int) -> None:
+    if rank:
+        model.model.layers[0].mlp.up_proj.weight.data.mul_(2)
+
+
+def _buffer(model: Any, rank: int) -> None:
+    if rank:
+        model.model.rotary_emb.inv_freq.mul_(2)
+
+
+def refused(folder: str) -> dict[str, str]:
+    """What is said of changes on one rank where the ranks were asked to share the model."""
+    _quiet()
+    rank, found = int(os.environ["RANK"]), {}
+    for change in (_hook_on_one, _norm, _data_of_a_shard, _buffer):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        generated(model)
+        change(model, rank)
+        found[change.__name__] = _raised(lambda: generated(model))  # noqa: B023
+    return found
+
+
+@torch.no_grad()
+def images(folder: str) -> dict[str, Any]:
+    """Logits of an image of this rank's own, and whether the ranks have parted for it."""
+    _quiet()
+    model = class_of(folder).from_pretrained(folder).eval()
+    was_sharded = hasattr(model, PLAN)
+    own = torch.load(f"{folder}/images.pt", weights_only=True)[int(os.environ["RANK"])]
+    return {
+        "was sharded": was_sharded,
+        "logits": model(pixel_values=own[None]).logits[0].tolist(),
+        "parted": not hasattr(model, PLAN),
+    }

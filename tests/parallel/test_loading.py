@@ -92,7 +92,7 @@ def test_ways_to_load(tmp_path: Path) -> None:
         assert max(found["near"].values()) <= 1e-5, found["near"]
         assert found["bf16"] < 0.05
         assert "cannot be trained" in found["train"] and "LITEBOOST_TP=1" in found["train"]
-        assert found["eval"] and found["pickled"]
+        assert found["eval"] and found["pickled"] and found["loss"]
         assert "take no adapters" in found["adapters"]
         assert "its 256 rows of the vocabulary: they cannot become 300" in found["resized"]
         assert found["same size"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from parallel import ranks
 from parallel.jobs_model_edits import CHANGES
 from parallel.test_loading import save
+from transformers import ViTConfig, ViTForImageClassification
 
 pytestmark = pytest.mark.usefixtures("native_only")
 _JOB = "parallel.jobs_model_edits:changed"
@@ -27,3 +29,28 @@ def test_each_rank_gets_what_its_own_model_gives(name: str, tmp_path: Path) -> N
         assert found["parted"] == (0 if name == "the_same" else 1)
     is_seen = expected[0]["texts"] != expected[1]["texts"]
     assert is_seen or name == "the_same"
+
+
+def test_a_change_on_one_rank_is_an_error_where_ranks_must_share(tmp_path: Path) -> None:
+    save(tmp_path, ("llama",))
+    for found in ranks.run(2, "parallel.jobs_model_edits:refused", str(tmp_path / "llama"), LITEBOOST_TP="2"):
+        for change, said in found.items():
+            assert said.startswith("ParallelError: the model was changed since it was loaded"), (change, said)
+            assert "LITEBOOST_TP=1" in said
+
+
+def test_images_of_their_own_make_ranks_part(tmp_path: Path) -> None:
+    """As text of their own does: sums over parts of two images would be of neither."""
+    config = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = ViTForImageClassification(ViTConfig(**config, image_size=32, patch_size=8, num_labels=5)).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    model.save_pretrained(tmp_path)
+    pixels = torch.randn(2, 3, 32, 32)
+    torch.save(pixels, tmp_path / "images.pt")
+    with torch.no_grad():
+        expected = model(pixel_values=pixels).logits
+    for rank, found in enumerate(ranks.run(2, "parallel.jobs_model_edits:images", str(tmp_path))):
+        assert found["was sharded"] and found["parted"]
+        torch.testing.assert_close(torch.tensor(found["logits"]), expected[rank], rtol=1e-4, atol=1e-4)

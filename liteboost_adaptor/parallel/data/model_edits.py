@@ -3,7 +3,7 @@
 A script may hook, patch or edit its model on one rank only, or on each in another way, and call all with the
 same inputs. Shards of different models would be added up without an error. So when ranks synchronize, each
 brings what is no longer as it was when the model was sharded: hooks and functions with what they close over,
-classes, constants of modules, and parameters.
+classes, constants of modules, parameters and buffers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _PLAIN = (bool, int, float, str, complex, bytes, type(None))
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 #: Numbers of the largest tensor that is compared, and how deep values in values are.
 _MOST_NUMBERS, _DEEPEST = 1 << 16, 4
+#: Elements that are looked at of larger ones.
+_SAMPLES = 64
 _CHANGED = "changed"
 
 
@@ -68,14 +70,33 @@ def _state(model: nn.Module, sharded: Container[str], once: Container[str]) -> I
             if not key.startswith("_") and isinstance(value, (*_PLAIN, *_FUNCTIONS)):
                 yield f"{path}.{key}", _text(value)
     for name, parameter in model.named_parameters():
-        # What is in parts differs from rank to rank; that it was written to is all they have in common.
-        is_compared = name not in sharded and parameter.dim() <= 1
         if name not in once:
-            yield name, _text(parameter) if is_compared else (id(parameter), _writes(parameter))
+            yield name, _kept(parameter, name in sharded)
+    for prefix, module in model.named_modules():
+        for local, buffer in module._buffers.items():
+            if buffer is not None:  # those of quantized layers are sharded where they have specs
+                yield f"{prefix}.{local}", _kept(buffer, "specs" in vars(module))
 
 
-def _writes(parameter: nn.Parameter) -> int:
-    return 0 if parameter.is_inference() else parameter._version
+def _kept(tensor: Tensor, is_sharded: bool) -> Any:
+    """What is compared of a parameter or buffer.
+
+    Shards differ from rank to rank: that one has changed is all that ranks have in common. Of large tensors
+    some elements are looked at, and how often they were written to: ``.data`` counts no writes.
+    """
+    if not is_sharded and tensor.dim() <= 1:
+        return _text(tensor)
+    kept = (_sample(tensor), 0 if tensor.is_inference() else tensor._version)
+    return (id(tensor), *kept) if is_sharded else _text(list(kept))
+
+
+def _sample(tensor: Tensor) -> Any:
+    """Some elements, at equal distances."""
+    if tensor.is_meta or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return None
+    flat = tensor.detach().view(-1)
+    sample = flat[:: max(1, len(flat) // _SAMPLES)][:_SAMPLES]
+    return sample.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _text(value: Any) -> str:
