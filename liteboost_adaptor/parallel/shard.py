@@ -15,6 +15,7 @@ from ..quantization.identifiers import PLAN
 from . import continuous_batching, synchronize
 from .checkpoint import saving
 from .data import model_edits, unsharded
+from .data.unsharded import RESIZE
 from .runtime import groups
 from .runtime import mesh as meshes
 from .runtime.mesh import Mesh
@@ -55,7 +56,9 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
     own.update((name, functools.partial(_adapt, model, name)) for name in _ADAPTER_METHODS)
     own["dequantize"] = functools.partial(_refuse_dequantize, plan.model)
     if rows := _vocabulary_rows(plan):
-        own["resize_token_embeddings"] = functools.partial(_resize_token_embeddings, model, rows)
+        for module in model.modules():  # that without the head has the method, too
+            if hasattr(module, RESIZE):
+                vars(module)[RESIZE] = functools.partial(_resize_token_embeddings, model, module, rows)
     share_calls(model, plan, mesh)
     model_edits.remember(model, plan.shardings, plan.rank0_only)
 
@@ -118,21 +121,22 @@ def _vocabulary_rows(plan: ShardingPlan) -> int:
 
 def _resize_token_embeddings(
     model: nn.Module,
+    module: Any,
     rows: int,
     new_num_tokens: int | None = None,
     pad_to_multiple_of: int | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """``resize_token_embeddings`` where each rank holds a shard of the ``rows`` of the vocabulary."""
+    """``resize_token_embeddings`` of a ``module`` in ``model``, of whose ``rows`` each rank holds a shard."""
     wanted = rows if new_num_tokens is None else new_num_tokens
     if pad_to_multiple_of is not None:
         wanted = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
     if wanted == rows:
-        return model.get_input_embeddings()  # type: ignore[operator]
+        return module.get_input_embeddings()
     if unsharded.can_unshard(model):
-        whole: Any = _unshard(model, "resize_token_embeddings()")
-        return whole.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, *args, **kwargs)
+        _unshard(model, "resize_token_embeddings()")
+        return module.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, *args, **kwargs)
     raise ParallelError(
         f"this {type(model).__name__} is sharded over processes, and each holds a part of its {rows} rows of "
         f"the vocabulary: they cannot become {wanted}. Resize and save the model in a script started with "

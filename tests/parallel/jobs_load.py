@@ -96,6 +96,7 @@ def ways(folder: str) -> dict[str, Any]:
     found["loss"] = bool(loss.isfinite())
     found["adapters"] = _raised(lambda: model.add_adapter(None))
     found["resized"] = _raised(lambda: model.resize_token_embeddings(300))
+    found["inner resized"] = _raised(lambda: model.model.resize_token_embeddings(300))
     embedding = model.get_input_embeddings()
     found["same size"] = all(
         model.resize_token_embeddings(**each) is embedding

@@ -10,8 +10,11 @@ import torch
 from parallel.jobs import _quiet, _raised
 from parallel.jobs_kinds import generated
 from parallel.jobs_load import PLAN, class_of
+from support import tiny_models
 from torch import nn
 from transformers import AutoModelForCausalLM
+
+import liteboost_adaptor
 
 
 def _hook_on_one(model: Any, rank: int) -> None:
@@ -120,3 +123,66 @@ def images(folder: str) -> dict[str, Any]:
         "logits": model(pixel_values=own[None]).logits[0].tolist(),
         "parted": not hasattr(model, PLAN),
     }
+
+
+def _layer(model: Any) -> Any:
+    return (model.model if hasattr(model, "model") else model.gpt_neox).layers[0]
+
+
+def _attention(model: Any) -> Any:
+    layer = _layer(model)
+    return getattr(layer, "self_attn", None) or layer.attention
+
+
+def _read(module: Any, found: list[torch.Tensor]) -> None:
+    module.register_forward_hook(lambda module, args, output: found.append(_first(output).clone()))
+
+
+def _first(output: Any) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _ablate(module: Any) -> None:
+    module.register_forward_hook(
+        lambda module, args, output: (output[0] * 0, *output[1:]) if isinstance(output, tuple) else output * 0
+    )
+
+
+def _set_bias(mlp: Any) -> None:
+    """A steering vector, added once."""
+    down = getattr(mlp, "fc2", None) or mlp.dense_4h_to_h
+    down.bias = nn.Parameter(torch.full((down.weight.shape[0],), 0.3))
+
+
+class _Nothing(nn.Module):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(states)
+
+
+#: What a script does to attention or MLP of a layer where both lie beside each other.
+BESIDE = {
+    "read attention": lambda model, found: _read(_attention(model), found),
+    "read mlp": lambda model, found: _read(_layer(model).mlp, found),
+    "ablate attention": lambda model, found: _ablate(_attention(model)),
+    "ablate mlp": lambda model, found: _ablate(_layer(model).mlp),
+    "forward of its own": lambda model, found: setattr(_layer(model).mlp, "forward", torch.zeros_like),
+    "a bias": lambda model, found: _set_bias(_layer(model).mlp),
+    "another mlp": lambda model, found: setattr(_layer(model), "mlp", _Nothing()),
+}
+
+
+@torch.no_grad()
+def beside(names: list[str], is_sharded: bool) -> dict[str, Any]:
+    """Logits, and what hooks were given, of each model under each of `BESIDE`, the same on every rank."""
+    _quiet()
+    found = {}
+    for name in names:
+        for change, apply in BESIDE.items():
+            model = tiny_models.build(name)
+            if is_sharded:
+                liteboost_adaptor.shard(model)
+            seen: list[torch.Tensor] = []
+            apply(model, seen)
+            logits = model(input_ids=torch.arange(5, 17)[None]).logits
+            found[f"{name}: {change}"] = torch.cat([logits.flatten(), *map(torch.flatten, seen)]).tolist()
+    return found

@@ -95,7 +95,7 @@ def test_ways_to_load(tmp_path: Path) -> None:
         assert found["eval"] and found["pickled"] and found["loss"]
         assert "take no adapters" in found["adapters"]
         assert "its 256 rows of the vocabulary: they cannot become 300" in found["resized"]
-        assert found["same size"]
+        assert found["same size"] and found["inner resized"] == found["resized"]
         assert "Quantize it as it is loaded (LITEBOOST_QUANT" in found["quantized"]
         assert "LITEBOOST_TP=1 to dequantize it" in found["dequantized"]
         assert "max_new_tokens=2 and 3" in found["settings"] and "LITEBOOST_TP=1" in found["settings"]

@@ -54,3 +54,15 @@ def test_images_of_their_own_make_ranks_part(tmp_path: Path) -> None:
     for rank, found in enumerate(ranks.run(2, "parallel.jobs_model_edits:images", str(tmp_path))):
         assert found["was sharded"] and found["parted"]
         torch.testing.assert_close(torch.tensor(found["logits"]), expected[rank], rtol=1e-4, atol=1e-4)
+
+
+def test_branches_beside_each_other_are_seen_and_changed_as_without_us() -> None:
+    """Attention and MLP of a Phi are summed together, unless somebody looks at one of them."""
+    job = ("parallel.jobs_model_edits:beside", ["phi", "gpt_neox"])
+    (expected,) = ranks.run(1, *job, False, WORLD_SIZE="1", LITEBOOST_TP="1")
+    for found in ranks.run(2, *job, True, LITEBOOST_TP="1"):
+        assert set(found) == set(expected)
+        for name, values in found.items():
+            torch.testing.assert_close(
+                torch.tensor(values), torch.tensor(expected[name]), rtol=1e-4, atol=1e-5, msg=name
+            )

@@ -37,11 +37,12 @@ _METHODS = (
     "add_adapter",
     "load_adapter",
     "dequantize",
-    "resize_token_embeddings",
     "generate",
     "generate_batch",
     "init_continuous_batching",
 )
+#: The method of every module with an embedding of its own.
+RESIZE = "resize_token_embeddings"
 #: The package whose hooks are removed.
 _PARALLEL = __name__.rpartition(".data.")[0]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -225,6 +226,7 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: ShardingPlan) -> None:
     for name in (*_METHODS, PLAN, AROUND, _LOAD_RECIPE, model_edits.BEFORE, "_cache"):
         own.pop(name, None)
     for module in model.modules():
+        vars(module).pop(RESIZE, None)
         _drop_hooks(module)
     if _caches:
         own[AROUND] = _refuse_caches

@@ -58,7 +58,7 @@ def parallelize(model: nn.Module, plan: ShardingPlan, group: Group, roundings: d
         if role == NORM:
             modules[name].rounding = roundings[name]
     for later, earlier in plan.deferred.items():
-        layers.defer_all_reduce(modules[later], modules[earlier], group.name)
+        layers.defer_all_reduce(model, later, earlier, group.name, adds_bias=group.rank == 0)
     for name, role in plan.roles.items():
         if role == ROWWISE and name not in plan.deferred and f"{name}.bias" not in plan.rank0_only:
             layers.allow_fused_all_reduce(modules[name])

@@ -43,11 +43,13 @@ class _ParallelLinear(nn.Module):
     out_features: int
     group: str
     is_transposed: bool
+    #: Whether this rank adds the bias: of outputs that are all-reduced, only rank 0, whoever has set one.
+    adds_bias: bool
 
     def product(self, x: Tensor) -> Tensor:
         """``x @ weight^T + bias``."""
         parameters = self._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        weight, bias = parameters["weight"], parameters["bias"] if self.adds_bias else None
         if self.is_transposed:
             return F.linear(x, weight.t(), bias)
         if weight.dtype != x.dtype or unserved(x, weight, bias) or autocast(x):
@@ -79,7 +81,7 @@ class RowParallelLinear(_ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         deferred = self.__dict__["deferred"]
-        if not x.is_cpu and self.__dict__["is_fusible"] and not deferred:
+        if not x.is_cpu and self.__dict__["is_fusible"] and not deferred and self._parameters["bias"] is None:
             summed = matmul_all_reduce.matmul_all_reduce(x, self._parameters["weight"], self.group)
             if summed is not None:
                 return summed
@@ -88,14 +90,36 @@ class RowParallelLinear(_ParallelLinear):
 
 
 class DeferredReduceLinear(_ParallelLinear):
-    """As `RowParallelLinear`; its output is only ever added to that of a later layer, which reduces both."""
+    """As `RowParallelLinear`; its output is only ever added to that of a later layer, which reduces both.
+
+    Attributes:
+        branches: (parent, name, module) of all modules around the two layers, below what adds their outputs.
+            Where one has hooks or a forward of its own, or was replaced, nothing is deferred: outputs are
+            what they would be without us.
+    """
 
     deferred: list[Tensor]
+    branches: tuple[tuple[nn.Module, str, nn.Module], ...]
 
     def forward(self, x: Tensor) -> Tensor:
         product = self.product(x)
-        self.__dict__["deferred"][:] = [product]
+        deferred = self.__dict__["deferred"]
+        if any(map(_is_observed, self.__dict__["branches"])):
+            deferred.clear()
+            return _all_reduce(product, self.group)
+        deferred[:] = [product]
         return torch.zeros_like(product)
+
+
+def _is_observed(branch: tuple[nn.Module, str, nn.Module]) -> bool:
+    parent, name, module = branch
+    own = module.__dict__
+    return bool(
+        parent._modules.get(name) is not module
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or "forward" in own
+    )
 
 
 class ColumnParallelHead(_ParallelLinear):
@@ -194,10 +218,25 @@ def _local_experts(first: int, module: Any, args: Any, kwargs: Any) -> tuple[Any
     return tuple(given[name] for name in ROUTED), {}
 
 
-def defer_all_reduce(later: nn.Module, earlier: nn.Module, group: str) -> None:
+def defer_all_reduce(model: nn.Module, later: str, earlier: str, group: str, adds_bias: bool) -> None:
     """Let `RowParallelLinear` ``later`` reduce the output of the linear layer ``earlier`` with its own."""
-    _parallelize_linear(earlier, DeferredReduceLinear, group)
-    vars(earlier)["deferred"] = vars(later)["deferred"]
+    layer = model.get_submodule(earlier)
+    _parallelize_linear(layer, DeferredReduceLinear, group, adds_bias)
+    own = vars(layer)
+    own["deferred"] = vars(model.get_submodule(later))["deferred"]
+    own["branches"] = tuple(_branch(model, name) for name in _branches(later, earlier))
+
+
+def _branches(one: str, other: str) -> list[str]:
+    """Names of ``one`` and ``other``, and of the modules around each below what has both."""
+    paths = [name.split(".") for name in (one, other)]
+    common = next(at for at, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1)
+    return [".".join(path[:end]) for path in paths for end in range(common + 1, len(path) + 1)]
+
+
+def _branch(model: nn.Module, name: str) -> tuple[nn.Module, str, nn.Module]:
+    parent, _, local = name.rpartition(".")
+    return model.get_submodule(parent), local, model.get_submodule(name)
 
 
 def allow_fused_all_reduce(module: nn.Module) -> None:
@@ -206,9 +245,9 @@ def allow_fused_all_reduce(module: nn.Module) -> None:
     vars(module)["is_fusible"] = is_plain and module._parameters["bias"] is None
 
 
-def _parallelize_linear(module: nn.Module, cls: type, group: str) -> None:
+def _parallelize_linear(module: nn.Module, cls: type, group: str, adds_bias: bool) -> None:
     own = vars(module)
-    own["group"], own["deferred"], own["is_fusible"] = group, [], False
+    own["group"], own["deferred"], own["is_fusible"], own["adds_bias"] = group, [], False, adds_bias
     if isinstance(module, QuantizedLinear):
         module.__class__ = _QUANTIZED[cls]
         return
@@ -235,9 +274,10 @@ def parallelize_module(
         return
     own = vars(module)
     own["group"] = group
-    if role in (ROWWISE, HEAD):
-        _parallelize_linear(module, RowParallelLinear if role == ROWWISE else ColumnParallelHead, group)
+    if role == ROWWISE:
+        _parallelize_linear(module, RowParallelLinear, group, adds_bias=rank == 0)
     if role == HEAD:
+        _parallelize_linear(module, ColumnParallelHead, group, adds_bias=True)
         own["sizes"] = [sharding.length(each, world_size) for each in range(world_size)]
     if role == EMBEDDING:
         own["first"] = sharding.ranges(rank, world_size)[0][0]
@@ -254,5 +294,17 @@ def parallelize_module(
 #: Attributes, beside parameters, that sharding sets on a module.
 OWN_ATTRIBUTES = (
     *("group", "deferred", "is_fusible", "is_transposed", "sizes", "first", "num_embeddings", "padding_idx"),
-    *("eps", "width", "rounding", "in_features", "out_features", "nx", "nf", "num_experts", "specs"),
+    *(
+        "eps",
+        "width",
+        "rounding",
+        "in_features",
+        "out_features",
+        "nx",
+        "nf",
+        "num_experts",
+        "specs",
+        "branches",
+        "adds_bias",
+    ),
 )
