@@ -48,6 +48,10 @@ def _serve_adapted(_: Any) -> None:
     from .huggingface.runtime import runtime
 
     runtime.serve_adapted()
+    if config.launched():
+        from .parallel import adapters
+
+        adapters.register(runtime)
 
 
 def _wrap_quantized(_: Any) -> None:

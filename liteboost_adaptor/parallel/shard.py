@@ -105,8 +105,22 @@ def _unshard(model: nn.Module, call: str) -> nn.Module:
 
 
 def _adapt(model: nn.Module, name: str, *args: object, **kwargs: object) -> object:
+    unshard_for_adapters(model, name)
+    return getattr(model, name)(*args, **kwargs)
+
+
+def unshard_for_adapters(model: nn.Module, call: str) -> None:
+    """Unshard ``model``, if it is sharded, before ``call`` puts adapters beside its layers.
+
+    Raises:
+        ParallelError: It cannot be unsharded.
+    """
+    plan = vars(model).get(PLAN)
+    if plan is None or not plan.shardings:
+        return
     if unsharded.can_unshard(model):
-        return getattr(_unshard(model, name), name)(*args, **kwargs)
+        _unshard(model, call)
+        return
     raise ParallelError(
         f"this {type(model).__name__} is sharded over processes, and its layers take no adapters. Merge the "
         "adapter and save the model first, or start the script with LITEBOOST_TP=1."

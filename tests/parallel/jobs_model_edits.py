@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
+from liteboost_adaptor.errors import ParallelError
 
 
 def _hook_on_one(model: Any, rank: int) -> None:
@@ -186,3 +187,25 @@ def beside(names: list[str], is_sharded: bool) -> dict[str, Any]:
             logits = model(input_ids=torch.arange(5, 17)[None]).logits
             found[f"{name}: {change}"] = torch.cat([logits.flatten(), *map(torch.flatten, seen)]).tolist()
     return found
+
+
+def adapted(folder: str) -> dict[str, Any]:
+    """A model that PEFT wraps: its logits, and a step of training."""
+    from peft import LoraConfig, get_peft_model
+
+    _quiet()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    was_sharded = hasattr(model, PLAN)
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    try:
+        wrapped = get_peft_model(model, config)
+    except ParallelError as fault:
+        return {"was sharded": was_sharded, "refused": str(fault)}
+    ids = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        logits = wrapped.eval()(input_ids=ids).logits
+    loss = wrapped.train()(input_ids=ids, labels=ids).loss
+    loss.backward()
+    gradients = [p.grad.norm().item() for p in wrapped.parameters() if p.grad is not None]
+    return {"was sharded": was_sharded, "logits": logits.flatten().tolist(), "gradients": gradients}

@@ -66,3 +66,17 @@ def test_branches_beside_each_other_are_seen_and_changed_as_without_us() -> None
             torch.testing.assert_close(
                 torch.tensor(values), torch.tensor(expected[name]), rtol=1e-4, atol=1e-5, msg=name
             )
+
+
+def test_what_peft_wraps_is_whole(tmp_path: Path) -> None:
+    save(tmp_path, ("llama",))
+    job = ("parallel.jobs_model_edits:adapted", str(tmp_path / "llama"))
+    (expected,) = ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1")
+    for found in ranks.run(2, *job):
+        assert found["was sharded"] and not expected["was sharded"]
+        for name in ("logits", "gradients"):
+            torch.testing.assert_close(
+                torch.tensor(found[name]), torch.tensor(expected[name]), rtol=1e-4, atol=1e-5
+            )
+    for found in ranks.run(2, *job, LITEBOOST_TP="2"):
+        assert found["was sharded"] and "take no adapters" in found["refused"]
