@@ -60,7 +60,7 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
             if hasattr(module, RESIZE):
                 vars(module)[RESIZE] = functools.partial(_resize_token_embeddings, model, module, rows)
     share_calls(model, plan, mesh)
-    model_edits.remember(model, plan.shardings, plan.rank0_only)
+    model_edits.remember(model, plan.shardings, plan.rank0_only, unsharded.can_unshard(model))
 
 
 def share_calls(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:

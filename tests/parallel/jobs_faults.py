@@ -23,13 +23,14 @@ def one_ends(folder: str, when: str) -> None:
 
     def planted(*_: Any) -> None:
         forwards.append(time.monotonic())
-        if len(forwards) == 3:
+        if len(forwards) == 3 and os.environ["RANK"] == "1":
             raise ValueError("planted in rank 1")
 
+    if when == "token":
+        model.register_forward_pre_hook(planted)
     if os.environ["RANK"] == "1":
         if when == "prompt":
             os._exit(3)
-        model.register_forward_pre_hook(planted)
         model.generate(ids, max_new_tokens=40, pad_token_id=0)
     start = time.monotonic()
     text = _raised(lambda: model.generate(ids, max_new_tokens=40, pad_token_id=0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import types
 from collections.abc import Container, Iterator
 from typing import Any
@@ -29,25 +30,32 @@ _MOST_NUMBERS, _DEEPEST = 1 << 16, 4
 #: Elements that are looked at of larger ones.
 _SAMPLES = 64
 _CHANGED = "changed"
+#: What is new on a module and runs in its calls.
+_RUNS = re.compile(r"hooks of |\.forward$")
 
 
-def remember(model: nn.Module, sharded: Container[str], once: Container[str]) -> None:
+def remember(model: nn.Module, sharded: Container[str], once: Container[str], may_part: bool) -> None:
     """Note what ``model`` is like now.
 
     Args:
         sharded: Names of parameters of which each rank has a shard.
         once: Of those that one rank has and the others have not.
+        may_part: Whether ranks that differ go on by themselves. Where a difference is an error, numbers,
+            lists and dicts that a function keeps, and attributes that modules did not have, are not compared:
+            what a script counts or times may differ.
     """
-    vars(model)[BEFORE] = (sharded, once, dict(_state(model, sharded, once)))
+    vars(model)[BEFORE] = (sharded, once, may_part, dict(_state(model, sharded, once, may_part)))
 
 
 def edits(model: nn.Module) -> dict[str, str]:
     """What is another than when it was noted, and what it is now; compared over the ranks."""
     if BEFORE not in vars(model):
         return {}
-    sharded, once, before = vars(model)[BEFORE]
-    now = dict(_state(model, sharded, once))
+    sharded, once, may_part, before = vars(model)[BEFORE]
+    now = dict(_state(model, sharded, once, may_part))
     found = {name: value for name, value in now.items() if before.get(name) != value}
+    if not may_part:
+        found = {name: value for name, value in found.items() if name in before or _RUNS.search(name)}
     found |= {name: "" for name in before.keys() - now.keys()}
     return {name: value if isinstance(value, str) else _CHANGED for name, value in found.items()}
 
@@ -57,7 +65,9 @@ def differences(own: dict[str, str], theirs: dict[str, str]) -> list[str]:
     return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
 
 
-def _state(model: nn.Module, sharded: Container[str], once: Container[str]) -> Iterator[tuple[str, Any]]:
+def _state(
+    model: nn.Module, sharded: Container[str], once: Container[str], is_deep: bool
+) -> Iterator[tuple[str, Any]]:
     """(what it is, text), or what only this rank compares where it is no text."""
     for name, module in model.named_modules():
         path = name or type(model).__qualname__
@@ -65,10 +75,10 @@ def _state(model: nn.Module, sharded: Container[str], once: Container[str]) -> I
         for table in _HOOKS:
             hooks = getattr(module, table).values()
             if hooks:
-                yield f"{table[1:]} of {path}", _text([*hooks])
+                yield f"{table[1:]} of {path}", _text([*hooks], is_deep)
         for key, value in list(vars(module).items()):
             if not key.startswith("_") and isinstance(value, (*_PLAIN, *_FUNCTIONS)):
-                yield f"{path}.{key}", _text(value)
+                yield f"{path}.{key}", _text(value, is_deep)
     for name, parameter in model.named_parameters():
         if name not in once:
             yield name, _kept(parameter, name in sharded)
@@ -99,14 +109,14 @@ def _sample(tensor: Tensor) -> Any:
     return sample.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, is_deep: bool = True) -> str:
     found = hashlib.blake2b(digest_size=8)
-    for part in _parts(value, _DEEPEST):
+    for part in _parts(value, _DEEPEST, is_deep):
         found.update(part)
     return found.hexdigest()
 
 
-def _parts(value: Any, depth: int) -> Iterator[bytes]:
+def _parts(value: Any, depth: int, is_deep: bool) -> Iterator[bytes]:
     yield type(value).__qualname__.encode()
     if type(value) in _PLAIN:
         yield repr(value).encode()
@@ -118,17 +128,17 @@ def _parts(value: Any, depth: int) -> Iterator[bytes]:
         return
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _parts(each, depth - 1)
+            yield from _parts(each, depth - 1, is_deep)
     elif isinstance(value, dict):
         for key, each in value.items():
             yield str(key).encode()
-            yield from _parts(each, depth - 1)
+            yield from _parts(each, depth - 1, is_deep)
     else:
-        for each in _held(value):
-            yield from _parts(each, depth - 1)
+        for each in _held(value, is_deep):
+            yield from _parts(each, depth - 1, is_deep)
 
 
-def _held(value: Any) -> Iterator[Any]:
+def _held(value: Any, is_deep: bool) -> Iterator[Any]:
     """What a function or another object computes with."""
     if isinstance(value, functools.partial):
         yield from (value.func, list(value.args), value.keywords)
@@ -139,11 +149,13 @@ def _held(value: Any) -> Iterator[Any]:
         yield from (value.__module__, value.__qualname__, code.co_code, list(map(repr, code.co_names)))
         yield [each for each in code.co_consts if type(each) in _PLAIN]
         yield from (value.__defaults__, value.__kwdefaults__)
-        yield [_contents(cell) for cell in value.__closure__ or ()]
+        closed_over = map(_contents, value.__closure__ or ())
+        yield [each for each in closed_over if is_deep or isinstance(each, Tensor)]
         named = (value.__globals__.get(name) for name in code.co_names)
         yield [each for each in named if isinstance(each, (*_PLAIN, Tensor))]
     elif type(value).__module__ != "builtins" and not isinstance(value, type):
-        yield {key: each for key, each in getattr(value, "__dict__", {}).items() if _is_compared(each)}
+        own = getattr(value, "__dict__", {}).items()
+        yield {key: each for key, each in own if isinstance(each, Tensor) or (is_deep and _is_compared(each))}
 
 
 def _is_compared(value: Any) -> bool:
