@@ -250,7 +250,7 @@ def _rule(entry: Any, source: str) -> Rule:
             )
         if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
             raise CatalogueError(
-                f"{where}: field {name!r} must be a {_TYPES[name].__name__}, found {value!r}. "
+                f"{where}: field {name!r} must be of type {_TYPES[name].__name__}, found {value!r}. "
                 "Correct its type."
             )
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,7 +12,16 @@ from ..errors import LiteBoostError, ShapeError
 from .checks import check_dtype, check_same_device, check_same_dtype, check_same_shape
 from .registry import define
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
+#: Name -> the function of x and alpha, which is of silu only.
+_FUNCTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "silu": lambda x, alpha: x * torch.sigmoid(alpha * x),
+    "gelu": lambda x, alpha: F.gelu(x),
+    "gelu_tanh": lambda x, alpha: F.gelu(x, approximate="tanh"),
+    "relu": lambda x, alpha: F.relu(x),
+    "relu2": lambda x, alpha: F.relu(x).square(),
+    "sigmoid": lambda x, alpha: torch.sigmoid(x),
+}
+ACTIVATIONS = tuple(_FUNCTIONS)
 
 
 class ActivationError(LiteBoostError, ValueError):
@@ -56,7 +67,7 @@ def gated_activation(
     g, u = gate.to(compute), up.to(compute)
     if limit is not None:
         g, u = g.clamp(max=limit), u.clamp(-limit, limit)
-    return (_activate(g, activation, alpha) * (u + up_offset)).to(gate.dtype).contiguous()
+    return (_FUNCTIONS[activation](g, alpha) * (u + up_offset)).to(gate.dtype).contiguous()
 
 
 def activation(x: Tensor, activation: str, alpha: float = 1.0) -> Tensor:
@@ -83,24 +94,7 @@ def activation(x: Tensor, activation: str, alpha: float = 1.0) -> Tensor:
     check_dtype("activation", "x", x)
     check_activation("activation", activation, alpha)
     compute = torch.promote_types(x.dtype, torch.float32)
-    return _activate(x.to(compute), activation, alpha).to(x.dtype).contiguous()
-
-
-def _activate(x: Tensor, activation: str, alpha: float) -> Tensor:
-    match activation:
-        case "silu":
-            return x * torch.sigmoid(alpha * x)
-        case "gelu":
-            return F.gelu(x)
-        case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
-        case "relu":
-            return F.relu(x)
-        case "relu2":
-            return F.relu(x).square()
-        case "sigmoid":
-            return torch.sigmoid(x)
-    raise NotImplementedError(activation)  # one that ACTIVATIONS names, and nobody has written
+    return _FUNCTIONS[activation](x.to(compute), alpha).to(x.dtype).contiguous()
 
 
 def _check_gated_activation(

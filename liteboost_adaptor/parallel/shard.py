@@ -60,7 +60,15 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
             if hasattr(module, RESIZE):
                 vars(module)[RESIZE] = functools.partial(_resize_token_embeddings, model, module, rows)
     share_calls(model, plan, mesh)
-    model_edits.remember(model, plan.shardings, plan.rank0_only, unsharded.can_unshard(model))
+    model_edits.remember(
+        model,
+        model_edits.Compared(
+            sharded=plan.shardings,
+            once=plan.rank0_only,
+            may_part=unsharded.can_unshard(model),
+            has_replicas=mesh.data.size > 1,
+        ),
+    )
 
 
 def share_calls(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import ParallelError
 from ..huggingface.runtime import AROUND
 from ..kv_cache.names import KV_CACHES
+from ..program import arguments, caches
 from ..program.state import RECORDABLE
 from .data import model_edits, replicas, unsharded
 from .runtime import groups
@@ -25,7 +26,7 @@ from .runtime.call_group import CallGroup, RanksDiverged
 from .runtime.groups import Group, all_gather_object, call_group_of
 from .runtime.mesh import Mesh
 
-_TOKENS = ("decoder_input_ids", "input_ids")
+_TEXT = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _SAME = (
     "All work on the same text: call it on every rank with the same. With LITEBOOST_DP=N and all rows on "
     "every rank, N replicas share the rows; with LITEBOOST_TP=1 each process has a model of its own."
@@ -206,9 +207,11 @@ def check_inputs(group: Group, model: nn.Module, args: tuple[Any, ...], kwargs: 
     Raises:
         ParallelError: They differ.
     """
-    if torch.compiler.is_compiling() or not is_compared(args, kwargs):
-        return
     call_group: CallGroup = call_group_of(group)
+    # Within a call what it was given has been compared: here only what it makes a prompt of.
+    needs_comparison = is_prompt if call_group.heartbeat.depth else is_compared
+    if torch.compiler.is_compiling() or not needs_comparison(args, kwargs):
+        return
     found = all_gather_object(group, digest([args, sorted(kwargs.items())]))
     other = [rank for rank, value in enumerate(found) if value != found[0]]
     if other:
@@ -225,16 +228,17 @@ def is_compared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
     It follows from what was compared before, and a sharded embedding compares it by itself.
     """
-    cache = next((found for name in KV_CACHES if (found := kwargs.get(name)) is not None), None)
-    if cache is None or "inputs_embeds" in kwargs or "decoder_inputs_embeds" in kwargs:
+    cache = kwargs.get(arguments.cache_name(kwargs))
+    if cache is None or not caches.keeps_tokens(cache):
         return True
-    get_length = getattr(cache, "get_seq_length", None)
-    if not (get_length() if callable(get_length) else cache):
-        return True  # the first text of this cache
-    tokens = next(
-        (found for name in _TOKENS if (found := kwargs.get(name)) is not None), *args[:1] or (None,)
-    )
+    tokens = arguments.tokens(kwargs) if arguments.tokens(kwargs) is not None else next(iter(args), None)
     return not (isinstance(tokens, Tensor) and tokens.ndim == 2 and tokens.shape[1] == 1)
+
+
+def is_prompt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether text of more than one token comes in."""
+    tensors = [kwargs.get(name) for name in _TEXT] + list(args[:1])
+    return any(isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] > 1 for value in tensors)
 
 
 def _is_plain(value: Any) -> bool:
@@ -266,7 +270,15 @@ def _digest(value: Any, found: Any) -> None:
         for each in value:
             _digest(each, found)
     elif hasattr(value, "get_seq_length"):
-        found.update(f"cache {int(value.get_seq_length())}".encode())
+        found.update(f"cache {_length(value)}".encode())
+
+
+def _length(cache: Any) -> int:
+    """Tokens that a cache keeps; of one without attention layers, which count none, whether it keeps any."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return int(caches.keeps_tokens(cache))
 
 
 def _random_state() -> list[Tensor]:

@@ -150,7 +150,7 @@ def _ablate(module: Any) -> None:
 
 
 def _set_bias(mlp: Any) -> None:
-    """A steering vector, added once."""
+    """As a script shifts the states of a layer: to be added once."""
     down = getattr(mlp, "fc2", None) or mlp.dense_4h_to_h
     down.bias = nn.Parameter(torch.full((down.weight.shape[0],), 0.3))
 

@@ -18,10 +18,10 @@ from liteboost_adaptor.parallel.tensor import layout
 pytestmark = pytest.mark.usefixtures("native_only")
 
 #: On 2 ranks in the first tier: fused qkv, biases, experts, latent attention, sinks, norms over all heads,
-#: and three that have no plan of their own.
+#: three that have no plan of their own, and one without attention.
 FIRST = (
     *("llama", "qwen2", "phi3", "mixtral", "qwen3_moe", "deepseek_v3", "gemma3_text", "gpt_oss", "olmo2"),
-    *("gpt2", "bert", "opt", "phi", "gpt_neox", "falcon"),
+    *("gpt2", "bert", "opt", "phi", "gpt_neox", "falcon", "mamba"),
 )
 #: Two heads of keys and values: with four ranks, two hold the same one.
 FIRST_ON_FOUR = ("llama", "phi3", "olmo2")

@@ -13,6 +13,7 @@ import hashlib
 import re
 import types
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,27 +35,39 @@ _CHANGED = "changed"
 _RUNS = re.compile(r"hooks of |\.forward$")
 
 
-def remember(model: nn.Module, sharded: Container[str], once: Container[str], may_part: bool) -> None:
-    """Note what ``model`` is like now.
+@dataclass(frozen=True)
+class Compared:
+    """What of a model ranks compare.
 
-    Args:
+    Attributes:
         sharded: Names of parameters of which each rank has a shard.
         once: Of those that one rank has and the others have not.
-        may_part: Whether ranks that differ go on by themselves. Where a difference is an error, numbers,
-            lists and dicts that a function keeps, and attributes that modules did not have, are not compared:
-            what a script counts or times may differ.
+        may_part: Whether ranks that differ go on by themselves. Where a difference is an error, numbers and
+            containers that a function keeps, and attributes that modules did not have, are not compared: what
+            a script counts or times may differ.
+        has_replicas: Whether some ranks work on other rows. What a forward notes on modules differs then, so
+            neither buffers nor attributes are compared.
     """
-    vars(model)[BEFORE] = (sharded, once, may_part, dict(_state(model, sharded, once, may_part)))
+
+    sharded: Container[str]
+    once: Container[str]
+    may_part: bool
+    has_replicas: bool
+
+
+def remember(model: nn.Module, compared: Compared) -> None:
+    """Note what ``model`` is like now."""
+    vars(model)[BEFORE] = (compared, dict(_state(model, compared)))
 
 
 def edits(model: nn.Module) -> dict[str, str]:
     """What is another than when it was noted, and what it is now; compared over the ranks."""
     if BEFORE not in vars(model):
         return {}
-    sharded, once, may_part, before = vars(model)[BEFORE]
-    now = dict(_state(model, sharded, once, may_part))
+    compared, before = vars(model)[BEFORE]
+    now = dict(_state(model, compared))
     found = {name: value for name, value in now.items() if before.get(name) != value}
-    if not may_part:
+    if not compared.may_part:
         found = {name: value for name, value in found.items() if name in before or _RUNS.search(name)}
     found |= {name: "" for name in before.keys() - now.keys()}
     return {name: value if isinstance(value, str) else _CHANGED for name, value in found.items()}
@@ -65,10 +78,10 @@ def differences(own: dict[str, str], theirs: dict[str, str]) -> list[str]:
     return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
 
 
-def _state(
-    model: nn.Module, sharded: Container[str], once: Container[str], is_deep: bool
-) -> Iterator[tuple[str, Any]]:
+def _state(model: nn.Module, compared: Compared) -> Iterator[tuple[str, Any]]:
     """(what it is, text), or what only this rank compares where it is no text."""
+    is_deep = compared.may_part
+    noted = _FUNCTIONS if compared.has_replicas else (*_PLAIN, *_FUNCTIONS)
     for name, module in model.named_modules():
         path = name or type(model).__qualname__
         yield f"class of {path}", type(module).__qualname__
@@ -77,15 +90,15 @@ def _state(
             if hooks:
                 yield f"{table[1:]} of {path}", _text([*hooks], is_deep)
         for key, value in list(vars(module).items()):
-            if not key.startswith("_") and isinstance(value, (*_PLAIN, *_FUNCTIONS)):
+            if not key.startswith("_") and isinstance(value, noted):
                 yield f"{path}.{key}", _text(value, is_deep)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and not compared.has_replicas:
+                # Those of quantized layers are sharded where they have specs.
+                yield f"{path}.{key}", _kept(buffer, "specs" in vars(module))
     for name, parameter in model.named_parameters():
-        if name not in once:
-            yield name, _kept(parameter, name in sharded)
-    for prefix, module in model.named_modules():
-        for local, buffer in module._buffers.items():
-            if buffer is not None:  # those of quantized layers are sharded where they have specs
-                yield f"{prefix}.{local}", _kept(buffer, "specs" in vars(module))
+        if name not in compared.once:
+            yield name, _kept(parameter, name in compared.sharded)
 
 
 def _kept(tensor: Tensor, is_sharded: bool) -> Any:
