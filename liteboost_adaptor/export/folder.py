@@ -70,6 +70,7 @@ def export_folder(
         QuantizationError: It cannot be quantized so.
     """
     import transformers
+    from safetensors import SafetensorError
 
     from ..quantization.config import LiteBoostConfig
 
@@ -81,7 +82,7 @@ def export_folder(
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, trust_remote_code=trust_remote_code, **options
         )
-    except malformed() as fault:
+    except (*malformed(), SafetensorError) as fault:
         if isinstance(fault, LiteBoostError):
             raise
         raise ExportError(why_unreadable(source, fault, trust_remote_code)) from fault
