@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -280,6 +281,49 @@ def test_a_path_that_is_no_package_is_an_error(package: Make, tmp_path: Path) ->
     for path in (tmp_path, folder / "transformers" / "models", tmp_path / "none.whl"):
         with pytest.raises(AuditError, match="neither a wheel nor a folder"), packages.unpacked(path):
             pass
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What pip is asked to install: an empty package, but there is no version 0."""
+    asked: list[str] = []
+
+    def pip(command: list[str], **_: object) -> CompletedProcess[str]:
+        *how, target, what = command
+        assert how[1:4] == ["-m", "pip", "install"] and how[-3:] == ["--only-binary", ":all:", "--target"]
+        asked.append(what)
+        if what.endswith("==0"):
+            return CompletedProcess(command, 1, "", "\n".join(f"line {at}" for at in range(9)))
+        (Path(target) / "transformers").mkdir(parents=True)
+        (Path(target) / "transformers" / "__init__.py").write_text(f"# {what}")
+        return CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(packages.subprocess, "run", pip)
+    return asked
+
+
+def test_a_release_is_fetched_once_where_there_is_a_cache(installed: list[str], tmp_path: Path) -> None:
+    for _ in range(2):
+        with packages.fetched("5.1", tmp_path / "cache") as place:
+            assert place.name == "5.1" and place.folder.parent == tmp_path / "cache"
+            assert (place.folder / "transformers" / "__init__.py").read_text() == "# transformers==5.1"
+    assert installed == ["transformers==5.1"] and place.folder.is_dir()
+    with packages.fetched("5.1", None) as place:
+        assert (place.folder / "transformers").is_dir()
+    assert len(installed) == 2 and not place.folder.parent.exists()
+    with pytest.raises(AuditError) as raised, packages.fetched("0", tmp_path / "cache"):
+        pass
+    words = str(raised.value)
+    assert "pip cannot install transformers==0" in words and "line 3\n" in words and "line 2\n" not in words
+    assert [each.name.split("-")[1] for each in (tmp_path / "cache").iterdir()] == ["5.1"]
+
+
+def test_a_wheel_is_installed_with_what_it_needs(installed: list[str], tmp_path: Path) -> None:
+    wheel = tmp_path / "transformers-5.1-py3-none-any.whl"
+    wheel.write_bytes(b"")
+    with packages.unpacked(wheel) as place:
+        assert installed == [place.name] == [str(wheel)] and (place.folder / "transformers").is_dir()
+    assert not place.folder.exists() and wheel.exists()
 
 
 def test_a_package_that_cannot_be_imported_is_an_error(package: Make) -> None:

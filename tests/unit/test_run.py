@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from support import processes
 
-from liteboost_adaptor import cli
+from liteboost_adaptor import cli, config
 from liteboost_adaptor.cli import programs
 
+run = sys.modules["liteboost_adaptor.cli.run"]  # the package has the function under this name
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "generate.py"
 US = [sys.executable, "-m", "liteboost_adaptor", "run"]
@@ -194,6 +195,57 @@ def test_options_are_what_the_program_finds_set(tmp_path: Path) -> None:
     )
     found = answer(started(*US, "--level", "1", "--quant", "w4a16", program, LITEBOOST_LEVEL="0"))
     assert found == {"LITEBOOST_LEVEL": "1", "LITEBOOST_QUANT": "w4a16"}
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What takes the place of this process, with its environment and the signals it finds."""
+    found: list[Any] = []
+
+    def execve(file: str, argv: list[str], environment: dict[str, str]) -> None:
+        if file.endswith(".txt"):
+            raise OSError(8, "Exec format error")
+        found.append((file, argv, environment, dict(signals)))
+
+    signals: dict[int, Any] = {}
+    monkeypatch.setattr(run.signal, "signal", signals.__setitem__)
+    monkeypatch.setattr(run.os, "execve", execve)
+    return found
+
+
+@pytest.mark.parametrize("threads", ["", "3"])
+def test_the_program_takes_the_place_of_the_process(
+    threads: str, become: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LITEBOOST_STATUS_FILE", "status.json")
+    monkeypatch.setenv("PYTHONPATH", "/a/folder")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(run, "usable_cores", lambda: 10)
+    config.settings.cache_clear()
+    try:
+        cli.main(["run", "--level", "1", "--tp", "2", "-m", "json.tool", "--sort-keys", "x"])
+    finally:
+        monkeypatch.undo()
+        config.settings.cache_clear()
+    ((file, argv, environment, signals),) = become
+    assert file == argv[0] == sys.executable
+    launched = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert argv[-8:] == [*launched, "--module", "json.tool", "--sort-keys", "x"]
+    assert (environment["LITEBOOST_LEVEL"], environment["LITEBOOST_TP"]) == ("1", "2")
+    assert environment["OMP_NUM_THREADS"] == (threads or "5")
+    assert environment["LITEBOOST_STATUS_FILE"] == str(tmp_path / "status.json")
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(programs.STARTUP), "/a/folder"]
+    assert signals == dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_DFL)
+
+
+@pytest.mark.usefixtures("become")
+def test_a_file_that_is_no_program_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = write(tmp_path / "notes.txt", "some notes", 0o755)
+    assert cli.main(["run", str(program)]) == 126
+    assert "notes.txt cannot be run: Exec format error. Make it executable" in capsys.readouterr().err
 
 
 def test_ranks_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
