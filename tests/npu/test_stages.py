@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from cann_sim.faults import wrong
 
 from liteboost_adaptor import native_npu
-from liteboost_adaptor.selftest import families, stages
+from liteboost_adaptor.selftest import families, kit, stages
 
 pytestmark = pytest.mark.usefixtures("undone")
 
@@ -73,6 +74,18 @@ def test_a_family_on_a_wrong_operator_fails(ran: Ran, monkeypatch: pytest.Monkey
     with wrong("aclnnAdd"):
         passed, words = ran("family qwen3")
     assert not passed and re.search(r"fp32 error \S+e[+-]\d\d, ", words)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_collectives_are_exact(ran: Ran, monkeypatch: pytest.MonkeyPatch, is_right: bool) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kit._free_port()), "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    if not is_right:
+        monkeypatch.setattr(dist, "reduce_scatter_tensor", lambda part, x: part.zero_())
+    wrong_ones = "wrong: reduce-scatter in torch.float32, reduce-scatter in torch.bfloat16"
+    assert ran("collectives") == (is_right, "1 processes, fp32 and bf16" if is_right else wrong_ones)
+    assert not dist.is_initialized()
 
 
 def test_a_stage_without_kernels_says_why(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from liteboost_adaptor import cli, native
 from liteboost_adaptor.ops import npu_ops, ops
-from liteboost_adaptor.selftest import compare, first_use, report
+from liteboost_adaptor.selftest import compare, first_use, kit, report
 from liteboost_adaptor.selftest.case import DTYPES, Kind, cases_of, kinds_of, ops_with_cases
 
 IDENTITY = {"soc": "Ascend910B2", "cann": "8.5.0", "operators": [["/opt/libopapi.so", 10, 20]]}
@@ -339,6 +340,37 @@ def test_command_fails_first_where_its_report_cannot_be_written(
     monkeypatch.setattr(report, "run", lambda *_: pytest.fail("ops were compared"))
     code, out, err = _run(capsys, "--device", "cpu")
     assert (code, out) == (1, "") and "cannot be written in /proc" in err and "by --output" in err
+
+
+def test_the_full_report_grows_with_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.md"
+    stages = [kit.Stage("capture", "pass", "3 replays", 1.0), kit.Stage("launches", "FAIL", "it hung", 2.0)]
+    seen: list[str] = []
+
+    def staged(device: str, names: tuple[str, ...], progress: report.Progress) -> Iterator[kit.Stage]:
+        assert (device, names) == ("npu:1", kit.STAGES)
+        for each in stages:
+            progress(0, 2, each.name)
+            seen.append(path.read_text())
+            yield each
+
+    right = compare.Result("rope", "bf16", (compare.Figure("[1]", 0.0, 1.0),))
+    found = report.Report("npu:1", {"torch": "2.9"}, {}, (right,))
+    monkeypatch.setattr(report, "run", lambda *_: found)
+    monkeypatch.setattr(kit, "run", staged)
+    code, out, err = _run(capsys, "--device", "npu:1", "--report", "--output", str(path), "--json", "-")
+    assert (
+        code == 1 and err.strip().endswith("error: launches: it hung") and "capture: pass, 3 replays" in err
+    )
+    assert [(each["name"], each["outcome"]) for each in json.loads(out)["stages"]] == [
+        ("capture", "pass"),
+        ("launches", "FAIL"),
+    ]
+    assert "| rope | bf16 | 1 of 1 |" in seen[0] and "| capture | pass |" not in seen[0]
+    assert "| capture | pass |" in seen[1] and "| launches | FAIL |" not in seen[1]
+    assert path.read_text() == report.text(found) + kit.text(stages)
 
 
 @pytest.mark.parametrize(
