@@ -69,8 +69,8 @@ def _rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("CANN version, SoC", f"{ascend['cann_version'] or '?'}, {ascend['soc'] or '?'}"))
     if ascend["missing_operators"] is not None:
         missing = ascend["missing_operators"]
-        found = len(OPERATORS) - len(missing)
-        rows.append(("aclnn operators", f"{found} of {len(OPERATORS)} that we can use"))
+        there = len(OPERATORS) - len(missing)
+        rows.append(("aclnn operators", f"{there} of {len(OPERATORS)} that we can use"))
         if missing:
             rows.append(("", f"not in this CANN: {', '.join(missing)}"))
     if ascend["cann_folder"]:
