@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parallel import ranks
+from parallel import jobs_save, ranks
 from parallel.test_loading import save
 from support import families, tiny_models
 from transformers import AutoModelForCausalLM
@@ -46,6 +46,25 @@ def test_the_files_are_those_of_the_undivided_model(tmp_path: Path) -> None:
     assert plain.keys() == wanted.keys()
     assert all(torch.equal(plain[name], wanted[name]) for name in wanted)
     assert {path.name for path in tmp_path.iterdir()} == before | {f"{name} saved" for name in FIRST}
+
+
+def test_layers_that_a_script_has_replaced_are_saved_as_they_are(tmp_path: Path) -> None:
+    save(tmp_path, ("llama",))
+    replaced = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+    jobs_save.replace(replaced)
+    with torch.no_grad():
+        wanted = replaced(input_ids=torch.arange(8)[None]).logits
+    replaced.save_pretrained(tmp_path / "wanted")
+    results = ranks.run(
+        2, "parallel.jobs_save:saves_replaced", str(tmp_path / "llama"), str(tmp_path / "saved")
+    )
+    for found in results:
+        assert found["saved"] == "nothing raised"
+        assert torch.allclose(torch.tensor(found["logits"]), wanted, atol=1e-5)
+        assert "on rank 0 otherwise than on rank 1" in found["one rank"]
+        assert "lm_head.weight of this LlamaForCausalLM was replaced by a tensor of" in found["parameter"]
+    assert files(tmp_path / "saved") == files(tmp_path / "wanted")
+    assert not (tmp_path / "saved never").exists()
 
 
 @pytest.mark.full

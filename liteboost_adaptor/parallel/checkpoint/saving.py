@@ -19,6 +19,7 @@ from ..runtime import groups
 from ..runtime.groups import Group
 from ..runtime.mesh import Mesh
 from ..tensor import quantized
+from ..tensor.apply import sharded_specs
 from ..tensor.plan import ShardingPlan
 from ..tensor.shard_spec import ShardSpec, copy_shard
 from .checkpoint_writer import CheckpointWriter
@@ -71,7 +72,7 @@ def _save(
     """Step by step on all ranks: where one fails, no other is left waiting for a tensor of it."""
     with contextlib.ExitStack() as stack:
         with groups.fail_together(group):
-            tensors = Tensors(model, plan)
+            tensors = Tensors(model, plan, group.rank)
             steps = _steps(model, tensors) if group.rank == 0 else []
         steps = groups.all_gather_object(group, steps)[0]
         with groups.fail_together(group):
@@ -185,8 +186,8 @@ class Tensors:
         has_checksums: Whether files have checksums.
     """
 
-    def __init__(self, model: Any, plan: ShardingPlan) -> None:
-        self.specs = {name: plan.spec(name) for name in plan.shardings}
+    def __init__(self, model: Any, plan: ShardingPlan, rank: int) -> None:
+        self.specs = sharded_specs(model, plan, rank)
         self.specs |= quantized.shard_specs_of(model)
         self._integers: dict[str, tuple[QuantizedLayer, str]] = {}
         self.has_checksums = bool(quantized.modules_of(model))

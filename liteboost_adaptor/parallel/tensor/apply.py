@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ... import native
-from ...errors import PlanError
+from ...errors import ParallelError, PlanError
 from ...ops import collectives
 from ..runtime.groups import Group
 from . import layers, quantized
@@ -14,6 +14,7 @@ from .layout_builder import is_linear, is_transposed
 from .local_config import LocalConfig
 from .norm import norm_rounding
 from .plan import EXPERTS, NORM, ROWWISE, ShardingPlan
+from .shard_spec import ShardSpec
 
 
 @torch.no_grad()
@@ -52,6 +53,7 @@ def parallelize(model: nn.Module, plan: ShardingPlan, group: Group, roundings: d
     modules = dict(model.named_modules())
     _leave_to_rank_0(modules, plan, group)
     _resize(modules, plan)
+    _mark(model, plan)
     for name, role in plan.roles.items():
         of_weight = plan.shardings.get(f"{name}.{'down_proj' if role == EXPERTS else 'weight'}")
         layers.parallelize_module(modules[name], role, of_weight, group.rank, group.size, group.name)
@@ -64,6 +66,41 @@ def parallelize(model: nn.Module, plan: ShardingPlan, group: Group, roundings: d
             layers.allow_fused_all_reduce(modules[name])
     for name, attributes in plan.attributes.items():
         _set_attributes(modules[name], attributes)
+
+
+def sharded_specs(model: nn.Module, plan: ShardingPlan, rank: int) -> dict[str, ShardSpec]:
+    """The specs of parameters that are shards still: a script may have replaced a module by a whole one.
+
+    Raises:
+        ParallelError: A parameter of a module that computes with shards is no shard of ``rank`` any more.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = {}
+    for name in plan.shardings:
+        owner, _, local = name.rpartition(".")
+        module = modules.get(owner)
+        if module is None or local not in vars(module).get(layers.SHARDS, ()):
+            continue
+        found[name] = spec = plan.spec(name)
+        parameter = module._parameters.get(local)
+        shape = None if parameter is None else tuple(parameter.shape)
+        if shape is not None and shape != spec.local_shape(shape, rank):
+            raise ParallelError(
+                f"{name} of this {plan.model} was replaced by a tensor of {list(shape)}, and this process "
+                f"has to hold a shard of {list(spec.local_shape(shape, rank))}. Replace the module, not its "
+                "parameter, or start the script with LITEBOOST_TP=1."
+            )
+    return found
+
+
+def _mark(model: nn.Module, plan: ShardingPlan) -> None:
+    """Let modules know which of their parameters are shards."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in plan.shardings:
+        owner, _, local = name.rpartition(".")
+        if owner in modules:
+            own = vars(modules[owner])
+            own[layers.SHARDS] = own.get(layers.SHARDS, frozenset()) | {local}
 
 
 def norm_roundings(model: nn.Module, plan: ShardingPlan) -> dict[str, str]:

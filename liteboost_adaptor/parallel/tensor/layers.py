@@ -291,8 +291,11 @@ def parallelize_module(
         module.__class__ = ParallelRMSNorm
 
 
+#: Attribute of a module: names of its parameters that are shards.
+SHARDS = "shards"
 #: Attributes, beside parameters, that sharding sets on a module.
 OWN_ATTRIBUTES = (
+    SHARDS,
     *("group", "deferred", "is_fusible", "is_transposed", "sizes", "first", "num_embeddings", "padding_idx"),
     *(
         "eps",
