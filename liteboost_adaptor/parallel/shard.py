@@ -15,7 +15,7 @@ from ..quantization.identifiers import PLAN
 from . import continuous_batching, synchronize
 from .checkpoint import saving
 from .data import model_edits, unsharded
-from .data.unsharded import RESIZE
+from .data.unsharded import RESIZE, SAVE
 from .runtime import groups
 from .runtime import mesh as meshes
 from .runtime.mesh import Mesh
@@ -49,7 +49,7 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
     model.eval()
     model.requires_grad_(False)
     own = vars(model)
-    own["save_pretrained"] = functools.partial(
+    own[SAVE] = functools.partial(
         synchronize.save, model, mesh, functools.partial(saving.save, model, plan, mesh)
     )
     own["train"] = functools.partial(_train, model)
@@ -59,6 +59,9 @@ def shard_model(model: nn.Module, plan: ShardingPlan, mesh: Mesh, roundings: dic
         for module in model.modules():  # that without the head has the method, too
             if hasattr(module, RESIZE):
                 vars(module)[RESIZE] = functools.partial(_resize_token_embeddings, model, module, rows)
+    for part in unsharded.models_in(model):
+        if part is not model and plan.shardings:
+            vars(part)[SAVE] = functools.partial(_save_part, model, part)
     share_calls(model, plan, mesh)
     model_edits.remember(
         model,
@@ -75,7 +78,7 @@ def share_calls(model: nn.Module, plan: ShardingPlan, mesh: Mesh) -> None:
     """Let ranks that hold ``model``, or a shard of it each, work on the same prompts."""
     vars(model)[PLAN] = plan
     if mesh.tensor.size == 1:
-        vars(model)["save_pretrained"] = functools.partial(
+        vars(model)[SAVE] = functools.partial(
             synchronize.save, model, mesh, functools.partial(saving.save_replicated, model, mesh)
         )
     synchronize.synchronize_calls(model, mesh)
@@ -89,7 +92,7 @@ _ADAPTER_METHODS = ("add_adapter", "load_adapter")
 
 def _train(model: nn.Module, mode: bool = True) -> nn.Module:
     if mode and unsharded.can_unshard(model):
-        return _unshard(model, "train()").train()
+        return unsharded.unshard_for(model, "train()").train()
     if mode:
         raise ParallelError(
             f"this {type(model).__name__} is sharded over processes, and cannot be trained: collectives have "
@@ -103,13 +106,6 @@ def _refuse_dequantize(model: str, *args: object, **kwargs: object) -> None:
         f"this {model} is sharded over processes, and its layers communicate what they compute from "
         "quantized weights. Start the script with LITEBOOST_TP=1 to dequantize it."
     )
-
-
-def _unshard(model: nn.Module, call: str) -> nn.Module:
-    """``model``, which was sharded by default, unsharded: sharded models cannot do ``call``."""
-    groups.divergence.reason = groups.divergence.reason or f"{call} needs the whole model in every process"
-    unsharded.unshard(model, groups.divergence.reason)
-    return model
 
 
 def _adapt(model: nn.Module, name: str, *args: object, **kwargs: object) -> object:
@@ -127,11 +123,22 @@ def unshard_for_adapters(model: nn.Module, call: str) -> None:
     if plan is None or not plan.shardings:
         return
     if unsharded.can_unshard(model):
-        _unshard(model, call)
+        unsharded.unshard_for(model, call)
         return
     raise ParallelError(
         f"this {type(model).__name__} is sharded over processes, and its layers take no adapters. Merge the "
         "adapter and save the model first, or start the script with LITEBOOST_TP=1."
+    )
+
+
+def _save_part(model: nn.Module, part: Any, *args: Any, **kwargs: Any) -> Any:
+    """``save_pretrained`` of a model in ``model``."""
+    if unsharded.can_unshard(model):
+        unsharded.unshard_for(model, f"save_pretrained() of its {type(part).__name__}")
+        return part.save_pretrained(*args, **kwargs)
+    raise ParallelError(
+        f"this {type(model).__name__} is sharded over processes, and its {type(part).__name__} would be "
+        "saved as the shards of one. Save the whole model, or start the script with LITEBOOST_TP=1."
     )
 
 
@@ -157,7 +164,7 @@ def _resize_token_embeddings(
     if wanted == rows:
         return module.get_input_embeddings()
     if unsharded.can_unshard(model):
-        _unshard(model, "resize_token_embeddings()")
+        unsharded.unshard_for(model, "resize_token_embeddings()")
         return module.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, *args, **kwargs)
     raise ParallelError(
         f"this {type(model).__name__} is sharded over processes, and each holds a part of its {rows} rows of "

@@ -20,6 +20,7 @@ from ..huggingface.runtime import AROUND
 from ..kv_cache.names import KV_CACHES
 from ..program import arguments, caches
 from ..program.state import RECORDABLE
+from ..quantization.identifiers import PLAN
 from .data import model_edits, replicas, unsharded
 from .runtime import groups
 from .runtime.call_group import CallGroup, RanksDiverged
@@ -34,7 +35,7 @@ _SAME = (
 
 
 def synchronize_calls(model: nn.Module, mesh: Mesh) -> None:
-    """Synchronize the ranks before they call ``model``; they get the random state of rank 0.
+    """Synchronize the ranks before they call ``model``, or a model in it; they get rank 0's random state.
 
     Inputs of a forward are compared within a replica: replicas have rows of their own.
     """
@@ -43,7 +44,8 @@ def synchronize_calls(model: nn.Module, mesh: Mesh) -> None:
         hook = functools.partial(check_inputs, mesh.replica)
         setattr(hook, RECORDABLE, True)  # it does nothing in a decode step
         model.register_forward_pre_hook(hook, with_kwargs=True)
-        own[AROUND] = functools.partial(_forward, model, mesh)
+        for part in unsharded.models_in(model):
+            vars(part)[AROUND] = functools.partial(_forward, model, part, mesh)
     if hasattr(model, "generate"):
         own["generate"] = functools.partial(_generate, model, mesh)
 
@@ -140,9 +142,12 @@ def _generate(model: Any, mesh: Mesh, *args: Any, **kwargs: Any) -> Any:
     ):  # of the rows of one replica, or a part of a call
         return whole(*args, **kwargs)
     settings = kwargs.get("generation_config") or model.generation_config
+    asked = {**settings.to_dict(), **kwargs}
+    if asked.get("output_attentions") and asked.get("return_dict_in_generate") and _is_sharded(model):
+        return _whole_for_attentions(model).generate(*args, **kwargs)
     facts = {
         "call": f"generate of {type(model).__name__}",
-        "settings": _settings(mesh, {**settings.to_dict(), **kwargs}),
+        "settings": _settings(mesh, asked),
         "inputs": digest([args, sorted(kwargs.items())]),
     }
     with contextlib.ExitStack() as stack:
@@ -170,17 +175,23 @@ def _settings(mesh: Mesh, given: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``call``, which is the forward of a sharded model, or of one that was sharded."""
+def _forward(
+    model: nn.Module, part: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """``call``, which is the forward of ``part``: of a sharded ``model``, or of a model in it."""
     group = mesh.replica
     call_group = call_group_of(group)
     if call_group.heartbeat.depth or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return call(*args, **kwargs)
+    asked = kwargs.get("output_attentions")
+    if (part.config.output_attentions if asked is None else asked) and _is_sharded(model):
+        _whole_for_attentions(model)
+        return part(*args, **kwargs)
     if not (is_compared(args, kwargs) or call_group.needs_sync or groups.divergence.reason):
         with call_group.inside(publishes_end=False):
             return _with_cache_recorded(call(*args, **kwargs))
     facts = {
-        "call": f"a forward of {type(model).__name__}",
+        "call": f"a forward of {type(part).__name__}",
         "settings": plain(kwargs),
         "inputs": digest([args, sorted(kwargs.items())]),
     }
@@ -189,8 +200,27 @@ def _forward(model: nn.Module, mesh: Mesh, call: Callable[..., Any], args: Any, 
             # What comes next may be drawn from the logits.
             stack.enter_context(synchronized_call(model, group, facts, draws=True))
         except RanksDiverged:
-            return model(*args, **kwargs)
+            return part(*args, **kwargs)
         return _with_cache_recorded(call(*args, **kwargs))
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    plan = vars(model).get(PLAN)
+    return plan is not None and bool(plan.shardings)
+
+
+def _whole_for_attentions(model: Any) -> Any:
+    """``model``, unsharded: a rank has the attention weights of its own heads only.
+
+    Raises:
+        ParallelError: It cannot be.
+    """
+    if unsharded.can_unshard(model):
+        return unsharded.unshard_for(model, "output_attentions")
+    raise ParallelError(
+        f"output_attentions is not available: this {type(model).__name__} is sharded over processes, and "
+        "each has the weights of its own heads. Start the script with LITEBOOST_TP=1."
+    )
 
 
 def _with_cache_recorded(result: Any) -> Any:

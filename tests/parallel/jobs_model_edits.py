@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from parallel.jobs import _quiet, _raised
 from parallel.jobs_kinds import generated
 from parallel.jobs_load import PLAN, class_of
+from safetensors.torch import load_file
 from support import tiny_models
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import ParallelError
+from liteboost_adaptor.parallel.runtime import groups
 
 
 def _hook_on_one(model: Any, rank: int) -> None:
@@ -124,6 +128,59 @@ def images(folder: str) -> dict[str, Any]:
         "logits": model(pixel_values=own[None]).logits[0].tolist(),
         "parted": not hasattr(model, PLAN),
     }
+
+
+@torch.no_grad()
+def parts(folder: str, rank: int | None = None) -> dict[str, Any]:
+    """What the models in a model compute, called by themselves, each for a text of this rank's own."""
+    _quiet()
+    rank = int(os.environ["RANK"]) if rank is None else rank
+    found: dict[str, Any] = {}
+    for which in (0, rank):  # the same, then its own
+        model = class_of(folder).from_pretrained(folder).eval()
+        ids = torch.arange(5, 17)[None] + which
+        encoder = model.get_encoder()
+        states = encoder(input_ids=ids).last_hidden_state
+        decoded = model.get_decoder()(input_ids=ids[:, :4], encoder_hidden_states=states).last_hidden_state
+        found[f"values {which}"] = torch.cat([states.flatten(), decoded.flatten()]).tolist()
+        found[f"parted {which}"] = not hasattr(model, PLAN)
+    return found
+
+
+@torch.no_grad()
+def heads_and_parts(folder: str) -> dict[str, Any]:
+    """Attention weights of a forward and of ``generate``, and what is saved of a model in a model."""
+    _quiet()
+    ids, own = (
+        torch.arange(5, 17)[None],
+        Path(folder) / f"saved {os.environ['RANK']} {os.environ['WORLD_SIZE']}",
+    )
+    found: dict[str, Any] = {}
+
+    def load() -> Any:
+        groups.divergence.reason = ""  # as if it was the first model of a script
+        return class_of(folder).from_pretrained(folder, attn_implementation="eager").eval()
+
+    def note(name: str, compute: Callable[[Any], Any]) -> None:
+        model = load()
+        was_sharded = hasattr(model, PLAN)
+        try:
+            values = compute(model)
+            found[name] = (was_sharded, hasattr(model, PLAN), values)
+        except ParallelError as fault:
+            found[name] = (was_sharded, str(fault))
+
+    note("forward", lambda model: model(input_ids=ids, output_attentions=True).attentions[1].tolist())
+    settings = {"output_attentions": True, "return_dict_in_generate": True, "max_new_tokens": 2}
+    note("generate", lambda model: model.generate(ids, **settings).attentions[1][0].tolist())
+    note("saved", lambda model: _shapes(model.model, own))
+    return found
+
+
+def _shapes(model: Any, folder: Path) -> dict[str, Any]:
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"  # transformers writes it on rank 0
+    return {name: list(each.shape) for name, each in load_file(file).items()} if file.exists() else {}
 
 
 def _layer(model: Any) -> Any:

@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _build(name: str) -> Any:
+def build(name: str) -> Any:
     cls = getattr(transformers, MODELS[name][0])
     torch.manual_seed(0)
     return cls(cls.config_class(**MODELS[name][1])).eval()
@@ -50,7 +50,7 @@ def _build(name: str) -> Any:
 def test_two_ranks_give_what_one_process_gives(tmp_path: Path) -> None:
     liteboost_adaptor.undo()
     for name in MODELS:
-        model = _build(name)
+        model = build(name)
         for parameter in model.parameters():  # of the size of those of trained models
             parameter.data.normal_(std=0.3)
         model.save_pretrained(tmp_path / name)
@@ -66,7 +66,7 @@ def test_two_ranks_give_what_one_process_gives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_embedding_with_a_sharded_weight_knows_its_rows(name: str) -> None:
-    model = _build(name)
+    model = build(name)
     found = layout.infer_layout(model)
     holders = [
         each

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parallel import ranks
+from parallel import ranks, test_encoder_decoder
 from parallel.jobs_model_edits import CHANGES
 from parallel.test_loading import save
 from transformers import ViTConfig, ViTForImageClassification
@@ -54,6 +54,45 @@ def test_images_of_their_own_make_ranks_part(tmp_path: Path) -> None:
     for rank, found in enumerate(ranks.run(2, "parallel.jobs_model_edits:images", str(tmp_path))):
         assert found["was sharded"] and found["parted"]
         torch.testing.assert_close(torch.tensor(found["logits"]), expected[rank], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", ["any", "2"])
+def test_models_in_a_model_are_called_for_the_same_or_each_by_itself(size: str, tmp_path: Path) -> None:
+    """A script may embed by the encoder alone: ranks with texts of their own shall not share it."""
+    test_encoder_decoder.build("t5").save_pretrained(tmp_path)
+    job = ("parallel.jobs_model_edits:parts", str(tmp_path))
+    expected = [ranks.run(1, *job, rank, WORLD_SIZE="1", LITEBOOST_TP="1")[0] for rank in (0, 1)]
+    if size == "2":
+        for code, text in ranks.finish(ranks.start(2, *job, LITEBOOST_TP="2")):
+            assert code and "the ranks have been given different inputs" in text
+        return
+    for rank, found in enumerate(ranks.run(2, *job)):
+        assert found[f"parted {rank}"] and not (rank and found["parted 0"])
+        for which in (0, rank):
+            torch.testing.assert_close(
+                torch.tensor(found[f"values {which}"]),
+                torch.tensor(expected[rank][f"values {which}"]),
+                rtol=1e-4,
+                atol=1e-5,
+            )
+
+
+def test_what_a_shard_cannot_give_makes_the_model_whole(tmp_path: Path) -> None:
+    """Attention weights of all heads, files of a part of the model; an error where ranks must share it."""
+    save(tmp_path, ("llama",))
+    job = ("parallel.jobs_model_edits:heads_and_parts", str(tmp_path / "llama"))
+    (expected,) = ranks.run(1, *job, WORLD_SIZE="1", LITEBOOST_TP="1")
+    close = torch.testing.assert_close
+    for rank, found in enumerate(ranks.run(2, *job)):
+        for name, (was_sharded, _, values) in expected.items():
+            assert found[name][:2] == [True, False] and not was_sharded
+            if name == "saved":
+                assert found[name][2] == (values if rank == 0 else {})
+            else:
+                close(torch.tensor(found[name][2]), torch.tensor(values), rtol=1e-4, atol=1e-6)
+    for found in ranks.run(2, *job, LITEBOOST_TP="2"):
+        for name in expected:
+            assert found[name][0] and "is sharded over processes, and" in found[name][1]
 
 
 def test_branches_beside_each_other_are_seen_and_changed_as_without_us() -> None:

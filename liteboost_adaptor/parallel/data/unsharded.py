@@ -22,6 +22,7 @@ from ...huggingface.runtime import AROUND, PRIVATE, runtime
 from ...quantization.identifiers import PLAN
 from ...quantization.layers import QuantizedLayer
 from ...report import report
+from ..runtime import groups
 from ..tensor import layers, quantized
 from ..tensor.local_config import unsharded_config
 from ..tensor.plan import ShardingPlan
@@ -32,7 +33,6 @@ _LOAD_RECIPE = f"{PRIVATE}origin"
 _FAULT = f"{PRIVATE}apart_fault"
 #: Methods that a sharded model has instead of its class's own.
 _METHODS = (
-    "save_pretrained",
     "train",
     "add_adapter",
     "load_adapter",
@@ -43,6 +43,8 @@ _METHODS = (
 )
 #: The method of every module with an embedding of its own.
 RESIZE = "resize_token_embeddings"
+#: The method of a model, and of every model in it.
+SAVE = "save_pretrained"
 #: The package whose hooks are removed.
 _PARALLEL = __name__.rpartition(".data.")[0]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -106,6 +108,13 @@ def record_cache(cache: Any) -> None:
             return
 
 
+def models_in(model: nn.Module) -> list[nn.Module]:
+    """``model`` and the models in it, which a script may call by themselves: a backbone, an encoder."""
+    from transformers import PreTrainedModel
+
+    return [part for part in model.modules() if part is model or isinstance(part, PreTrainedModel)]
+
+
 def can_unshard(model: nn.Module) -> bool:
     """Whether ``model`` was sharded by default, and how it was loaded is known."""
     return _LOAD_RECIPE in vars(model)
@@ -138,6 +147,14 @@ def unshard(model: nn.Module, reason: str) -> None:
     )
     report.note(sentence)
     warnings.warn(sentence, stacklevel=2)
+
+
+def unshard_for(model: nn.Module, call: str) -> nn.Module:
+    """``model``, which was sharded by default, unsharded: what holds a shard cannot do ``call``."""
+    divergence = groups.divergence
+    divergence.reason = divergence.reason or f"{call} needs the whole model in every process"
+    unshard(model, divergence.reason)
+    return model
 
 
 def _unsharded(model: nn.Module) -> str:
@@ -223,13 +240,15 @@ def _adopt(model: nn.Module, twin: nn.Module, plan: ShardingPlan) -> None:
         if name in wanted and parameter.is_leaf:
             parameter.requires_grad_(wanted[name].requires_grad)
     own = vars(model)
-    for name in (*_METHODS, PLAN, AROUND, _LOAD_RECIPE, model_edits.BEFORE, "_cache"):
+    for name in (*_METHODS, PLAN, _LOAD_RECIPE, model_edits.BEFORE, "_cache"):
         own.pop(name, None)
     for module in model.modules():
-        vars(module).pop(RESIZE, None)
+        for name in (RESIZE, SAVE, AROUND):
+            vars(module).pop(name, None)
         _drop_hooks(module)
     if _caches:
-        own[AROUND] = _refuse_caches
+        for part in models_in(model):
+            vars(part)[AROUND] = _refuse_caches
 
 
 def _sharded_modules(model: nn.Module, plan: ShardingPlan) -> list[str]:
