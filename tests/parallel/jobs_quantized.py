@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from parallel.jobs import _count_collectives, _quiet, _raised, _recorded_steps
 from support.numbers import relative
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 import liteboost_adaptor
@@ -38,8 +39,18 @@ def load(folders: list[str], length: int) -> dict[str, Any]:
             "layers": len(layers),
             "recorded": _recorded_steps() - before,
             "sharded": any(isinstance(each, QuantizedRowParallelLinear) for each in layers),
+            "shifted": _with_shifted_output(model, ids),
         }
     return found
+
+
+def _with_shifted_output(model: Any, ids: torch.Tensor) -> list[float]:
+    """Logits of ``model`` with a bias that a script gives a layer whose output is all-reduced."""
+    layers = [each for name, each in model.named_modules() if name.endswith("down_proj")]
+    if not layers:
+        return []
+    layers[0].bias = nn.Parameter(torch.full((model.config.hidden_size,), 0.3), requires_grad=False)
+    return model(input_ids=ids).logits.flatten().tolist()
 
 
 def refused(folder: str) -> str:

@@ -38,8 +38,10 @@ def test_two_ranks_write_what_one_process_writes(tmp_path: Path) -> None:
             one, part = alone[folder], found[folder]
             assert part["sharded"] and not one["sharded"]
             assert part["tokens"] == one["tokens"] and part["recorded"] > 0
-            logits, expected = torch.tensor(part["logits"]), torch.tensor(one["logits"])
-            assert (logits - expected).norm() <= 1e-5 * expected.norm()
+            for name in ("logits", "shifted"):
+                logits, expected = torch.tensor(part[name]), torch.tensor(one[name])
+                assert (logits - expected).norm() <= 1e-5 * expected.norm()
+            assert one["shifted"] != one["logits"]
             assert part["layers"] == one["layers"] and part["held"] == one["held"] / 2
 
 

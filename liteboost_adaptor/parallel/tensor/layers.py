@@ -134,22 +134,26 @@ class ColumnParallelHead(_ParallelLinear):
         return collectives.all_gather(self.product(x), self.sizes, self.group)
 
 
+def _quantized_product(self: Any, x: Tensor) -> Tensor:
+    return self.product_of(x, self.bias if self.adds_bias else None)
+
+
 class QuantizedRowParallelLinear(RowParallelLinear, QuantizedLinear):
     """`RowParallelLinear` with a quantized weight."""
 
-    product = QuantizedLinear.forward
+    product = _quantized_product
 
 
 class QuantizedDeferredReduceLinear(DeferredReduceLinear, QuantizedLinear):
     """`DeferredReduceLinear` with a quantized weight."""
 
-    product = QuantizedLinear.forward
+    product = _quantized_product
 
 
 class QuantizedColumnParallelHead(ColumnParallelHead, QuantizedLinear):
     """`ColumnParallelHead` with a quantized weight."""
 
-    product = QuantizedLinear.forward
+    product = _quantized_product
 
 
 _QUANTIZED = {

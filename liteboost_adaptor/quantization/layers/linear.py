@@ -42,9 +42,12 @@ class QuantizedLinear(QuantizedLayer):
         self.register_parameter("bias", empty)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.product_of(x, self.bias)
+
+    def product_of(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ weight^T + bias``."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        bias = self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
         wants_gradient = torch.is_grad_enabled() and (
