@@ -304,7 +304,7 @@ def _refuse_caches(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         ParallelError: It is given one.
     """
     for value in _values(args, kwargs):
-        if _caches.get(id(value)) is value:
+        if value is not None and _caches.get(id(value)) is value:
             raise ParallelError(
                 f"this {type(value).__name__} was filled while the model was sharded, and holds the keys and "
                 "values of one process's heads. The processes work independently now: begin with a new "
