@@ -295,6 +295,10 @@ def _run(
         # A static cache in prefill: what lies behind the queries has not been written yet.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         bias = None if bias is None else bias[..., : query.shape[2]]
+    elif causal and key.shape[2] < query.shape[2]:
+        # Cross-attention of a module that says nothing of causality: torch counts positions of queries and
+        # keys from the first, the op from the last.
+        mask, causal = _seen_from_the_first(query, key), False
     if choice is not None:
         sparse = _run_sparse(choice, query, key, value, mask, bias, scaling, causal)
         if sparse is not None:
@@ -345,6 +349,12 @@ def _scale(query: torch.Tensor, scaling: float | None) -> float:
 def _four_dimensional(mask: torch.Tensor) -> torch.Tensor:
     """The mask with the dimensions it broadcasts over in front."""
     return mask if mask.ndim == 4 else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+
+def _seen_from_the_first(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """``[1, 1, q_len, kv_len]``: the mask for which ``is_causal`` stands in torch's own attention."""
+    shape = (1, 1, query.shape[2], key.shape[2])
+    return torch.ones(shape, dtype=torch.bool, device=query.device).tril()
 
 
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -260,6 +260,23 @@ def test_a_position_bias_beside_the_mask_of_sdpa(bias: str, kind: str, dtype: to
     assert counter.calls == len(LENGTHS) and not counter.fallbacks
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "a bias"])
+@pytest.mark.parametrize("q_len, kv_len", [(7, 7), (9, 5), (40, 1), (5, 9)])
+def test_causality_without_a_mask_is_counted_from_the_first(q_len: int, kv_len: int, bias: bool) -> None:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward as original
+
+    counter = CallCounter()
+    module = stub(HEADS // KV_HEADS, torch.float32)  # as Mllama's cross-attention, without ``is_causal``
+    module.__dict__["__liteboost__"] = SimpleNamespace(registries=(attention.REGISTRY,))
+    inputs = states(q_len, kv_len, KV_HEADS, DIM, torch.float32)
+    generator = torch.Generator().manual_seed(10)
+    given = torch.randn(BATCH, HEADS, q_len, kv_len, generator=generator) if bias else None
+    found, _ = attention.sdpa(original, counter)(module, *inputs, None, scaling=0.3, position_bias=given)
+    expected, _ = original(module, *inputs, None, scaling=0.3, position_bias=given)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    assert counter.calls == 1 and not counter.fallbacks
+
+
 #: Masks that broadcast: shape beside 5 queries and 9 keys.
 SHAPES = ((5, 9), (1, 9), (HEADS, 5, 9), (1, 1, 5, 9), (BATCH, 1, 1, 9), (BATCH, HEADS, 1, 1))
 
