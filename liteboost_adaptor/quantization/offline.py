@@ -216,7 +216,7 @@ class _FolderQuantizer:
             untie(self.model, target)
         written = json.loads((self.source / "config.json").read_text(encoding="utf-8"))
         written["quantization_config"] = self.config.to_dict()
-        if not self.model.config.get_text_config().tie_word_embeddings:
+        if self.heads:
             for part in (written, written.get("text_config", {})):
                 if part.get("tie_word_embeddings") or part is written:
                     part["tie_word_embeddings"] = False

@@ -24,6 +24,8 @@ from .schemes import QuantScheme
 #: Methods that run before weights are loaded, or where there is a GPU.
 _ELSEWHERE = ("__init__", "_init_", "init_weights", "reset_", "tie_weights", "_tie", "resize_", "prune_")
 _CUDA = "cuda"
+#: What a configuration calls the setting that ties a head to the embedding.
+_TIE = "tie_word_embeddings"
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 
 
@@ -55,6 +57,8 @@ def targets_of(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Quan
             reason = scheme.why_unsupported(*sizes_of(layer))
             if weight in sources or (weight in tied and layer is not head):
                 reason = "its weight is another module's, too"
+            elif weight in tied:
+                reason = _why_tied_for_good(model, weight)
             if name in read_directly:
                 reason = "the model's code reads its weight, beside calling it"
         yield QuantTarget(name, layer, None if reason else scheme, reason, tied.get(weight, ""))
@@ -116,8 +120,31 @@ def untie(model: torch.nn.Module, target: QuantTarget) -> None:
         return
     getattr(model, "all_tied_weights_keys", {}).pop(f"{target.name}.weight", None)
     for config in (model.config, model.config.get_text_config()):
-        if getattr(config, "tie_word_embeddings", False):
-            config.tie_word_embeddings = False
+        if getattr(config, _TIE, False):
+            setattr(config, _TIE, False)
+
+
+def _why_tied_for_good(model: torch.nn.Module, weight: str) -> str:
+    """Why a head that is tied by its ``weight`` cannot have one of its own, or an empty string.
+
+    A checkpoint says so by one setting, which must then mean nothing else.
+    """
+    if set(getattr(model, "all_tied_weights_keys", {})) != {weight}:
+        return "it is tied, and the setting that says so ties other parameters, too"
+    if any(_computes_by_tie(type(module)) for module in model.modules()):
+        return "it is tied, and the model computes something else where it is not"
+    return ""
+
+
+@functools.cache
+def _computes_by_tie(cls: type) -> bool:
+    """Whether a method of a class that is called with inputs reads the setting that ties a head."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == _TIE and isinstance(node.ctx, ast.Load)
+        for name, method in methods(cls).items()
+        if not name.startswith((*_ELSEWHERE, "set_"))
+        for node in ast.walk(method)
+    )
 
 
 def _layers_read_directly(model: torch.nn.Module) -> set[str]:
