@@ -184,7 +184,9 @@ def _forward(
     if call_group.heartbeat.depth or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return call(*args, **kwargs)
     asked = kwargs.get("output_attentions")
-    if (part.config.output_attentions if asked is None else asked) and _is_sharded(model):
+    if asked is None:
+        asked = getattr(part.config, "output_attentions", False)
+    if asked and _is_sharded(model):
         _whole_for_attentions(model)
         return part(*args, **kwargs)
     if not (is_compared(args, kwargs) or call_group.needs_sync or groups.divergence.reason):
