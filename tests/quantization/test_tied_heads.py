@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ MODELS = {
 
 def build(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    return getattr(transformers, name)(MODELS[name]).eval()
+    return getattr(transformers, name)(copy.deepcopy(MODELS[name])).eval()  # quantizing notes itself there
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
