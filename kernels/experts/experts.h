@@ -15,7 +15,7 @@
 // Only the experts named in index are read, each once, and all threads share that reading: a thread takes the
 // next part of some expert's weight when it is done with its last. The rows of one expert go through linear's
 // loops (linear/linear.h) where its K is contiguous, through `columns` where its N is; an expert with more
-// rows than is worth it (linear_max_rows, columns_max_rows) goes to at::linear.
+// rows than is worth it (linear_max_rows, columns_max_rows) goes to at::linear, with AVX2 alone to linear.
 //
 // experts_combine: out[t] = sum over s of y[t, s] * scores[t, s]
 //

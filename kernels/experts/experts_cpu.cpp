@@ -40,6 +40,10 @@ int64_t columns_max_rows(at::ScalarType dtype) {
   return has_instruction ? std::min<int64_t>(most, 12) : most;
 }
 
+// The most rows of one expert served where K is contiguous and linear_cpu would multiply them as floats: they are gathered for
+// that.
+constexpr int64_t kWidenedRows = 64;
+
 // Rows of x for one expert, among those of one portion.
 struct Part {
   int64_t expert;
@@ -114,7 +118,7 @@ class ExpertsLinear {
     if (order_ == Order::of_one_row && layout_ != Layout::other) return std::numeric_limits<int64_t>::max();
     switch (layout_) {
       case Layout::rows:
-        return linear_max_rows(x_.scalar_type());
+        return linear_widens(x_.scalar_type()) ? kWidenedRows : linear_max_rows(x_.scalar_type());
       case Layout::columns:
         return columns_max_rows(x_.scalar_type());
       default:
@@ -236,7 +240,7 @@ class ExpertsLinear {
   // threads, or, where there are enough of them, each by one, which then waits for no other.
   void run_large(const std::vector<Part>& large) const {
     const int64_t count = large.size(), threads = at::get_num_threads();
-    const auto run = [&](int64_t i) { run_torch(large[i].expert, large[i].slots, large[i].rows); };
+    const auto run = [&](int64_t i) { run_gathered(large[i].expert, large[i].slots, large[i].rows); };
     if (count >= 2 * threads) {
       parallel_queue(count, threads, run);
     } else {
@@ -244,7 +248,7 @@ class ExpertsLinear {
     }
   }
 
-  void run_torch(int64_t expert, const int64_t* slots, int64_t rows) const {
+  void run_gathered(int64_t expert, const int64_t* slots, int64_t rows) const {
     at::Tensor x = empty_cpu({rows, k_}, x_.scalar_type());
     char* const gathered = static_cast<char*>(x.mutable_data_ptr());
     parallel_rows(rows, k_, [&](int64_t begin, int64_t end) {
@@ -252,8 +256,9 @@ class ExpertsLinear {
     });
     const auto bias = bias_.defined() ? std::optional<at::Tensor>(bias_.select(0, expert)) : std::nullopt;
     const at::Tensor weight = weight_.select(0, expert);
-    const at::Tensor out = order_ == Order::of_one_row ? own_linear(x, weight.contiguous(), bias, order_)
-                                                       : torch_linear(x, weight, bias);
+    const at::Tensor out = order_ == Order::of_one_row      ? own_linear(x, weight.contiguous(), bias, order_)
+                           : linear_widens(x.scalar_type()) ? fastest_linear(x, weight, bias)
+                                                            : torch_linear(x, weight, bias);
     const char* const result = static_cast<const char*>(out.const_data_ptr());
     parallel_rows(rows, n_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

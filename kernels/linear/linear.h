@@ -57,7 +57,7 @@ struct LinearArgs {
 
 // Of many rows: all of x as it lies.
 struct GemmArgs {
-  const void* x;       // [rows, k], contiguous
+  const void* x;       // [rows, k], contiguous; float32 where LinearKernels::gemm_widens
   const void* weight;  // [n, k], rows weight_stride elements apart
   const void* bias;    // [n] or null
   void* out;           // [rows, n], contiguous
@@ -86,6 +86,8 @@ struct LinearKernels {
   // out[row_begin:row_end] of the columns of panels [panel, end).
   void (*gemm)(DType dtype, const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin,
                int64_t row_end, float* scratch);
+  // Whether gemm takes 16-bit x as float32.
+  bool gemm_widens;
   // The sum of count floats, read as one stream; shows how fast memory can be read at all.
   double (*stream_sum)(const float* x, int64_t count);
 };

@@ -31,7 +31,7 @@ namespace liteboost {
 //     f32   AVX2                  1.5   1.2   1.0   0.9
 //           AVX-512               2.2   2.1   1.9   1.8     (MKL runs its AVX2 code on this vendor's CPUs)
 //
-// So a 16-bit product without an instruction of its own is served here whatever the number of rows.
+// So a 16-bit product without an instruction of its own is never at::linear's.
 #ifdef LB_X86_ISAS
 static bool is_intel() {
   unsigned eax, ebx, ecx, edx;
@@ -57,6 +57,10 @@ int64_t linear_max_rows(at::ScalarType dtype) {
 #else
 int64_t linear_max_rows(at::ScalarType) { return 16; }
 #endif
+
+bool linear_widens(at::ScalarType dtype) {
+  return dtype != at::kFloat && LB_KERNELS(linear_kernels).gemm_widens;
+}
 
 // The same of one weight in fp32, where the CPU has AVX2 alone: from a core's own cache MKL multiplies faster. Its time
 // over ours, one thread of a Zen 3, torch 2.14:
@@ -85,6 +89,13 @@ int64_t linear_max_rows(at::ScalarType) { return 16; }
 //     [3072, 1024]          1.16  1.10  1.05  1.06  1.02
 //     [1024, 3072]          1.01  1.05  1.03  1.04  1.06
 //     [4096, 4096]          1.04  1.03  1.01  1.04  1.07
+//
+// And where the CPU has AVX2 alone (linear_widens), 16 bits become floats in gemm_linear. The loops' time over its, two threads of a Zen 3:
+//
+//                     rows  32    40    48    64    96    512
+//     bf16  [3072, 1024]    1.05  1.13  1.35  1.26  1.35  1.38
+//           [1024, 3072]    1.07        1.15              1.28
+//     f16   [3072, 1024]    1.08        1.16              1.42
 static int64_t max_rows(const at::Tensor& weight) {
 #ifdef LB_X86_ISAS
   if (weight.scalar_type() == at::kBFloat16) {
@@ -97,19 +108,29 @@ static int64_t max_rows(const at::Tensor& weight) {
   static const bool has_avx512 = detect_isa() >= Isa::avx512;
   if (weight.scalar_type() == at::kFloat && !has_avx512)
     return static_cast<int64_t>(weight.nbytes()) <= kCachedBytes ? 12 : 32;
+  if (linear_widens(weight.scalar_type())) return kLinearRows;
 #endif
   return linear_max_rows(weight.scalar_type());
 }
 
 namespace {
 
-// Columns of a panel of gemm_linear where that multiplies many rows faster than torch does; 0 elsewhere.
-int64_t gemm_columns(const at::Tensor& weight) {
+#ifdef LB_X86_ISAS
+// Two threads of a Zen 5, torch 2.13: 2.0 to 2.3 times as fast as MKL in fp32 from 65 rows on, because that runs its AVX2 code
+// there. On Intel's CPUs it knows AVX-512, too. Where there is AVX2 alone, two threads of a Zen 3: 1.1 to 2 times as fast
+// for 16 to 256 rows, 0.9 to 1.0 for 512.
+bool is_mkl_faster(int64_t rows) {
+  constexpr int64_t kMostRows = 256;
+  static const bool has_avx512 = detect_isa() >= Isa::avx512;
+  return is_intel() || (!has_avx512 && rows > kMostRows);
+}
+#endif
+
+// Columns of a panel of gemm_linear where that multiplies this many rows faster than torch does; 0 elsewhere.
+int64_t gemm_columns(const at::Tensor& weight, int64_t rows) {
   if (weight.stride(1) != 1) return 0;
 #ifdef LB_X86_ISAS
-  // Two threads of a Zen 5, torch 2.13: 2.0 to 2.3 times as fast from 65 rows on, because MKL runs its AVX2 code there. On
-  // Intel's CPUs it knows AVX-512, too.
-  if (weight.scalar_type() == at::kFloat && is_intel()) return 0;
+  if (weight.scalar_type() == at::kFloat && is_mkl_faster(rows)) return 0;
 #endif
   return LB_KERNELS(linear_kernels).gemm_columns(dtype_of(weight), weight.size(1));
 }
@@ -157,7 +178,9 @@ at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std:
   c10::DimVector sizes(x.sizes());
   sizes.back() = weight.size(0);
   at::Tensor out = empty_cpu(sizes, x.scalar_type());
-  const auto x_rows = x.expect_contiguous();
+  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
+  const at::Tensor widened = kernels.gemm_widens ? x.to(at::kFloat) : x;
+  const auto x_rows = widened.expect_contiguous();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   GemmArgs args;
   args.x = x_rows->const_data_ptr();
@@ -168,7 +191,6 @@ at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std:
   args.n = weight.size(0);
   args.k = weight.size(1);
   args.weight_stride = weight.stride(0);
-  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
   const DType dtype = dtype_of(x);
   const int64_t panels = (args.n + columns - 1) / columns, threads = at::get_num_threads();
   // Of many rows, x is read once for several panels; of few panels, each goes to several threads.
@@ -194,9 +216,14 @@ at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std:
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   check_linear(x, weight, bias);
   if (weight.size(1) == 0) return linear_cpu(one_zero_column(x), one_zero_column(weight), bias);
+  return fastest_linear(x, weight, bias);
+}
+
+at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias) {
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
   if (rows > 0 && weight.size(0) > 0 && !served(weight, rows)) {
-    const int64_t columns = gemm_columns(weight);
+    const int64_t columns = gemm_columns(weight, rows);
     return columns > 0 ? gemm_linear(x, weight, bias, rows, columns) : torch_linear(x, weight, bias);
   }
   return own_linear(x, weight, bias, order_of(rows));

@@ -16,9 +16,16 @@ int64_t linear_max_rows(at::ScalarType dtype);
 // The op on the CPU.
 at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
+// The same of arguments that are checked already. K is not 0.
+at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias);
+
 // The same by linear's own loops, whatever the number of rows. The last dim of weight is contiguous.
 at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                       Order order = Order::fastest);
+
+// Whether linear_cpu multiplies more rows than kLinearRows of this dtype as floats, faster than by the loops of own_linear.
+bool linear_widens(at::ScalarType dtype);
 
 // at::linear, contiguous, whatever autocast and autograd would make of it.
 at::Tensor torch_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);

@@ -23,7 +23,7 @@
 #elif defined(__AVX512BF16__)
 #define LB_GEMM_BF16 1
 #endif
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #define LB_HAS_GEMM 1
 #include "linear/linear_gemm.h"
 #endif
@@ -296,21 +296,30 @@ void run_any(DType dtype, const LinearArgs& args, int64_t begin, int64_t end) {
 }
 
 #if defined(LB_HAS_GEMM)
-int64_t gemm_columns_any(DType dtype, int64_t k) { return gemm_serves(dtype, k) ? kGemmColumns : 0; }
-int64_t gemm_scratch_any([[maybe_unused]] DType dtype, int64_t k, int64_t panels) {
+// f with the dtypes of which gemm_panels is compiled.
+template <typename F>
+LB_INLINE void with_gemm(DType dtype, const F& f) {
 #if defined(LB_GEMM_BF16)
-  if (dtype == DType::bf16) return gemm_scratch<bf16>(k, panels);
+  if (dtype == DType::bf16) return f(bf16{});
 #endif
-  return gemm_scratch<float>(k, panels);
+  if constexpr (kGemmWidens) {
+    if (dtype == DType::bf16) return f(bf16{});
+    if (dtype == DType::f16) return f(f16{});
+  }
+  f(float{});
 }
-void gemm_any([[maybe_unused]] DType dtype, const GemmArgs& args, int64_t panel, int64_t end,
-              int64_t row_begin, int64_t row_end, float* scratch) {
-#if defined(LB_GEMM_BF16)
-  if (dtype == DType::bf16) return gemm_panels<bf16>(args, panel, end, row_begin, row_end, scratch);
-#endif
-  gemm_panels<float>(args, panel, end, row_begin, row_end, scratch);
+int64_t gemm_columns_any(DType dtype, int64_t k) { return gemm_serves(dtype, k) ? kGemmColumns : 0; }
+int64_t gemm_scratch_any(DType dtype, int64_t k, int64_t panels) {
+  int64_t floats = 0;
+  with_gemm(dtype, [&](auto t) { floats = gemm_scratch<decltype(t)>(k, panels); });
+  return floats;
+}
+void gemm_any(DType dtype, const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin,
+              int64_t row_end, float* scratch) {
+  with_gemm(dtype, [&](auto t) { gemm_panels<decltype(t)>(args, panel, end, row_begin, row_end, scratch); });
 }
 #else
+constexpr bool kGemmWidens = false;
 int64_t gemm_columns_any(DType, int64_t) { return 0; }
 int64_t gemm_scratch_any(DType, int64_t, int64_t) { return 0; }
 void gemm_any(DType, const GemmArgs&, int64_t, int64_t, int64_t, int64_t, float*) {}
@@ -321,7 +330,7 @@ void gemm_any(DType, const GemmArgs&, int64_t, int64_t, int64_t, int64_t, float*
 extern const LinearKernels linear_kernels;
 const LinearKernels linear_kernels = {most_rows_any, packed_bytes_any, pack_any,         pack_parts_any,
                                       pack_some_any, run_any,          gemm_columns_any, gemm_scratch_any,
-                                      gemm_any,      stream_sum};
+                                      gemm_any,      kGemmWidens,      stream_sum};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -1,11 +1,12 @@
-// Products of many rows of x (prefill): of fp32, and of bf16 where a CPU multiplies pairs of it and has no tiles. Part
-// of linear_cpu_isa.cpp; compiled once an instruction set.
+// Products of many rows of x (prefill): of fp32, of bf16 where a CPU multiplies pairs of it and has no tiles, and with AVX2
+// alone of bf16 and f16 as floats, to which x is widened by the caller. Part of linear_cpu_isa.cpp; compiled once an
+// instruction set.
 //
-// A word is a float, or a pair of bf16 that are neighbors in K. A *panel* is kGemmColumns rows of weight, packed so
-// that one vector holds a word of kLanes of them. It is packed once for all rows of x, one or several at a time; a
-// block of it, kGemmWords of K, stays in the first cache while all rows of a *chunk* of x are multiplied by it. x is
-// not packed. Sums of a block are accumulated in registers and then added to those of the chunk, which stay in the
-// second cache.
+// A word is a float, or a pair of bf16 that are neighbors in K. A *panel* is kGemmColumns rows of weight, packed in
+// strips so that one vector holds a word of kLanes of them. It is packed once for all rows of x, one or several at a
+// time; a block of a strip, kGemmWords of K, stays in the first cache while all rows of a *chunk* of x are multiplied by
+// it. x is not packed. Sums of a block are accumulated in registers and then added to those of the chunk, which stay in
+// the second cache.
 #pragma once
 
 #include "common/prefetch.h"
@@ -19,14 +20,19 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-// 24 sums, 4 vectors of weights and a word of x fit 32 registers.
+// 24 sums, 4 vectors of weights and a word of x fit 32 registers; 12 sums, 2 vectors and a word fit 16.
+#if defined(__AVX512F__)
 constexpr int kGemmRows = 6, kGemmVectors = 4;
-constexpr int64_t kGemmColumns = kGemmVectors * kLanes;
+#else
+constexpr int kGemmRows = 6, kGemmVectors = 2;
+#endif
+constexpr int64_t kGemmColumns = 64, kGemmStrip = kGemmVectors * kLanes;
 constexpr int64_t kGemmWords = 128;
 constexpr int64_t kGemmChunk = 32 * kGemmRows;
 
 template <typename T>
 struct GemmWords {
+  typedef float X;                 // elements of x
   static constexpr int kSize = 1;  // elements of K
   static LB_INLINE VF load_some(const T* row, int64_t n) {
     return n >= kLanes ? load(row) : load(row, static_cast<int>(n));
@@ -36,6 +42,7 @@ struct GemmWords {
 #if defined(LB_GEMM_BF16)
 template <>
 struct GemmWords<bf16> {
+  typedef bf16 X;
   static constexpr int kSize = 2;
   static LB_INLINE VF load_some(const bf16* row, int64_t n) {
     return n >= 2 * kLanes ? (VF)_mm512_loadu_si512(row) : (VF)_mm512_maskz_loadu_epi16((1u << n) - 1u, row);
@@ -49,12 +56,19 @@ LB_INLINE int64_t gemm_words(int64_t k) {
   return k / GemmWords<T>::kSize;
 }
 
+// Whether 16-bit elements become floats.
+#if defined(__AVX512F__)
+constexpr bool kGemmWidens = false;
+#else
+constexpr bool kGemmWidens = true;
+#endif
+
 // Whether K is whole words.
 LB_INLINE bool gemm_serves(DType dtype, int64_t k) {
 #if defined(LB_GEMM_BF16)
   if (dtype == DType::bf16) return k > 0 && k % 2 == 0;
 #endif
-  return dtype == DType::f32 && k > 0;
+  return (dtype == DType::f32 || kGemmWidens) && k > 0;
 }
 
 // Floats that gemm_panels needs beside its arguments: the panels, and the sums of a chunk.
@@ -63,7 +77,7 @@ LB_INLINE int64_t gemm_scratch(int64_t k, int64_t panels) {
   return (gemm_words<T>(k) * panels + kGemmChunk) * kGemmColumns;
 }
 
-// panel[word][column] of `columns` rows of weight; zero behind the last.
+// panel[strip][word][column] of `columns` rows of weight; zero behind the last.
 template <typename T>
 void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k, float* panel) {
   typedef GemmWords<T> W;
@@ -71,6 +85,7 @@ void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k
   for (int64_t first = 0; first < kGemmColumns; first += kLanes) {
     const T* rows = weight + first * stride;
     const int64_t count = columns - first;
+    float* strip = panel + first / kGemmStrip * kGemmStrip * words + first % kGemmStrip;
     for (int64_t w = 0; w < words; w += kLanes) {
       const int64_t at = w * W::kSize;
       VF block[kLanes];
@@ -78,21 +93,22 @@ void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k
         block[i] = i < count ? W::load_some(rows + i * stride + at, k - at) : VF{};
       }
       transpose(block);
-      float* out = panel + w * kGemmColumns + first;
+      float* out = strip + w * kGemmStrip;
       const int64_t valid = words - w < kLanes ? words - w : kLanes;
-      for (int64_t i = 0; i < valid; ++i) store(out + i * kGemmColumns, block[i]);
+      for (int64_t i = 0; i < valid; ++i) store(out + i * kGemmStrip, block[i]);
     }
   }
 }
 
-// totals[rows][kGemmColumns] = (is_first ? 0 : totals) + x[rows][words] panel[words][kGemmColumns].
+// totals[rows][kGemmStrip of kGemmColumns] = (is_first ? 0 : totals) + x[rows][words] strip[words][kGemmStrip].
 template <typename T, int rows>
-void gemm_tile(const T* x, int64_t k, const float* panel, int64_t words, bool is_first, float* totals) {
+void gemm_tile(const typename GemmWords<T>::X* x, int64_t k, const float* strip, int64_t words, bool is_first,
+               float* totals) {
   typedef GemmWords<T> W;
   VF sums[rows][kGemmVectors] = {};
   for (int64_t w = 0; w < words; ++w) {
     VF columns[kGemmVectors];
-    LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) columns[v] = load(panel + w * kGemmColumns + v * kLanes);
+    LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) columns[v] = load(strip + w * kGemmStrip + v * kLanes);
     LB_UNROLL for (int r = 0; r < rows; ++r) {
       float word;
       memcpy(&word, x + r * k + w * W::kSize, sizeof(word));
@@ -111,8 +127,9 @@ void gemm_tile(const T* x, int64_t k, const float* panel, int64_t words, bool is
 
 // By number of rows - 1.
 template <typename T>
-constexpr void (*kGemmTiles[kGemmRows])(const T*, int64_t, const float*, int64_t, bool, float*) = {
-    gemm_tile<T, 1>, gemm_tile<T, 2>, gemm_tile<T, 3>, gemm_tile<T, 4>, gemm_tile<T, 5>, gemm_tile<T, 6>};
+constexpr void (*kGemmTiles[kGemmRows])(const typename GemmWords<T>::X*, int64_t, const float*, int64_t, bool,
+                                        float*) = {gemm_tile<T, 1>, gemm_tile<T, 2>, gemm_tile<T, 3>,
+                                                   gemm_tile<T, 4>, gemm_tile<T, 5>, gemm_tile<T, 6>};
 
 // out[row_begin:row_end] of the columns of panels [panel, end).
 template <typename T>
@@ -134,7 +151,8 @@ void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
   LinesAhead ahead{reinterpret_cast<const char*>(weight + next * args.weight_stride),
                    args.weight_stride * static_cast<int64_t>(sizeof(T)), row_bytes,
                    behind < next ? behind : next};
-  const int64_t blocks = (words + kGemmWords - 1) / kGemmWords * (end - panel);
+  constexpr int64_t kStrips = kGemmColumns / kGemmStrip;
+  const int64_t blocks = (words + kGemmWords - 1) / kGemmWords * kStrips * (end - panel);
   const int64_t tiles = (row_end - row_begin + kGemmRows - 1) / kGemmRows * blocks;
   const int64_t lines = (ahead.rows * (row_bytes / kLine + 1) + tiles - 1) / tiles;
 
@@ -144,16 +162,18 @@ void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
   written.n = args.n;
   for (int64_t chunk = row_begin; chunk < row_end; chunk += kGemmChunk) {
     const int64_t rows = row_end - chunk < kGemmChunk ? row_end - chunk : kGemmChunk;
-    const T* x = static_cast<const T*>(args.x) + chunk * args.k;
+    const auto* x = static_cast<const typename GemmWords<T>::X*>(args.x) + chunk * args.k;
     for (int64_t column = 0; column < last - first; column += kGemmColumns) {
       for (int64_t w = 0; w < words; w += kGemmWords) {
-        const float* block = packed + column * words + w * kGemmColumns;
         const int64_t some = words - w < kGemmWords ? words - w : kGemmWords;
-        for (int64_t row = 0, width; row < rows; row += width) {
-          width = group_of<kGemmRows>(rows - row);
-          kGemmTiles<T>[width - 1](x + row* args.k + w* GemmWords<T>::kSize, args.k, block, some, w == 0,
-                                   scratch + row* kGemmColumns);
-          ahead.ask(lines);
+        for (int64_t strip = 0; strip < kGemmColumns; strip += kGemmStrip) {
+          const float* block = packed + (column + strip) * words + w * kGemmStrip;
+          for (int64_t row = 0, width; row < rows; row += width) {
+            width = group_of<kGemmRows>(rows - row);
+            kGemmTiles<T>[width - 1](x + row* args.k + w* GemmWords<T>::kSize, args.k, block, some, w == 0,
+                                     scratch + row* kGemmColumns + strip);
+            ahead.ask(lines);
+          }
         }
       }
       const int64_t left = last - first - column;

@@ -1,5 +1,5 @@
-// Rows of bf16, on aarch64 also of f16, by weights as integers: two or three products of bytes take the place of four
-// of floats.
+// Rows of bf16, with AVX2 and on aarch64 also of f16, by weights as integers: two or three products of bytes take the
+// place of four of floats.
 //
 // A pack of columns of a row of x is scaled by a power of two to integers, the largest of which has 23 or 22 bits: a
 // bf16 of at least 2^-15 of its magnitude is exact, and a smaller one is rounded. Each integer is split into three
@@ -29,6 +29,33 @@ typedef __m128i VBytes;
 LB_INLINE VBytes low_bytes(const VI* v) { return _mm512_cvtepi32_epi8((__m512i)v[0]); }
 LB_INLINE VBytes zip_low(VBytes a, VBytes b) { return _mm_unpacklo_epi8(a, b); }
 LB_INLINE VBytes zip_high(VBytes a, VBytes b) { return _mm_unpackhi_epi8(a, b); }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define LB_LIMBS 1
+#define LB_LIMBS_BY_MADD 1
+constexpr int32_t kOffsetOfW8 = 0;
+
+LB_INLINE VI to_nearest(VF v) { return (VI)_mm256_cvtps_epi32(v); }
+LB_INLINE int32_t sum_words(VI v) {
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
+LB_INLINE bool has_bits(VI v) { return _mm256_testz_si256((__m256i)v, (__m256i)v) == 0; }
+// 16 integers that 16 bits hold.
+LB_INLINE __m256i low_words(const VI* v) {
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]), 0xd8);
+}
+typedef __m128i VBytes;
+LB_INLINE VBytes low_bytes(const VI* v) {
+  const __m256i words = low_words(v);
+  return _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+LB_INLINE VBytes zip_low(VBytes a, VBytes b) { return _mm_unpacklo_epi8(a, b); }
+LB_INLINE VBytes zip_high(VBytes a, VBytes b) { return _mm_unpackhi_epi8(a, b); }
+LB_INLINE void store_words(const VI* v, __m128i* to) {
+  const __m256i words = low_words(v);
+  memcpy(to, &words, sizeof(words));
+}
 #elif defined(__ARM_FEATURE_DOTPROD)
 #define LB_LIMBS 1
 constexpr int32_t kOffsetOfW8 = 0;
@@ -52,7 +79,11 @@ struct PackLimbs {
   int32_t start,
       low_start;  // what sums begin with: weights are more than what they stand for, none below zero
   int32_t has_low;
+#if defined(LB_LIMBS_BY_MADD)
+  int32_t upper[16], low[16];  // see quantized_limbs_madd.h
+#else
   int32_t high[8], middle[8], low[8];
+#endif
 };
 
 // The largest number of three limbs.
@@ -97,10 +128,16 @@ void pack_limbs(const T* x, PackLimbs& to) {
   to.start = -S::kOffset * sum_words(total(upper));
   to.low_start = -S::kOffset * sum_words(total(low));
   to.has_low = has_bits(all_low);
-  LB_UNROLL for (int i = 0; i < kPackVectors; ++i) upper[i] = (upper[i] - middle[i]) >> 8;
-  S::store(upper, to.high);
-  S::store(middle, to.middle);
   S::store(low, to.low);
+#if defined(LB_LIMBS_BY_MADD)
+  if constexpr (S::kIsOfWords) return S::store(upper, to.upper);
+  int32_t *const to_high = to.upper, *const to_middle = to.upper + 8;
+#else
+  int32_t *const to_high = to.high, *const to_middle = to.middle;
+#endif
+  LB_UNROLL for (int i = 0; i < kPackVectors; ++i) upper[i] = (upper[i] - middle[i]) >> 8;
+  S::store(upper, to_high);
+  S::store(middle, to_middle);
 }
 
 struct Limbs {
@@ -125,16 +162,30 @@ void pack_limbs_row(const T* x, int64_t k, int64_t rows, PackLimbs* to) {
 struct W8Limbs : Limbs, Bytes {
   static constexpr int32_t kOffset = kOffsetOfW8;
   static constexpr int64_t kPackBytes = kPack * kTile;
+#if defined(LB_LIMBS_BY_MADD)
+  // Pairs of 16 bits: of each four columns 0 and 2, then 1 and 3.
+  static constexpr bool kIsOfWords = true;
+  static LB_INLINE void store(const VI (&v)[kPackVectors], int32_t* to) {
+    __m128i words[4];
+    store_words(v, words);
+    store_words(v + kPackVectors / 2, words + 2);
+    LB_UNROLL for (int i = 0; i < 4; ++i) words[i] =
+        _mm_shufflehi_epi16(_mm_shufflelo_epi16(words[i], 0xd8), 0xd8);
+    memcpy(to, words, sizeof(words));
+  }
+#else
   static LB_INLINE void store(const VI (&v)[kPackVectors], int32_t* to) {
     const VBytes bytes[2] = {low_bytes(v), low_bytes(v + kPackVectors / 2)};
     memcpy(to, bytes, sizeof(bytes));
   }
+#endif
 };
 
 // A word of weights has in its lower nibbles the columns c, c + 16, c + 1 and c + 17, with c = 2 * step, in its upper
 // ones those 8 behind them.
 struct W4Limbs : Limbs, Nibbles {
   static constexpr int32_t kOffset = 8;
+  static constexpr bool kIsOfWords = false;
   static constexpr int64_t kPackBytes = kPack * kTile / 2;
   static LB_INLINE void store(const VI (&v)[kPackVectors], int32_t* to) {
     const VBytes first = low_bytes(v), second = low_bytes(v + kPackVectors / 2);

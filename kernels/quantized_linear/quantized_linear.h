@@ -51,6 +51,8 @@
 //                                               two, whose products are summed exactly (quantized_limbs.h); each column
 //                                               is rounded to a multiple of at most 2^-22 of the largest of them, or of
 //                                               2^-100 if that is more
+//   bf16 and f16 with AVX2 alone, one row (of   the same limbs
+//   w4 up to four)
 //   bf16 and f16 with dotprod or i8mm_bf16      limbs in all loops on integers, whatever the number of rows
 //
 // linear_w4a8 sums in one order for all numbers of rows: x is multiplied by 127 / largest in fp32 and rounded to the

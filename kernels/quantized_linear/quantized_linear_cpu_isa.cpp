@@ -14,8 +14,10 @@
 #if defined(__AMX_BF16__)
 #include "quantized_linear/quantized_amx.h"
 #endif
+#include "quantized_linear/quantized_by_dtype.h"
 #include "quantized_linear/quantized_int8.h"
 #include "quantized_linear/quantized_limbs.h"
+#include "quantized_linear/quantized_limbs_madd.h"
 #include "quantized_linear/quantized_matrix.h"
 #include "quantized_linear/quantized_neon.h"
 #include "quantized_linear/quantized_steps.h"
@@ -250,18 +252,24 @@ LB_INLINE void limb_sums(const TileArgs& m, VF (&sums)[X]) {
 
 // The outputs from `lane` on of a tile, or all[row * kTile + i] of all of them.
 #if defined(__aarch64__)
-constexpr bool kTilesAtOnce = true;
+template <typename S>
+constexpr bool kIsAtOnce = true;
 template <typename S, typename T, int X>
 LB_INLINE void lane_sums(const TileArgs&, int, VF (&)[X]) {}
 #else
-constexpr bool kTilesAtOnce = false;
+#if defined(__AVX512BF16__)
+template <typename S>
+constexpr bool kIsAtOnce = __is_same(S, W4Int8);
+#else
+template <typename S>
+constexpr bool kIsAtOnce = __is_same(S, W4Int8) || S::kIsLimbs;
+#endif
 template <typename S, typename T, int X>
 LB_INLINE void lane_sums(const TileArgs& m, int lane, VF (&sums)[X]) {
-  if constexpr (S::kIsLimbs) {
-    limb_sums<S, T>(m, sums);
-  } else {
-    tile_sums<S, T, X>(m, lane, sums);
-  }
+#if defined(__AVX512BF16__)
+  if constexpr (S::kIsLimbs) return limb_sums<S, T>(m, sums);
+#endif
+  if constexpr (!S::kIsLimbs) tile_sums<S, T, X>(m, lane, sums);
 }
 #endif
 
@@ -272,7 +280,13 @@ LB_INLINE void whole_tile(const TileArgs& m, float* all) {
                      m.steps / (kPack / kStep)},
                     all);
   } else {
-#if defined(__aarch64__)
+#if defined(LB_LIMBS_BY_MADD)
+    if constexpr (S::kIsLimbs) {
+      limb_tile<S, T, X>({m.data, m.scales, m.zero_points, static_cast<const PackLimbs*>(m.x), m.x_sums, X,
+                          m.groups, m.steps / (kPack / kStep)},
+                         all);
+    }
+#elif defined(__aarch64__)
     neon_tile<S, T>({m.data, m.scales, m.zero_points, m.x, m.x_sums, X, m.groups, m.steps}, all);
 #endif
   }
@@ -282,7 +296,7 @@ LB_INLINE void whole_tile(const TileArgs& m, float* all) {
 template <typename S, typename T, int X>
 void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile, int64_t rows, T* out) {
   const int64_t n = args.weight.n;
-  constexpr bool is_at_once = kTilesAtOnce || __is_same(S, W4Int8);  // all outputs of the tile
+  constexpr bool is_at_once = kIsAtOnce<S>;
   float all[is_at_once ? X * kTile : 1];
   if constexpr (is_at_once)
     LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, whole_tile<S, Scale, X>(m, all));
@@ -382,33 +396,6 @@ void unpack(const QuantizedTiles& weight, int64_t tile, T* out) {
 }
 
 // ---- by dtype ----
-
-// f with the steps, or limbs, that serve `rows` rows of x of dtype T and weights of this many bits.
-template <typename T, typename F>
-LB_INLINE void with_steps(int32_t bits, int64_t, const F& f) {
-  bits == 8 ? f(W8{}) : f(W4{});
-}
-#if defined(__AVX512BF16__)
-// The most rows that limbs serve: to take integers out of their bytes is most of the work then.
-constexpr int64_t kLimbRowsOfW8 = 3, kLimbRowsOfW4 = 1;
-
-template <typename T, typename F>
-  requires(__is_same(T, bf16))
-LB_INLINE void with_steps(int32_t bits, int64_t rows, const F& f) {
-  if (bits == 8) {
-    rows <= kLimbRowsOfW8 ? f(W8Limbs{}) : f(W8Pairs{});
-  } else {
-    rows <= kLimbRowsOfW4 ? f(W4Limbs{}) : f(W4Pairs{});
-  }
-}
-#elif defined(LB_LIMBS)
-// Limbs serve every number of rows: four bytes in an instruction are less work than floats, whatever the rows share.
-template <typename T, typename F>
-  requires(!__is_same(T, float))
-LB_INLINE void with_steps(int32_t bits, int64_t, const F& f) {
-  bits == 8 ? f(W8Limbs{}) : f(W4Limbs{});
-}
-#endif
 
 #if defined(__AMX_BF16__)
 constexpr bool kHasMatrixUnit = true;

@@ -69,12 +69,14 @@ void test_gemm(int rows, int n, int k, bool with_bias, int together) {
   const int stride = k + 3;
   Array<T> x(rows * k), weight((n - 1) * stride + k), bias(n), out(rows * n);
   for (Array<T>* array : {&x, &weight, &bias}) array->fill(random);
+  Array<float> widened(rows * k);
+  for (int i = 0; i < rows * k; ++i) widened.data()[i] = static_cast<float>(x[i]);
   const int64_t count = kernels.gemm_scratch(dtype, k, together);
   std::vector<float> buffer(static_cast<size_t>(count) + 32, 7.0f);
   float* scratch = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
 
   GemmArgs args{};
-  args.x = x.data();
+  args.x = kernels.gemm_widens ? static_cast<const void*>(widened.data()) : x.data();
   args.weight = weight.data();
   args.bias = with_bias ? bias.data() : nullptr;
   args.out = out.data();
