@@ -12,6 +12,7 @@
 #include "linear/linear.h"
 #include "linear/linear_checks.h"
 #include "linear/linear_cpu.h"
+#include "linear/linear_gemm_shares.h"
 
 #ifdef LB_X86_ISAS
 #include <cpuid.h>
@@ -168,11 +169,6 @@ void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args
   });
 }
 
-// Rows from which a panel of weight is multiplied by another thread, too, where there are more threads than panels: to
-// pack it again takes as long as to multiply some ten rows.
-constexpr int64_t kGemmShare = 192;
-constexpr int64_t kGemmManyRows = 1024, kGemmTogether = 4;
-
 at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        int64_t rows, int64_t columns) {
   c10::DimVector sizes(x.sizes());
@@ -192,22 +188,11 @@ at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std:
   args.k = weight.size(1);
   args.weight_stride = weight.stride(0);
   const DType dtype = dtype_of(x);
-  const int64_t panels = (args.n + columns - 1) / columns, threads = at::get_num_threads();
-  // Of many rows, x is read once for several panels; of few panels, each goes to several threads.
-  const int64_t together =
-      rows < kGemmManyRows ? 1 : std::clamp<int64_t>(panels / (2 * threads), 1, kGemmTogether);
-  const int64_t groups = (panels + together - 1) / together;
-  const int64_t shares =
-      std::clamp<int64_t>((2 * threads + groups - 1) / groups, 1, std::max<int64_t>(1, rows / kGemmShare));
-  const size_t bytes = static_cast<size_t>(kernels.gemm_scratch(dtype, args.k, together)) * sizeof(float);
-  parallel_for(0, groups * shares, 1, [&](int64_t begin, int64_t end) {
-    const c10::DataPtr scratch = c10::GetCPUAllocator()->allocate(bytes);
-    for (int64_t at = begin; at < end; ++at) {
-      const int64_t panel = at / shares * together, share = at % shares;
-      kernels.gemm(dtype, args, panel, std::min(panel + together, panels), rows * share / shares,
-                   rows * (share + 1) / shares, static_cast<float*>(scratch.get()));
-    }
-  });
+  share_gemm((args.n + columns - 1) / columns, rows,
+             [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels); },
+             [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
+               kernels.gemm(dtype, args, panel, end, row_begin, row_end, scratch);
+             });
   return out;
 }
 

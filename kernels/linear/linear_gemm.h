@@ -13,8 +13,7 @@
 #include "common/vec.h"
 #include "common/vec_bf16.h"
 #include "common/vec_transpose.h"
-#include "linear/linear_one_row.h"
-#include "linear/linear_steps.h"
+#include "linear/linear_rows.h"
 
 namespace liteboost {
 namespace LB_ISA {
@@ -108,17 +107,17 @@ void gemm_tile(const typename GemmWords<T>::X* x, int64_t k, const float* strip,
   VF sums[rows][kGemmVectors] = {};
   for (int64_t w = 0; w < words; ++w) {
     VF columns[kGemmVectors];
-    LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) columns[v] = load(strip + w * kGemmStrip + v * kLanes);
-    LB_UNROLL for (int r = 0; r < rows; ++r) {
+    LB_UNROLL16 for (int v = 0; v < kGemmVectors; ++v) columns[v] = load(strip + w * kGemmStrip + v * kLanes);
+    LB_UNROLL16 for (int r = 0; r < rows; ++r) {
       float word;
       memcpy(&word, x + r * k + w * W::kSize, sizeof(word));
       const VF splatted = splat(word);
-      LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) sums[r][v] =
+      LB_UNROLL16 for (int v = 0; v < kGemmVectors; ++v) sums[r][v] =
           W::multiply_add(sums[r][v], splatted, columns[v]);
     }
   }
-  LB_UNROLL for (int r = 0; r < rows; ++r) {
-    LB_UNROLL for (int v = 0; v < kGemmVectors; ++v) {
+  LB_UNROLL16 for (int r = 0; r < rows; ++r) {
+    LB_UNROLL16 for (int v = 0; v < kGemmVectors; ++v) {
       float* to = totals + r * kGemmColumns + v * kLanes;
       store(to, is_first ? sums[r][v] : load(to) + sums[r][v]);
     }
@@ -131,30 +130,23 @@ constexpr void (*kGemmTiles[kGemmRows])(const typename GemmWords<T>::X*, int64_t
                                         float*) = {gemm_tile<T, 1>, gemm_tile<T, 2>, gemm_tile<T, 3>,
                                                    gemm_tile<T, 4>, gemm_tile<T, 5>, gemm_tile<T, 6>};
 
-// out[row_begin:row_end] of the columns of panels [panel, end).
-template <typename T>
-void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
-                 float* scratch) {
-  if (row_begin >= row_end) return;
+// out[row_begin:row_end] of the columns of panels [panel, end). pack(column, columns, packed) packs the panel of that many
+// rows of weight, from row `column` on; `ahead` are lines that will be read when these panels are done.
+template <typename T, typename Pack>
+void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
+                 float* scratch, LinesAhead ahead, const Pack& pack) {
   const int64_t words = gemm_words<T>(args.k), first = panel * kGemmColumns;
   const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
-  const T* weight = static_cast<const T*>(args.weight) + first * args.weight_stride;
   float* packed = scratch + kGemmChunk * kGemmColumns;
-  for (int64_t column = 0; column < last - first; column += kGemmColumns) {
-    const int64_t left = last - first - column;
-    pack_gemm_panel(weight + column * args.weight_stride, args.weight_stride,
-                    left < kGemmColumns ? left : kGemmColumns, args.k, packed + column * words);
+  for (int64_t column = first; column < last; column += kGemmColumns) {
+    pack(column, last - column < kGemmColumns ? last - column : kGemmColumns,
+         packed + (column - first) * words);
   }
 
-  const int64_t row_bytes = args.k * static_cast<int64_t>(sizeof(T));
-  const int64_t behind = args.n - last, next = last - first;
-  LinesAhead ahead{reinterpret_cast<const char*>(weight + next * args.weight_stride),
-                   args.weight_stride * static_cast<int64_t>(sizeof(T)), row_bytes,
-                   behind < next ? behind : next};
   constexpr int64_t kStrips = kGemmColumns / kGemmStrip;
   const int64_t blocks = (words + kGemmWords - 1) / kGemmWords * kStrips * (end - panel);
   const int64_t tiles = (row_end - row_begin + kGemmRows - 1) / kGemmRows * blocks;
-  const int64_t lines = (ahead.rows * (row_bytes / kLine + 1) + tiles - 1) / tiles;
+  const int64_t lines = (ahead.rows * (ahead.row_bytes / kLine + 1) + tiles - 1) / tiles;
 
   LinearArgs written{};
   written.bias = args.bias;
@@ -183,6 +175,24 @@ void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
       }
     }
   }
+}
+
+// The same of weights as they lie.
+template <typename T>
+void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
+                 float* scratch) {
+  if (row_begin >= row_end) return;
+  const T* weight = static_cast<const T*>(args.weight);
+  const int64_t stride = args.weight_stride;
+  const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
+  const int64_t next = last - panel * kGemmColumns, behind = args.n - last;
+  const LinesAhead ahead{reinterpret_cast<const char*>(weight + last * stride),
+                         stride * static_cast<int64_t>(sizeof(T)), args.k * static_cast<int64_t>(sizeof(T)),
+                         behind < next ? behind : next};
+  gemm_packed<T>(args, panel, end, row_begin, row_end, scratch, ahead,
+                 [&](int64_t column, int64_t columns, float* packed) {
+                   pack_gemm_panel(weight + column * stride, stride, columns, args.k, packed);
+                 });
 }
 
 }  // namespace

@@ -79,23 +79,6 @@ LB_INLINE void dots(const T* weight, int64_t distance, const char* x, int64_t k,
   }
 }
 
-// Outputs [begin, begin + count) of one row of x from their sums.
-template <typename T>
-void write_row(const LinearArgs& args, int64_t row, int64_t begin, int64_t count, const float* sums) {
-  const T* bias = static_cast<const T*>(args.bias);
-  T* out = static_cast<T*>(args.out) + row * args.n + begin;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const VF v = load(sums + i);
-    store(out + i, bias ? v + load(bias + begin + i) : v);
-  }
-  if (i < count) {
-    const int rest = static_cast<int>(count - i);
-    const VF v = load(sums + i, rest);
-    store(out + i, bias ? v + load(bias + begin + i, rest) : v, rest);
-  }
-}
-
 template <typename T>
 void run_one_row(const LinearArgs& args, int64_t begin, int64_t end) {
   const char* x = static_cast<const char*>(args.packed_x);

@@ -5,15 +5,13 @@
 #pragma once
 
 #include "common/vec.h"
+#include "linear/linear_rows.h"
 
 namespace liteboost {
 namespace LB_ISA {
 namespace {
 
 #define LB_UNROLL _Pragma("GCC unroll 8")
-#define LB_UNROLL16 _Pragma("GCC unroll 16")
-
-constexpr int kLine = 64;  // bytes a cache line
 
 // Sums of one row, that hide the latency of the addition.
 #if defined(__aarch64__)
@@ -137,13 +135,6 @@ struct Step<f16> : SplitStep<f16, halves_of_f16> {};
 template <typename T>
 int64_t steps_of(int64_t k) {
   return (k + Step<T>::kSize - 1) / Step<T>::kSize;
-}
-
-// Rows in the next group of up to `most`, where `rows` are left: all of about the same size.
-template <int most>
-LB_INLINE int64_t group_of(int64_t rows) {
-  const int64_t groups = (rows + most - 1) / most;
-  return (rows + groups - 1) / groups;
 }
 
 }  // namespace

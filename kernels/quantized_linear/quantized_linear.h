@@ -46,6 +46,8 @@
 //   more than kQuantizedRows rows               weights are rounded to x.dtype first, where torch's product of this
 //                                               dtype has units that the loops do not use (quantized_linear_cpu.cpp),
 //                                               and for bf16 with vdpbf16ps but no AMX, there with several groups only
+//   more than kQuantizedRows rows with AVX2     weights are dequantized to fp32 first, sums are of up to 128 columns
+//   alone
 //   bf16 with vdpbf16ps                         values below 2^-126 in magnitude count as zero
 //   the same, one row (of w8 up to three)       limbs: 32 columns at a time become integers of 24 bits times a power of
 //                                               two, whose products are summed exactly (quantized_limbs.h); each column
@@ -115,6 +117,8 @@ struct QuantizedLinearArgs {
   bool* not_finite;  // set where one of `out` is not finite, else left; or null
 };
 
+// Tiles of a panel of quantized_gemm.h.
+constexpr int64_t kPanelTiles = 4;
 // Many rows of bf16 are multiplied by this much of a weight at a time; see quantized_matrix.h.
 constexpr int64_t kMatrixTiles = 4, kMatrixRows = 6;
 
@@ -141,6 +145,15 @@ struct MatrixKernels {
   void (*run)(const MatrixArgs& args);
 };
 
+// All of x, multiplied by a weight that is dequantized to float32 (quantized_gemm.h). All null where another product is faster.
+struct QuantizedGemmKernels {
+  // Floats that run needs as scratch for so many panels of kPanelTiles tiles, aligned to 64 bytes.
+  int64_t (*scratch)(int64_t k, int64_t panels);
+  // out[row_begin:row_end] of the outputs of panels [panel, end). x [rows, k] is float32, contiguous; bias and out are of dtype.
+  void (*run)(DType dtype, const QuantizedLinearArgs& args, const float* x, int64_t panel, int64_t end,
+              int64_t row_begin, int64_t row_end, float* scratch);
+};
+
 // Torch-free loops. `dtype` is that of x, bias and out.
 struct QuantizedLinearKernels {
   // Bytes that pack writes. The buffer must be aligned to 64.
@@ -156,6 +169,7 @@ struct QuantizedLinearKernels {
   // Tile `tile` of the weight, dequantized and rounded to dtype: rows of k, as many as the tile has.
   void (*unpack)(DType dtype, const QuantizedTiles& weight, int64_t tile, void* out);
   MatrixKernels matrix;
+  QuantizedGemmKernels gemm;
   // Whether `run` multiplies rows of bf16 by the tiles of AMX (quantized_amx.h): nothing else is faster for many.
   bool has_matrix_unit;
 };

@@ -13,6 +13,7 @@
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"
+#include "linear/linear_gemm_shares.h"
 #include "quantized_linear/matrix_product.h"
 #include "quantized_linear/quantized_linear.h"
 #include "quantized_linear/quantized_linear_checks.h"
@@ -159,8 +160,8 @@ std::pair<at::Tensor, int64_t> empty_product(const at::Tensor& x, int64_t n) {
 }
 
 // Which GEMM a product with this many rows of x takes: the loops on integers (of bf16 those of AMX where there is), tiles
-// of bf16 pairs, or torch on dequantized weights.
-enum class GemmPath { int_dot, matrix, dequantized };
+// of bf16 pairs, panels of floats, or torch on dequantized weights.
+enum class GemmPath { int_dot, matrix, panels, dequantized };
 
 GemmPath gemm_path(at::ScalarType dtype, int64_t rows, bool rounds_x = false) {
   const QuantizedLinearKernels& kernels = LB_KERNELS(quantized_linear_kernels);
@@ -169,6 +170,7 @@ GemmPath gemm_path(at::ScalarType dtype, int64_t rows, bool rounds_x = false) {
     return GemmPath::int_dot;
   }
   if (has_units_of_its_own(dtype)) return GemmPath::dequantized;
+  if (kernels.gemm.run != nullptr) return GemmPath::panels;
   const bool has_matrix = kernels.matrix.run != nullptr;
   return dtype == at::kBFloat16 && has_matrix ? GemmPath::matrix : GemmPath::int_dot;
 }
@@ -184,6 +186,25 @@ bool run_matrix(const at::Tensor& x, int64_t rows, const QuantizedTiles& weight,
   all.pack(static_cast<const char*>(x.expect_contiguous()->const_data_ptr()));
   all.run();
   return !not_finite;
+}
+
+void run_panels(const at::Tensor& x, int64_t rows, const QuantizedTiles& weight, const void* bias,
+                at::Tensor& out) {
+  const QuantizedGemmKernels& gemm = LB_KERNELS(quantized_linear_kernels).gemm;
+  const DType dtype = dtype_of(x);
+  const at::Tensor widened = x.to(at::kFloat);
+  const auto matrix = widened.expect_contiguous();
+  QuantizedLinearArgs args{};
+  args.weight = weight;
+  args.bias = bias;
+  args.out = out.mutable_data_ptr();
+  args.rows = rows;
+  share_gemm((tiles_of(weight.n) + kPanelTiles - 1) / kPanelTiles, rows,
+             [&](int64_t panels) { return gemm.scratch(weight.k, panels); },
+             [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
+               gemm.run(dtype, args, matrix->const_data_ptr<float>(), panel, end, row_begin, row_end,
+                        scratch);
+             });
 }
 
 // The outputs that are not finite once more, by the weight dequantized to fp32; see quantized_linear.h.
@@ -216,6 +237,9 @@ at::Tensor product(const at::Tensor& x, const QuantizedTiles& weight, const std:
       break;
     case GemmPath::matrix:
       is_finite = run_matrix(x, rows, weight, bias_data, out);
+      break;
+    case GemmPath::panels:
+      run_panels(x, rows, weight, bias_data, out);
       break;
     case GemmPath::int_dot:
       is_finite =

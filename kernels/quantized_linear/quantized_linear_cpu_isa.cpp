@@ -15,6 +15,7 @@
 #include "quantized_linear/quantized_amx.h"
 #endif
 #include "quantized_linear/quantized_by_dtype.h"
+#include "quantized_linear/quantized_gemm.h"
 #include "quantized_linear/quantized_int8.h"
 #include "quantized_linear/quantized_limbs.h"
 #include "quantized_linear/quantized_limbs_madd.h"
@@ -469,9 +470,9 @@ void unpack_any(DType dtype, const QuantizedTiles& weight, int64_t tile, void* o
 }  // namespace
 
 extern const QuantizedLinearKernels quantized_linear_kernels;
-const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any,      chunks_any,
-                                                         pack_chunks_any,  run_any,       unpack_any,
-                                                         kMatrixKernels,   kHasMatrixUnit};
+const QuantizedLinearKernels quantized_linear_kernels = {packed_bytes_any, pack_any,       chunks_any,
+                                                         pack_chunks_any,  run_any,        unpack_any,
+                                                         kMatrixKernels,   kQuantizedGemm, kHasMatrixUnit};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

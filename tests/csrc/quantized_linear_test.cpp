@@ -270,6 +270,66 @@ void test_matrices() {
   }
 }
 
+// Many rows by panels of floats, where there are loops for them.
+template <typename T>
+void test_gemm(int bits, int rows, int n, int k, int groups, bool with_zeros, bool with_bias, int together) {
+  const QuantizedGemmKernels& gemm = LB_ISA::quantized_linear_kernels.gemm;
+  if (gemm.run == nullptr) return;
+  std::mt19937 random(static_cast<unsigned>(rows + n + k + groups));
+  const Layout layout = {bits, n, k, groups, with_zeros};
+  Array<T> x(rows * k), bias(n), out(rows * n);
+  x.fill(random);
+  bias.fill(random);
+  Array<float> widened(rows * k);
+  for (int i = 0; i < rows * k; ++i) widened.data()[i] = static_cast<float>(x[i]);
+  Weight weight(layout, random);
+  const int64_t count = gemm.scratch(k, together);
+  std::vector<float> buffer(static_cast<size_t>(count) + 32, 7.0f);
+  float* scratch = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
+
+  QuantizedLinearArgs args{};
+  args.weight = weight.tiles(layout);
+  args.bias = with_bias ? bias.data() : nullptr;
+  args.out = out.data();
+  args.rows = rows;
+  // Several panels at a time, and rows in two ranges.
+  const int panels = (layout.tiles() + static_cast<int>(kPanelTiles) - 1) / static_cast<int>(kPanelTiles);
+  for (int panel = 0; panel < panels; panel += together) {
+    const int end = panel + together < panels ? panel + together : panels;
+    gemm.run(dtype_of<T>(), args, widened.data(), panel, end, 0, rows / 3, scratch);
+    gemm.run(dtype_of<T>(), args, widened.data(), panel, end, rows / 3, rows, scratch);
+  }
+  for (int i = 0; i < 16; ++i)
+    check(scratch[count + i] == 7.0f, "quantized gemm scratch", rows, k, scratch[count + i], 7);
+  for (int i = 0; i < n; ++i) {
+    for (int row = 0; row < rows; ++row) {
+      double want = with_bias ? bias[i] : 0.0, scale = std::fabs(want);
+      for (int j = 0; j < k; ++j) {
+        const double product = x[row * k + j] * weight.scales[layout.scale(i, j)] *
+                               layout.integer(weight.data(), weight.zero_points(), i, j);
+        want += product;
+        scale += std::fabs(product);
+      }
+      check_close<T>("quantized gemm", row * n + i, k, out[row * n + i], want, scale);
+    }
+  }
+  check(out.intact(), "quantized gemm margin", n, k, 0, 0);
+}
+
+template <typename T>
+void test_gemms() {
+  for (int k = 1; k <= 70; ++k) test_gemm<T>(8, 7, 37, k, 1, false, k % 2 == 0, 1);
+  for (const int rows : {1, 6, 13, 193}) {
+    for (const int n : {1, 16, 63, 64, 130}) {
+      test_gemm<T>(8, rows, n, 96, 1, false, true, 2);
+      test_gemm<T>(8, rows, n, 96, 3, false, false, 1);
+      test_gemm<T>(4, rows, n, 96, 3, rows % 2 == 0, true, 3);
+      test_gemm<T>(4, rows, n, 64, 1, rows % 2 == 1, false, 1);
+    }
+  }
+  for (const int k : {256, 288, 1056}) test_gemm<T>(4, 9, 70, k, k / 32, true, true, 2);
+}
+
 // Several registers of rows, several of blocks of columns, and more rows than sums are kept for (quantized_amx.h).
 template <typename T>
 void test_many_rows() {
@@ -325,6 +385,9 @@ void test_quantized_linear() {
   test_type<bf16>();
   test_type<f16>();
   test_matrices();
+  test_gemms<float>();
+  test_gemms<bf16>();
+  test_gemms<f16>();
 }
 
 }  // namespace testing
