@@ -175,24 +175,30 @@ at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std:
   sizes.back() = weight.size(0);
   at::Tensor out = empty_cpu(sizes, x.scalar_type());
   const LinearKernels& kernels = LB_KERNELS(linear_kernels);
-  const at::Tensor widened = kernels.gemm_widens ? x.to(at::kFloat) : x;
-  const auto x_rows = widened.expect_contiguous();
   const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
   GemmArgs args;
-  args.x = x_rows->const_data_ptr();
   args.weight = weight.const_data_ptr();
   args.bias = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
-  args.out = out.mutable_data_ptr();
-  args.rows = rows;
   args.n = weight.size(0);
   args.k = weight.size(1);
   args.weight_stride = weight.stride(0);
   const DType dtype = dtype_of(x);
-  share_gemm((args.n + columns - 1) / columns, rows,
-             [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels); },
-             [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
-               kernels.gemm(dtype, args, panel, end, row_begin, row_end, scratch);
-             });
+  char* const first_out = static_cast<char*>(out.mutable_data_ptr());
+  const auto multiply = [&](const at::Tensor& some, int64_t first) {
+    args.x = some.const_data_ptr();
+    args.out = first_out + first * args.n * x.element_size();
+    args.rows = some.numel() / args.k;
+    share_gemm((args.n + columns - 1) / columns, args.rows,
+               [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels); },
+               [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
+                 kernels.gemm(dtype, args, panel, end, row_begin, row_end, scratch);
+               });
+  };
+  if (linear_widens(x.scalar_type())) {
+    for_widened_rows(x.reshape({rows, args.k}), multiply);
+  } else {
+    multiply(x.contiguous(), 0);
+  }
   return out;
 }
 

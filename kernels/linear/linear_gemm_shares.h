@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -35,6 +36,15 @@ void share_gemm(int64_t panels, int64_t rows, const Floats& floats_of, const Run
           static_cast<float*>(scratch.get()));
     }
   });
+}
+
+// run(x, first row) for all rows of a matrix as float32, some at a time: floats of a long prompt take twice its memory.
+template <typename Run>
+void for_widened_rows(const at::Tensor& matrix, const Run& run) {
+  constexpr int64_t kMostRows = 2048;
+  const int64_t rows = matrix.size(0);
+  for (int64_t row = 0; row < rows; row += kMostRows)
+    run(matrix.narrow(0, row, std::min(kMostRows, rows - row)).to(at::kFloat).contiguous(), row);
 }
 
 }  // namespace liteboost

@@ -192,19 +192,19 @@ void run_panels(const at::Tensor& x, int64_t rows, const QuantizedTiles& weight,
                 at::Tensor& out) {
   const QuantizedGemmKernels& gemm = LB_KERNELS(quantized_linear_kernels).gemm;
   const DType dtype = dtype_of(x);
-  const at::Tensor widened = x.to(at::kFloat);
-  const auto matrix = widened.expect_contiguous();
-  QuantizedLinearArgs args{};
-  args.weight = weight;
-  args.bias = bias;
-  args.out = out.mutable_data_ptr();
-  args.rows = rows;
-  share_gemm((tiles_of(weight.n) + kPanelTiles - 1) / kPanelTiles, rows,
-             [&](int64_t panels) { return gemm.scratch(weight.k, panels); },
-             [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
-               gemm.run(dtype, args, matrix->const_data_ptr<float>(), panel, end, row_begin, row_end,
-                        scratch);
-             });
+  char* const first_out = static_cast<char*>(out.mutable_data_ptr());
+  for_widened_rows(x.reshape({rows, weight.k}), [&](const at::Tensor& some, int64_t first) {
+    QuantizedLinearArgs args{};
+    args.weight = weight;
+    args.bias = bias;
+    args.out = first_out + first * weight.n * x.element_size();
+    args.rows = some.size(0);
+    share_gemm((tiles_of(weight.n) + kPanelTiles - 1) / kPanelTiles, args.rows,
+               [&](int64_t panels) { return gemm.scratch(weight.k, panels); },
+               [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
+                 gemm.run(dtype, args, some.const_data_ptr<float>(), panel, end, row_begin, row_end, scratch);
+               });
+  });
 }
 
 // The outputs that are not finite once more, by the weight dequantized to fp32; see quantized_linear.h.

@@ -167,7 +167,7 @@ def test_more_columns_than_a_block_of_scales(isa: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("scale_dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 4, 40])
+@pytest.mark.parametrize("rows", [1, 4, 40, 2100])
 def test_scales_of_every_dtype(isa: str, scale_dtype: torch.dtype, rows: int) -> None:
     for dtype in DTYPES:
         x, _ = inputs(rows, 37, 320, dtype)

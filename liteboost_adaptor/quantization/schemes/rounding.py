@@ -68,23 +68,30 @@ def round_to_integers(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Qua
     return _divided(groups, scales[..., None]).round_().add_(zeros[..., None]).clamp_(low, high)
 
 
-#: (groups, candidate) -> (integers without their zero point, first scales, zero points)
-Rounding = Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor]]
+#: (groups, least of each, largest of each, candidate, out) -> (first scales, zero points); integers without
+#: their zero point are written to ``out``.
+Rounding = Callable[[Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
 
 
+@torch.no_grad()
 def _best(
     groups: Tensor, candidates: tuple[float, ...], rounding: Rounding, scale_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Scales (rounded to ``scale_dtype``, as fp32) and zero points of least squared error, group by group."""
     least = torch.full(groups.shape[:2], torch.inf)
     best = torch.ones_like(least), torch.zeros_like(least)
+    lowest, highest = groups.aminmax(dim=-1)
+    # Used for every candidate: to get as much memory from the system each time takes longer than to compute.
+    integers, products = torch.empty_like(groups), torch.empty_like(groups)
     for candidate in candidates:
-        integers, scales, zeros = rounding(groups, candidate)
+        scales, zeros = rounding(groups, lowest, highest, candidate, integers)
         # Of all scales for these integers, the one of least squares.
-        squares = integers.square().sum(-1)
-        fitted = (groups * integers).sum(-1) / squares
+        squares = torch.mul(integers, integers, out=products).sum(-1)
+        fitted = torch.mul(groups, integers, out=products).sum(-1) / squares
         scales = torch.where(squares > 0, fitted, scales).to(scale_dtype).float()
-        error = (groups - integers * scales[..., None]).square().sum(-1)
+        torch.mul(integers, scales[..., None], out=products)
+        torch.sub(groups, products, out=products)
+        error = torch.mul(products, products, out=products).sum(-1)
         better = error < least
         least = torch.where(better, error, least)
         best = torch.where(better, scales, best[0]), torch.where(better, zeros, best[1])
@@ -94,26 +101,29 @@ def _best(
 
 
 def _symmetric(low: int, high: int) -> Rounding:
-    def rounding(groups: Tensor, end: float) -> tuple[Tensor, Tensor, Tensor]:
-        lowest, highest = groups.aminmax(dim=-1)
+    def rounding(
+        groups: Tensor, lowest: Tensor, highest: Tensor, end: float, out: Tensor
+    ) -> tuple[Tensor, Tensor]:
         largest = torch.maximum(-lowest, highest)
         if -low > high:  # The largest magnitude goes to the end that reaches further: scales may be negative.
             largest = torch.where(-lowest >= highest, largest, -largest)
         scales = largest / end
-        integers = _divided(groups, scales[..., None]).round_().clamp_(low, high)
-        return integers, scales, torch.zeros_like(scales)
+        _divided(groups, scales[..., None], out).round_().clamp_(low, high)
+        return scales, torch.zeros_like(scales)
 
     return rounding
 
 
-def _asymmetric(groups: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    lowest, highest = groups.aminmax(dim=-1)
+def _asymmetric(
+    groups: Tensor, lowest: Tensor, highest: Tensor, share: float, out: Tensor
+) -> tuple[Tensor, Tensor]:
     lowest, highest = lowest.clamp(max=0) * share, highest.clamp(min=0) * share
     scales = (highest - lowest) / 15
     zeros = _divided(-lowest, scales).round_().clamp_(0, 15)
-    integers = _divided(groups, scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, 15)
-    return integers.sub_(zeros[..., None]), scales, zeros
+    _divided(groups, scales[..., None], out).round_().add_(zeros[..., None]).clamp_(0, 15)
+    out.sub_(zeros[..., None])
+    return scales, zeros
 
 
-def _divided(values: Tensor, scales: Tensor) -> Tensor:
-    return values / torch.where(scales == 0, 1.0, scales)
+def _divided(values: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
+    return torch.div(values, torch.where(scales == 0, 1.0, scales), out=out)
