@@ -79,7 +79,7 @@ def test_values_at_every_number_of_rows(isa: str, dtype: torch.dtype, bias: bool
     [(97, 64, 256), (193, 65, 258), (130, 63, 131), (400, 200, 34), (1030, 300, 70), (2100, 66, 37)],
 )
 def test_values_of_prompts(isa: str, dtype: torch.dtype, bias: bool, rows: int, n: int, k: int) -> None:
-    """Many rows: panels of 64 columns, chunks of 192 rows, blocks of 128 or 256 of K, 2,048 rows widened at once."""
+    """Many rows: panels of 64 columns, chunks of 192 rows, blocks of 128 or 256 of K, 2,048 rows widened."""
     x, weight, shift = make(rows, n + 2, k + 5, dtype, bias)
     # Rows of weight that lie apart and begin anywhere, and x that has to be made contiguous.
     weight, shift = weight[2:, 3 : k + 3], None if shift is None else shift[2:]
