@@ -59,8 +59,10 @@ int64_t linear_max_rows(at::ScalarType dtype) {
 int64_t linear_max_rows(at::ScalarType) { return 16; }
 #endif
 
+// Not where at::linear has an instruction: a limit on us (LITEBOOST_ISA) does not slow that down.
 bool linear_widens(at::ScalarType dtype) {
-  return dtype != at::kFloat && LB_KERNELS(linear_kernels).gemm_widens;
+  return dtype != at::kFloat && linear_max_rows(dtype) > kLinearRows &&
+         LB_KERNELS(linear_kernels).gemm_widens;
 }
 
 // The same of one weight in fp32, where the CPU has AVX2 alone: from a core's own cache MKL multiplies faster. Its time
@@ -91,7 +93,8 @@ bool linear_widens(at::ScalarType dtype) {
 //     [1024, 3072]          1.01  1.05  1.03  1.04  1.06
 //     [4096, 4096]          1.04  1.03  1.01  1.04  1.07
 //
-// And where the CPU has AVX2 alone (linear_widens), 16 bits become floats in gemm_linear. The loops' time over its, two threads of a Zen 3:
+// And where the CPU has AVX2 alone (linear_widens), 16 bits become floats in gemm_linear. The loops' time over its, two
+// threads of a Zen 3:
 //
 //                     rows  32    40    48    64    96    512
 //     bf16  [3072, 1024]    1.05  1.13  1.35  1.26  1.35  1.38
@@ -128,12 +131,15 @@ bool is_mkl_faster(int64_t rows) {
 #endif
 
 // Columns of a panel of gemm_linear where that multiplies this many rows faster than torch does; 0 elsewhere.
-int64_t gemm_columns(const at::Tensor& weight, int64_t rows) {
+int64_t gemm_columns(const at::Tensor& weight, [[maybe_unused]] int64_t rows) {
   if (weight.stride(1) != 1) return 0;
+  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
+  const at::ScalarType dtype = weight.scalar_type();
+  if (dtype != at::kFloat && kernels.gemm_widens && !linear_widens(dtype)) return 0;
 #ifdef LB_X86_ISAS
-  if (weight.scalar_type() == at::kFloat && is_mkl_faster(rows)) return 0;
+  if (dtype == at::kFloat && is_mkl_faster(rows)) return 0;
 #endif
-  return LB_KERNELS(linear_kernels).gemm_columns(dtype_of(weight), weight.size(1));
+  return kernels.gemm_columns(dtype_of(weight), weight.size(1));
 }
 
 // Bytes of weight below which a thread is not worth waking.
