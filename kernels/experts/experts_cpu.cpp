@@ -14,6 +14,7 @@
 #include "experts/experts_cpu.h"
 #include "linear/linear.h"
 #include "linear/linear_cpu.h"
+#include "linear/linear_gemm_shares.h"
 
 namespace liteboost {
 namespace {
@@ -90,7 +91,8 @@ class ExpertsLinear {
     for (int64_t e = 0; e < weight_.size(0); ++e) {
       const int64_t* slots = groups.order.data() + groups.first[e];
       const int64_t rows = groups.first[e + 1] - groups.first[e];
-      if (rows > most) {
+      if (rows > most &&
+          (layout_ != Layout::rows || !linear_widens(x_.scalar_type()) || gemm_fills_threads(n_, rows))) {
         large.push_back({e, slots, rows, 0});
         continue;
       }

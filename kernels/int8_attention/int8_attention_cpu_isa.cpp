@@ -1,33 +1,12 @@
 // The loop of quantize_kv. Compiled once an instruction set. int8_attention runs those of attention/.
 #include "common/largest.h"
 #include "common/vec.h"
+#include "common/vec_integers.h"
 #include "int8_attention/int8_attention.h"
 
 namespace liteboost {
 namespace LB_ISA {
 namespace {
-
-// 1.5 * 2^23: added to a number of small magnitude, it leaves that rounded to an integer in the lowest bits.
-constexpr float kRounder = 12582912.0f;
-
-#if defined(__aarch64__)
-LB_INLINE VB rounded(VF v) { return narrow_bytes((VI)vcvtnq_s32_f32((float32x4_t)v)); }
-#else
-LB_INLINE VB rounded(VF v) { return narrow_bytes((VI)as_uint(v + splat(kRounder)) << 24 >> 24); }
-#endif
-
-LB_INLINE void put(int8_t* p, VB v, Full) { memcpy(p, &v, sizeof(v)); }
-LB_INLINE void put(int8_t* p, VB v, int n) {
-#if defined(__aarch64__)
-  uint32_t bytes;
-  memcpy(&bytes, &v, sizeof(bytes));
-  store_word(p, bytes, n);
-#else
-  int8_t lanes[kLanes];
-  memcpy(lanes, &v, sizeof(v));
-  for (int i = 0; i < n && i < kLanes; ++i) p[i] = lanes[i];
-#endif
-}
 
 template <typename T>
 void quantize_row(const T* x, int64_t cols, int8_t* out) {
@@ -40,7 +19,7 @@ void quantize_row(const T* x, int64_t cols, int8_t* out) {
     return;
   }
   const VF factor = splat(127.0f / limit);
-  for_lanes(cols, [&](int64_t i, auto n) { put(out + i, rounded(load(x + i, n) * factor), n); });
+  for_lanes(cols, [&](int64_t i, auto n) { store(out + i, round_bytes(load(x + i, n) * factor), n); });
 }
 
 void quantize(DType dtype, const Int8RowsArgs& args, int64_t begin, int64_t end) {

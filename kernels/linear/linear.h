@@ -79,8 +79,9 @@ struct LinearKernels {
                     int64_t end, void* packed);
   // out[:, begin:end].
   void (*run)(DType dtype, const LinearArgs& args, int64_t begin, int64_t end);
-  // Rows of weight in a panel of gemm; 0 where such products have no loops of their own here.
-  int64_t (*gemm_columns)(DType dtype, int64_t k);
+  // Rows of weight in a panel of gemm; 0 where such products have no loops of their own here, or n outputs leave too
+  // much of a panel empty.
+  int64_t (*gemm_columns)(DType dtype, int64_t n, int64_t k);
   // Floats that gemm needs as scratch for so many panels, aligned to 64 bytes.
   int64_t (*gemm_scratch)(DType dtype, int64_t k, int64_t panels);
   // out[row_begin:row_end] of the columns of panels [panel, end).

@@ -65,6 +65,33 @@ bool linear_widens(at::ScalarType dtype) {
          LB_KERNELS(linear_kernels).gemm_widens;
 }
 
+#ifdef LB_X86_ISAS
+// Two threads of a Zen 5, torch 2.13: 2.0 to 2.3 times as fast as MKL in fp32 from 65 rows on, because that runs its AVX2 code
+// there. On Intel's CPUs it knows AVX-512, too. Where there is AVX2 alone, two threads of a Zen 3: 1.1 to 2 times as fast
+// for 16 to 256 rows, 0.9 to 1.0 for 512; of fewer outputs than a panel has, 0.7 to 1.
+constexpr int64_t kLeastOutputs = 64;
+
+static bool is_torch_faster(const LinearKernels& kernels, int64_t n, int64_t rows) {
+  constexpr int64_t kMostRows = 256;
+  static const bool has_avx512 = detect_isa() >= Isa::avx512;
+  // A limit on us does not slow torch down.
+  if (is_intel() || (has_avx512 && kernels.gemm_widens)) return true;
+  return !has_avx512 && (rows > kMostRows || n < kLeastOutputs);
+}
+#endif
+
+// Columns of a panel of gemm_linear where that multiplies this many rows faster than torch does; 0 elsewhere.
+static int64_t gemm_columns(const at::Tensor& weight, [[maybe_unused]] int64_t rows) {
+  if (weight.stride(1) != 1) return 0;
+  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
+  const at::ScalarType dtype = weight.scalar_type();
+  if (dtype != at::kFloat && kernels.gemm_widens && !linear_widens(dtype)) return 0;
+#ifdef LB_X86_ISAS
+  if (dtype == at::kFloat && is_torch_faster(kernels, weight.size(0), rows)) return 0;
+#endif
+  return kernels.gemm_columns(dtype_of(weight), weight.size(0), weight.size(1));
+}
+
 // The same of one weight in fp32, where the CPU has AVX2 alone: from a core's own cache MKL multiplies faster. Its time
 // over ours, one thread of a Zen 3, torch 2.14:
 //
@@ -112,35 +139,13 @@ static int64_t max_rows(const at::Tensor& weight) {
   static const bool has_avx512 = detect_isa() >= Isa::avx512;
   if (weight.scalar_type() == at::kFloat && !has_avx512)
     return static_cast<int64_t>(weight.nbytes()) <= kCachedBytes ? 12 : 32;
-  if (linear_widens(weight.scalar_type())) return kLinearRows;
+  // The loops where gemm_linear does not, whatever the rows.
+  if (linear_widens(weight.scalar_type()) && gemm_columns(weight, kLinearRows + 1) > 0) return kLinearRows;
 #endif
   return linear_max_rows(weight.scalar_type());
 }
 
 namespace {
-
-#ifdef LB_X86_ISAS
-// Two threads of a Zen 5, torch 2.13: 2.0 to 2.3 times as fast as MKL in fp32 from 65 rows on, because that runs its AVX2 code
-// there. On Intel's CPUs it knows AVX-512, too. Where there is AVX2 alone, two threads of a Zen 3: 1.1 to 2 times as fast
-// for 16 to 256 rows, 0.9 to 1.0 for 512.
-bool is_mkl_faster(int64_t rows) {
-  constexpr int64_t kMostRows = 256;
-  static const bool has_avx512 = detect_isa() >= Isa::avx512;
-  return is_intel() || (!has_avx512 && rows > kMostRows);
-}
-#endif
-
-// Columns of a panel of gemm_linear where that multiplies this many rows faster than torch does; 0 elsewhere.
-int64_t gemm_columns(const at::Tensor& weight, [[maybe_unused]] int64_t rows) {
-  if (weight.stride(1) != 1) return 0;
-  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
-  const at::ScalarType dtype = weight.scalar_type();
-  if (dtype != at::kFloat && kernels.gemm_widens && !linear_widens(dtype)) return 0;
-#ifdef LB_X86_ISAS
-  if (dtype == at::kFloat && is_mkl_faster(rows)) return 0;
-#endif
-  return kernels.gemm_columns(dtype_of(weight), weight.size(1));
-}
 
 // Bytes of weight below which a thread is not worth waking.
 constexpr int64_t kGrainBytes = 64 << 10;

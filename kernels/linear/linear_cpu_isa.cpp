@@ -308,7 +308,9 @@ LB_INLINE void with_gemm(DType dtype, const F& f) {
   }
   f(float{});
 }
-int64_t gemm_columns_any(DType dtype, int64_t k) { return gemm_serves(dtype, k) ? kGemmColumns : 0; }
+int64_t gemm_columns_any(DType dtype, int64_t n, int64_t k) {
+  return gemm_serves(dtype, k) && gemm_fills_strips(n) ? kGemmColumns : 0;
+}
 int64_t gemm_scratch_any(DType dtype, int64_t k, int64_t panels) {
   int64_t floats = 0;
   with_gemm(dtype, [&](auto t) { floats = gemm_scratch<decltype(t)>(k, panels); });
@@ -320,7 +322,7 @@ void gemm_any(DType dtype, const GemmArgs& args, int64_t panel, int64_t end, int
 }
 #else
 constexpr bool kGemmWidens = false;
-int64_t gemm_columns_any(DType, int64_t) { return 0; }
+int64_t gemm_columns_any(DType, int64_t, int64_t) { return 0; }
 int64_t gemm_scratch_any(DType, int64_t, int64_t) { return 0; }
 void gemm_any(DType, const GemmArgs&, int64_t, int64_t, int64_t, int64_t, float*) {}
 #endif

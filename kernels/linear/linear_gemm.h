@@ -70,18 +70,24 @@ LB_INLINE bool gemm_serves(DType dtype, int64_t k) {
   return (dtype == DType::f32 || kGemmWidens) && k > 0;
 }
 
+// Whether at most a quarter of what is multiplied lies behind the last of n outputs: strips are whole.
+LB_INLINE bool gemm_fills_strips(int64_t n) {
+  return 4 * n >= 3 * ((n + kGemmStrip - 1) / kGemmStrip * kGemmStrip);
+}
+
 // Floats that gemm_panels needs beside its arguments: the panels, and the sums of a chunk.
 template <typename T>
 LB_INLINE int64_t gemm_scratch(int64_t k, int64_t panels) {
   return (gemm_words<T>(k) * panels + kGemmChunk) * kGemmColumns;
 }
 
-// panel[strip][word][column] of `columns` rows of weight; zero behind the last.
+// panel[strip][word][column] of `columns` rows of weight; zero behind the last, as far as its strip goes.
 template <typename T>
 void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k, float* panel) {
   typedef GemmWords<T> W;
   const int64_t words = gemm_words<T>(k);
-  for (int64_t first = 0; first < kGemmColumns; first += kLanes) {
+  const int64_t end = (columns + kGemmStrip - 1) / kGemmStrip * kGemmStrip;
+  for (int64_t first = 0; first < end; first += kLanes) {
     const T* rows = weight + first * stride;
     const int64_t count = columns - first;
     float* strip = panel + first / kGemmStrip * kGemmStrip * words + first % kGemmStrip;
@@ -156,9 +162,10 @@ void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
     const int64_t rows = row_end - chunk < kGemmChunk ? row_end - chunk : kGemmChunk;
     const auto* x = static_cast<const typename GemmWords<T>::X*>(args.x) + chunk * args.k;
     for (int64_t column = 0; column < last - first; column += kGemmColumns) {
+      const int64_t left = last - first - column < kGemmColumns ? last - first - column : kGemmColumns;
       for (int64_t w = 0; w < words; w += kGemmWords) {
         const int64_t some = words - w < kGemmWords ? words - w : kGemmWords;
-        for (int64_t strip = 0; strip < kGemmColumns; strip += kGemmStrip) {
+        for (int64_t strip = 0; strip < left; strip += kGemmStrip) {
           const float* block = packed + (column + strip) * words + w * kGemmStrip;
           for (int64_t row = 0, width; row < rows; row += width) {
             width = group_of<kGemmRows>(rows - row);
@@ -168,11 +175,8 @@ void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
           }
         }
       }
-      const int64_t left = last - first - column;
-      for (int64_t row = 0; row < rows; ++row) {
-        write_row<T>(written, chunk + row, first + column, left < kGemmColumns ? left : kGemmColumns,
-                     scratch + row * kGemmColumns);
-      }
+      for (int64_t row = 0; row < rows; ++row)
+        write_row<T>(written, chunk + row, first + column, left, scratch + row * kGemmColumns);
     }
   }
 }

@@ -16,6 +16,11 @@ namespace liteboost {
 constexpr int64_t kGemmShare = 192;
 constexpr int64_t kGemmManyRows = 1024, kGemmTogether = 4;
 
+// Whether share_gemm has work for all threads, of panels of 64 outputs: with fewer, several products at once are faster.
+inline bool gemm_fills_threads(int64_t n, int64_t rows) {
+  return (n + 63) / 64 * std::max<int64_t>(1, rows / kGemmShare) >= at::get_num_threads();
+}
+
 // run(panel, end, row_begin, row_end, scratch) for all panels of a product and all of its rows. scratch has as many floats as
 // floats_of(panels) says.
 template <typename Floats, typename Run>

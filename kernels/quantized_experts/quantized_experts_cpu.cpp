@@ -54,7 +54,8 @@ class ExpertsTiles {
         size_(x.element_size()),
         tiles_an_expert_(n_ / kTile),
         tile_bytes_(tiles.size(1) * tiles.size(2)),
-        dtype_(dtype_of(x)) {}
+        dtype_(dtype_of(x)),
+        order_(order_of(x.size(0))) {}
 
   void run(const Groups& groups) {
     const int64_t experts = tiles_.size(0) / tiles_an_expert_;
@@ -68,7 +69,7 @@ class ExpertsTiles {
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t* slots = groups.order.data() + groups.first[e];
       const int64_t rows = groups.first[e + 1] - groups.first[e];
-      if (!uses_int_dot(x_.scalar_type(), rows)) {
+      if (order_ == Order::fastest && !uses_int_dot(x_.scalar_type(), n_, rows)) {
         large.push_back({e, slots, rows, 0, 0});
         continue;
       }
@@ -106,7 +107,7 @@ class ExpertsTiles {
             tiles_.scalar_type() == at::kChar ? 8 : 4,
             dtype_of(scales_),
             false,
-            order_of(x_.size(0))};
+            order_};
   }
 
   void gather(const int64_t* slots, int64_t rows, char* to) const {
@@ -178,7 +179,11 @@ class ExpertsTiles {
       for (int64_t i = groups.first[e]; i < groups.first[e + 1]; ++i) {
         if (!finite[groups.order[i]]) slots.push_back(groups.order[i]);
       }
-      if (!slots.empty()) run_large({e, slots.data(), static_cast<int64_t>(slots.size()), 0, 0});
+      // Not more at once than have the bits of one.
+      const int64_t count = static_cast<int64_t>(slots.size());
+      const int64_t step = order_ == Order::of_one_row ? batch_invariant_rows() : count;
+      for (int64_t i = 0; i < count; i += step)
+        run_large({e, slots.data() + i, std::min(step, count - i), 0, 0});
     }
   }
 
@@ -205,6 +210,7 @@ class ExpertsTiles {
   mutable bool not_finite_ = false;
   const int64_t slots_a_row_, n_, k_, size_, tiles_an_expert_, tile_bytes_;
   const DType dtype_;
+  const Order order_;
   const QuantizedLinearKernels& kernels_ = LB_KERNELS(quantized_linear_kernels);
 };
 

@@ -58,8 +58,6 @@ void quantized_gemm(DType dtype, const QuantizedLinearArgs& args, const float* x
                          : unpack_strip<W4, T>(weight, (column + i) / kTile, packed);
       });
     }
-    for (int64_t i = (columns + kTile - 1) / kTile; i < kPanelTiles; ++i, packed += weight.k * kTile)
-      memset(packed, 0, sizeof(float) * static_cast<size_t>(weight.k * kTile));
   };
   const int64_t tiles = tiles_of(weight.n), next = end * kPanelTiles < tiles ? end * kPanelTiles : tiles;
   const int64_t behind = tiles - next, as_many = (end - panel) * kPanelTiles;

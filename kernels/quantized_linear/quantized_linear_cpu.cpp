@@ -314,7 +314,10 @@ std::vector<at::Tensor> linears_packed_cpu(const at::Tensor& x, at::TensorList t
 
 }  // namespace
 
-bool uses_int_dot(at::ScalarType dtype, int64_t rows) { return gemm_path(dtype, rows) == GemmPath::int_dot; }
+bool uses_int_dot(at::ScalarType dtype, int64_t n, int64_t rows) {
+  const GemmPath path = gemm_path(dtype, rows);
+  return path == GemmPath::int_dot || (path == GemmPath::panels && !gemm_fills_threads(n, rows));
+}
 
 at::Tensor linear_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,
                              const std::optional<at::Tensor>& zero_points,

@@ -7,8 +7,9 @@
 
 namespace liteboost {
 
-// Whether a product with this many rows of x uses integer dot products; with more, blocks of weight are dequantized.
-bool uses_int_dot(at::ScalarType dtype, int64_t rows);
+// Whether a product of n outputs, one of several, with this many rows of x uses integer dot products; with more, blocks of
+// weight are dequantized.
+bool uses_int_dot(at::ScalarType dtype, int64_t n, int64_t rows);
 
 // The op on the CPU.
 at::Tensor linear_packed_cpu(const at::Tensor& x, const at::Tensor& tiles, const at::Tensor& scales,

@@ -47,6 +47,7 @@ from .op_case import (
     case,
     exact_of,
 )
+from .quantize_weight_case import quantize_w4, quantize_w8
 from .quantized_cases import experts_packed, linear_packed, linear_w4a8, linear_w8a8
 
 
@@ -407,4 +408,6 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Iterator[Case]]] = {
     "causal_conv1d": causal_conv1d,
     "causal_conv1d_update": causal_conv1d_update,
     "head_linear": head_linear,
+    "quantize_w8": quantize_w8,
+    "quantize_w4": quantize_w4,
 }

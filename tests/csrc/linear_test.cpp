@@ -63,7 +63,7 @@ template <typename T>
 void test_gemm(int rows, int n, int k, bool with_bias, int together) {
   const auto& kernels = LB_ISA::linear_kernels;
   const DType dtype = dtype_of<T>();
-  const int columns = static_cast<int>(kernels.gemm_columns(dtype, k));
+  const int columns = static_cast<int>(kernels.gemm_columns(dtype, 64, k));
   if (columns == 0) return;
   std::mt19937 random(static_cast<unsigned>(rows + n + k));
   const int stride = k + 3;
@@ -99,6 +99,13 @@ void test_gemm(int rows, int n, int k, bool with_bias, int together) {
 
 template <typename T>
 void test_gemms() {
+  // Not where most of a strip would be empty.
+  const auto columns = LB_ISA::linear_kernels.gemm_columns;
+  const int64_t whole = columns(dtype_of<T>(), 64, 64);
+  for (const int64_t n : {1, 2, 8})
+    check(columns(dtype_of<T>(), n, 64) == 0, "gemm_columns of few outputs", n, 64, 1, 0);
+  for (const int64_t n : {64, 128, 1000})
+    check(columns(dtype_of<T>(), n, 64) == whole, "gemm_columns of many outputs", n, 64, 0, 1);
   // Tiles are of up to 6 rows, words of up to 2 elements, panels of 64 columns.
   for (int k = 1; k <= 2 * kMaxLength; ++k) test_gemm<T>(7, 19, k, k % 3 == 0, 1);
   for (int rows = 1; rows <= 20; ++rows) test_gemm<T>(rows, 66, 38, rows % 2 == 0, 1);

@@ -19,5 +19,6 @@ void test_sparse_attention();
 void test_delta_rule();
 void test_causal_conv();
 void test_head_linear();
+void test_quantize_weight();
 
 }  // namespace testing

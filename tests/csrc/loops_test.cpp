@@ -19,5 +19,6 @@ int main() {
   testing::test_delta_rule();
   testing::test_causal_conv();
   testing::test_head_linear();
+  testing::test_quantize_weight();
   return testing::report("loops_test");
 }

@@ -35,6 +35,8 @@ def _spoil(draw: DrawFn, value: Any) -> Any:
         return _spoil_tensor(draw, value)
     if isinstance(value, bool):
         return not value
+    if isinstance(value, torch.dtype):
+        return draw(st.sampled_from(DTYPES))
     if isinstance(value, str):
         return draw(st.sampled_from(["", value + " ", value.upper(), "silu", "relu", "half"]))
     if isinstance(value, list):

@@ -80,11 +80,13 @@ def test_logits_of_w8a8_are_those_of_rounded_inputs(no_grad: None) -> None:
         twin.get_submodule(name).register_forward_pre_hook(
             lambda _, x, layer=layer: (layer.quantized_input(x[0]),)
         )
-    plain = reference(model)(input_ids=IDS).logits
-    exact = twin(input_ids=IDS).logits
-    found = model(input_ids=IDS).logits
-    # Where fp32 and fp64 come to lie on two sides of a tie, they differ by a whole step.
-    assert relative(found, exact) <= 0.1 * relative(plain, exact)
+    plain, ratios = reference(model), []
+    for ids in torch.randint(0, model.config.vocab_size, (24, 1, 4)):
+        exact = twin(input_ids=ids).logits
+        steps = relative(plain(input_ids=ids).logits, exact)
+        ratios.append(relative(model(input_ids=ids).logits, exact) / steps)
+    # On two sides of a tie, fp32 and fp64 differ by a whole step: in a few short prompts.
+    assert sorted(ratios)[17] <= 1e-3
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -8,6 +8,7 @@ import torch
 from liteboost_adaptor.errors import QuantizationError
 from liteboost_adaptor.ops.quantized_linear import dequantize_w4, dequantize_w8
 from liteboost_adaptor.quantization import QuantScheme
+from liteboost_adaptor.quantization.calibration import gptq
 from liteboost_adaptor.quantization.schemes import QuantizedTensor, rounding
 
 SCHEMES = [
@@ -79,6 +80,25 @@ def test_a_weight_that_is_no_number_is_refused_by_name(value: float) -> None:
     weight[2, 3] = value
     with pytest.raises(QuantizationError, match=r"model\.layer\.weight holds values that are infinite"):
         rounding.quantize(weight, QuantScheme("w4a16"), "model.layer.weight")
+
+
+def test_a_weight_too_large_for_its_scales_is_refused_by_name() -> None:
+    scheme = QuantScheme("w4a16", scale_dtype_name="float16")
+    weight = torch.randn(4, 64)
+    weight[2, 3] = 1e7
+    with pytest.raises(
+        QuantizationError, match=r"head\.weight holds values up to 1e\+07, too large for scales in"
+    ):
+        rounding.quantize(weight, scheme, "head.weight")
+    rounding.quantize(weight, QuantScheme("w4a16"))
+
+
+def test_gptq_refuses_a_weight_that_is_no_number() -> None:
+    weight = torch.randn(4, 64)
+    weight[2, 3] = float("inf")
+    for scheme in (QuantScheme("w4a16"), QuantScheme("w8a16")):
+        with pytest.raises(QuantizationError, match=r"proj\.weight holds values that are infinite"):
+            gptq.quantize(weight, scheme, torch.eye(64), "proj.weight")
 
 
 def test_a_weight_that_does_not_suit_is_refused() -> None:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ...errors import QuantizationError
+from ...ops.quantize_weight import fit_scales, round_to_integers
 from ..schemes import QuantizedTensor, QuantScheme
-from ..schemes.rounding import fit_scales, round_to_integers
+from ..schemes.rounding import check_scales
 
 #: What is added to the diagonal of the Gram matrix, as a share of its mean.
 DAMPING = 0.01
@@ -25,30 +26,35 @@ def quantize(weight: Tensor, scheme: QuantScheme, gram: Tensor, name: str = "the
         name: What errors call it.
 
     Raises:
-        QuantizationError: Nothing was read, or it holds NaN or infinity.
+        QuantizationError: Nothing was read, or it or the weight holds NaN or infinity.
 
     Source: Frantar et al. 2022, arXiv:2210.17323.
     """
     upper = _inverse_root(gram, name)
     residual = weight.float().clone()
     block = scheme.group_size if scheme.bits == 4 else BLOCK
-    per_channel = fit_scales(residual[:, None, :], scheme) if scheme.bits == 8 else None
+    rounded_to = scheme.bits, scheme.symmetric
+    per_channel = None
+    if scheme.bits == 8:
+        per_channel = fit_scales(residual[:, None, :], *rounded_to, scheme.scale_dtype)
     integers, fitted = torch.empty_like(residual), []
     for begin in range(0, residual.shape[1], block):
         columns = residual[:, begin : begin + block]
         end = begin + columns.shape[1]
-        scale, zero = per_channel or fit_scales(columns[:, None, :], scheme)
+        scale, zero = per_channel or fit_scales(columns[:, None, :], *rounded_to, scheme.scale_dtype)
         fitted.append((scale, zero))
         errors = torch.empty_like(columns)
         for at in range(end - begin):
             row = upper[begin + at]
-            rounded = round_to_integers(columns[:, None, at : at + 1], scale, zero, scheme)[:, 0, 0]
+            rounded = round_to_integers(columns[:, None, at : at + 1], scale, zero, *rounded_to)[:, 0, 0]
             error = (columns[:, at] - (rounded - zero[:, 0]) * scale[:, 0]) / row[begin + at]
             columns[:, at:].addr_(error, row[begin + at : end], alpha=-1)
             integers[:, begin + at], errors[:, at] = rounded, error
         residual[:, end:] -= errors @ upper[begin:end, end:]
     scales, zeros = per_channel or (torch.cat(parts, 1) for parts in zip(*fitted, strict=True))
-    return QuantizedTensor.pack(integers, scales, zeros, scheme)
+    result = QuantizedTensor.pack(integers, scales, zeros, scheme)
+    check_scales(result, weight, name)
+    return result
 
 
 def _inverse_root(gram: Tensor, name: str) -> Tensor:

@@ -38,7 +38,7 @@ class QuantizedTensor:
     def pack(cls, integers: Tensor, scales: Tensor, zeros: Tensor, scheme: QuantScheme) -> QuantizedTensor:
         """Of integers ``[out, in]``, scales and zero points as rounding gives them."""
         if scheme.bits == 8:
-            return cls(integers.to(torch.int8), scales[:, 0])
+            return cls(integers.to(torch.int8), scales[:, 0].to(scheme.scale_dtype))
         packed = pack_w4((integers + 8 if scheme.symmetric else integers).to(torch.uint8))
         zero_points = None if scheme.symmetric else zeros.to(torch.uint8)
         return cls(packed, scales.to(scheme.scale_dtype), zero_points)
