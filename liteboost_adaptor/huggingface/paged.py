@@ -8,7 +8,6 @@ lie. What is read and what is hidden is taken from what the model was called wit
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from ..program.stand_in import ReadsArgument
 from ..replacements import paged
 from ..report import CallCounter
 from ..watch import Watch, place_in_class
+from . import paged_updates
 
 #: Arguments that change what is computed and that the op does not take.
 _UNSERVED_ARGUMENTS = ("block_table", "head_mask", "position_bias", "relative_position_bias", "softcap")
@@ -81,6 +81,8 @@ class Group:
 
 #: Digests of the methods of caches by which keys and values are written, of all rules.
 _known: set[str] = set()
+#: Ids of the rules.
+_rules: set[str] = set()
 #: The last batch that each cache was used for, told by the tensor of its lengths.
 _batches: weakref.WeakKeyDictionary[Any, tuple[Tensor, dict[int, Group]]] = weakref.WeakKeyDictionary()
 
@@ -121,6 +123,8 @@ def attention(
         sinks: Attribute of the module that holds one sink logit a head, or empty: the original reads none.
     """
     _known.update(known)
+    _rules.add(rule)
+    paged_updates.put_off(_is_served)
 
     def attention(
         module: torch.nn.Module,
@@ -131,14 +135,20 @@ def attention(
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        cache = kwargs.get("cache")
+        update = paged_updates.taken(key, value)
+        cache = kwargs.get("cache") if update is None else update.cache
         if cache is None or torch.compiler.is_compiling() or not _is_marked(module, rule):
             return original(module, query, key, value, attention_mask, *args, **kwargs)
+        awaited = key, value
+        if update is not None:
+            key, value = update.key, update.value
         logits = getattr(module, sinks, None) if sinks else None
         reason = "positional arguments beyond the mask" if args else ""
         reason = reason or _unserved(query, key, value, logits, kwargs)
         if isinstance(cache, RaggedBatch):
             counter.count_served()
+            if update is not None:
+                update.note_made()
             states = _recorded(cache, module.layer_idx, key, value, attention_mask, reason)
             return paged.attend(query, *states, _scaling(query, kwargs), 0, logits), None
         if not reason:
@@ -149,15 +159,21 @@ def attention(
                 reason = "a mask that is not the batch's own"
         if reason:
             counter.count_fallback(reason)
-            return original(module, query, key, value, attention_mask, *args, **kwargs)
+            return original(module, query, *awaited, attention_mask, *args, **kwargs)
         counter.count_served()
-        if group.table is None:
+        table, parts = None, 1
+        if group.table is None and update is not None:
+            states = update.results()
+        elif group.table is None:
             states = cache.update(
                 key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
             )
         else:
+            if update is not None:
+                # Once written to, a ring no longer has what others may want to read of it.
+                update.note_made(_undo(allocator, module.layer_idx, kwargs) if group.window else None)
             states = _written(allocator, key, value, module.layer_idx, kwargs)
-        table, parts = group.table_beside(states[0])
+            table, parts = group.table_beside(states[0])
         if parts > 1:
             states = [pages.unflatten(1, (parts, -1)).flatten(0, 1) for pages in states]
         # A table is of a window's keys only, which its queries see all.
@@ -200,12 +216,17 @@ def _written(allocator: Any, key: Tensor, value: Tensor, layer: int, kwargs: dic
     return pages_of(allocator, layer)
 
 
-@functools.cache
-def hands_caches_on() -> bool:
-    """Whether attention is handed the paged cache: since 5.24 modules append to it themselves."""
-    from transformers.integrations import sdpa_attention
+def _undo(allocator: Any, layer: int, kwargs: dict[str, Any]) -> Callable[[], None]:
+    """What gives the pages of ``layer`` back the keys and values that a batch is about to overwrite."""
+    write = kwargs["write_index"][allocator.index]
+    rows = [pages.flatten(0, 1) for pages in pages_of(allocator, layer)]
+    former = [each[write] for each in rows]
 
-    return "cache" in inspect.signature(sdpa_attention.sdpa_attention_forward).parameters
+    def undo() -> None:
+        for each, before in zip(rows, former, strict=True):
+            each.index_copy_(0, write, before)
+
+    return undo
 
 
 def pages_of(allocator: Any, layer: int) -> tuple[Tensor, Tensor]:
@@ -267,7 +288,11 @@ def _unserved(
     return ""
 
 
-def _is_marked(module: torch.nn.Module, rule: str) -> bool:
+def _is_served(module: Any) -> bool:
+    return any(_is_marked(module, rule) for rule in _rules)
+
+
+def _is_marked(module: Any, rule: str) -> bool:
     mark = getattr(module, "__liteboost__", None)
     return mark is not None and any(outcome.rule == rule for outcome in mark.outcomes)
 

@@ -18,6 +18,7 @@ from ..program import ragged
 from ..program.ragged import RaggedBatch
 from ..program.step_call import StepCall
 from . import paged
+from .paged_updates import CACHES
 
 #: What only attention reads: it has `paged.Group` in its place.
 _OF_ATTENTION = frozenset(
@@ -26,8 +27,6 @@ _OF_ATTENTION = frozenset(
         *("block_table", "logits_processor_args"),
     }
 )
-#: Where transformers has its cache in pages; older ones have no allocators.
-_CACHES = "transformers.generation.continuous_batching.cache"
 _MASK = "attention_mask"
 #: Tokens, and which of them logits are wanted of: arguments that have a size for either.
 _TOKENS, _WANTED = "input_ids", ("logits_to_keep", "logits_indices")
@@ -50,15 +49,16 @@ _unread = _Unread()
 def is_paged(kwargs: dict[str, Any]) -> bool:
     """Whether the cache that a forward is called with is in pages."""
     cache = kwargs.get("cache")
-    return isinstance(cache, RaggedBatch) or type(cache).__module__ == _CACHES
+    return isinstance(cache, RaggedBatch) or type(cache).__module__ == CACHES
 
 
 def is_ragged(kwargs: dict[str, Any]) -> bool:
-    """Whether continuous batching calls a forward, with a cache of the kind that is read here (5.23)."""
+    """Whether continuous batching calls a forward, with a cache of the kind that is read here."""
     cache = kwargs.get("cache")
-    if type(cache).__module__ != _CACHES or not hasattr(cache, "layer_to_allocator"):
+    # Older ones have no allocators.
+    if type(cache).__module__ != CACHES or not hasattr(cache, "layer_to_allocator"):
         return False
-    return isinstance(getattr(cache, "cache_allocators", None), dict) and paged.hands_caches_on()
+    return isinstance(getattr(cache, "cache_allocators", None), dict)
 
 
 def step_of(original: Callable[..., Any], kwargs: dict[str, Any]) -> StepCall | str:
@@ -78,13 +78,16 @@ def step_of(original: Callable[..., Any], kwargs: dict[str, Any]) -> StepCall | 
     if masks is None or isinstance(given, str):
         return "a mask that is not the batch's own" if masks is None else str(given)
     is_copied = any(type(each) is Tensor and each is not kwargs[name] for name, each in given.items())
-    batch = RaggedBatch({layer: each.index for layer, each in cache.layer_to_allocator.items()}, masks)
+    numbers = {layer: each.index for layer, each in cache.layer_to_allocator.items()}
+    batch = RaggedBatch(cache, numbers, masks)
     own = {**masks, **_read_by_attention(cache, groups)}
     given |= {ragged.NAME: batch, **own}
     growing = _growing(given)
     call = functools.partial(_called, original, kwargs, list(own))
     kept = functools.partial(_new_rows, own, batch.groups)
-    return StepCall(call, given, given, _key(given, growing), is_copied, growing, list(masks), kept)
+    # What a cache lacks, a model may have asked for.
+    key = (*_key(given, growing), type(cache), *vars(cache))
+    return StepCall(call, given, given, key, is_copied, growing, list(masks), kept)
 
 
 def _fault_of(ids: Any, groups: dict[int, paged.Group] | None) -> str:

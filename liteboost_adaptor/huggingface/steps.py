@@ -20,7 +20,7 @@ from ..program.arguments import cache_name, is_decode_step, tokens
 from ..program.graph import RULE, TITLE
 from ..program.step import Steps, forget_all
 from ..report import DISABLED, IDLE, CallCounter, Listed, report
-from . import ragged
+from . import paged_updates, ragged
 
 #: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
 _STEPS = f"{swap.PRIVATE}steps"
@@ -37,6 +37,8 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
 
     names, parameters = _positional(original), frozenset(inspect.signature(original).parameters)
 
+    in_pages = paged_updates.finishing(original)
+
     @functools.wraps(original)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a graph is no call: see `CallCounter`
@@ -52,11 +54,11 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
         if observer := _observer() or casts.fault(tokens(named)):
             if is_ragged or is_decode_step(named):
                 counter.count_fallback(observer)
-            return original(self, *args, **kwargs)
+            return (in_pages if is_ragged else original)(self, *args, **kwargs)
         steps = vars(self).get(_STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
             steps = vars(self)[_STEPS] = Steps(self, counter, parameters, *_settings(self))
-        call = functools.partial(original, self)
+        call = functools.partial(in_pages if is_ragged else original, self)
         if not is_ragged:
             return steps.serve(self, call, named)
         step = ragged.step_of(call, named)

@@ -32,6 +32,13 @@ _set: list[tuple[type, str, Any, Any]] = []
 #: ours back there when we have long taken it away.
 _formers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
+#: (whether a cache is one of them, what stands for it) of caches that are not transformers' `Cache`.
+_others: list[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]]] = []
+
+
+def serve_others(are: Callable[[Any], bool], receiver: Callable[[Any, Any], Any]) -> None:
+    """Let ``receiver`` say what stands for a cache of another kind in ``cache.update(...)`` of a module."""
+    _others[:] = [(are, receiver)]
 
 
 def appending(_: Any, counter: CallCounter) -> Callable[..., Any]:
@@ -56,8 +63,10 @@ def _receiver(counter: CallCounter) -> Callable[..., Any]:
             int8_layers.note(cls, reason)
 
     def receiver(cache: Any, module: Any = None) -> Any:
-        if torch.compiler.is_compiling() or not isinstance(cache, _cache_class()):
+        if torch.compiler.is_compiling():
             return cache
+        if not isinstance(cache, _cache_class()):
+            return next((other(cache, module) for are, other in _others if are(cache)), cache)
         layers = _layers_for(module, getattr(cache, "self_attention_cache", cache))
         has_integers = int8_layers.is_wanted(module)
         if layers and not all(_is_served(layer, has_integers) for layer in (layers[0], layers[-1])):

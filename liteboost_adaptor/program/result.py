@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .ragged import RaggedBatch
 from .recording import CannotLower
 
 
@@ -54,12 +55,12 @@ class Outline:
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
         self._numbers: dict[int, Any] = {}
-        self._cache, self._count = cache, 0
+        self._caches, self._count = (cache, _of_caller(cache)), 0
         self._outline = self._of(result, "the result")
-        del self._cache, self._numbers
+        del self._caches, self._numbers
 
     def _of(self, value: Any, name: str) -> Any:
-        if value is self._cache:
+        if any(value is each for each in self._caches):
             return _CACHE
         if value is None or type(value) in (bool, int, float, str):
             return value
@@ -94,7 +95,12 @@ class Outline:
 
     def built(self, cache: Any, tensors: Sequence[torch.Tensor]) -> Any:
         """A new result with ``tensors`` and ``cache``."""
-        return _built(self._outline, cache, tensors, {})
+        return _built(self._outline, _of_caller(cache), tensors, {})
+
+
+def _of_caller(cache: Any) -> Any:
+    """The cache that the caller knows."""
+    return cache.cache if type(cache) is RaggedBatch else cache
 
 
 def _built(outline: Any, cache: Any, tensors: Sequence[torch.Tensor], made: dict[int, Any]) -> Any:

@@ -11,9 +11,8 @@ import torch
 from support import calls, tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import paged, ragged
+from liteboost_adaptor.huggingface import ragged
 from liteboost_adaptor.program import reasons, schedule, step
-from liteboost_adaptor.report import report
 
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators",
@@ -119,20 +118,6 @@ def test_large_parts_of_prompts_are_left_to_the_original(llama: Any, monkeypatch
     with calls.served() as served:
         assert batched(llama, requests, new=30, **limits) == expected
     assert served.rules[RULE] > steps + 10
-
-
-def test_a_cache_that_attention_is_not_handed_is_left_to_transformers(
-    llama: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From transformers 5.24 on modules append to it themselves: no step is tried, none is counted."""
-    requests = prompts(llama)
-    expected = batched(llama, requests)
-    monkeypatch.setattr(paged, "hands_caches_on", lambda: False)
-    liteboost_adaptor.apply(llama, level=2)
-    counter = report.counter(RULE)
-    before = counter.calls, dict(counter.fallbacks)
-    assert batched(llama, requests) == expected
-    assert (counter.calls, dict(counter.fallbacks)) == before
 
 
 def test_another_cache_is_read_by_the_same_program(llama: Any) -> None:
