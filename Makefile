@@ -74,6 +74,7 @@ help:
 	@echo "make docs       the documentation site, in build/docs/html; a warning is an error"
 	@echo "make wheels     dist/: a wheel for x86-64 and one for aarch64, with kernels for every supported torch"
 	@echo "make test-versions  the wheel for this machine with other Pythons and torches"
+	@echo "make test-release  tests beside another transformers: RELEASE=$(RELEASE)"
 	@echo "make clean      remove .venv and everything built"
 
 setup: $(READY)
@@ -222,6 +223,19 @@ $(WHEELS_READY): constraints.txt
 .PHONY: test-versions
 test-versions: $(READY)
 	@PYTHONPATH=tests:tests/install $(VENV_PYTHON) -m versions $(VERSIONS_ARGS)
+
+# Tests beside another release of transformers: RELEASE=5.10.4, RELEASE_TESTS="tests/program/test_text.py".
+RELEASE ?= 5.24.0
+RELEASE_TESTS ?= tests/patches/test_{paged,paged_updates,batching}.py tests/program/test_ragged.py
+.PHONY: test-release
+test-release: build/transformers-$(RELEASE)/ready
+	@PYTHONPATH="$(CURDIR)/build/transformers-$(RELEASE)" $(VENV_PYTHON) -m pytest $(SIDE_BY_SIDE) $(RELEASE_TESTS) \
+		$(PYTEST_ARGS)
+
+build/transformers-$(RELEASE)/ready: $(READY)
+	@$(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(@D) \
+		transformers==$(RELEASE)
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-demo .venv-npu .venv-docs .venv-wheels build dist liteboost_adaptor/_native

@@ -23,6 +23,8 @@ from .catalogue import Rule
 #: Attribute of a replacement that is told why its original has to run (keyword ``liteboost_refusal``) and
 #: counts that by itself: where it has more to do than to call the original.
 TAKES_REFUSAL = "takes_refusal"
+#: Attribute of a replacement of a function: what is called in the place of its original.
+PLAIN = "plain"
 #: How the checks of ops raise, and the dispatcher's of their schemas; other errors are not caught.
 _OF_CHECKS = (ValueError, TypeError, IndexError)
 _REFUSALS = (*_OF_CHECKS, RuntimeError)
@@ -176,6 +178,7 @@ def _guarded_function(
     replacement: Callable[..., Any], original: Callable[..., Any], watch: Watch, counter: CallCounter
 ) -> Callable[..., Any]:
     ask, takes_refusal = watch.ask, getattr(replacement, TAKES_REFUSAL, False)
+    original = getattr(replacement, PLAIN, original)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if _is_traced():

@@ -11,7 +11,8 @@ them comes in a few, each sound by itself whatever surrounds it:
   ``r.of_calls(r_left, r_right)(self.child, self.left, self.right, x)``;
 - *factor*: ``f(a) * b`` for a function ``f`` becomes ``r(f, a, b)``;
 - *residual*: ``s = a + b`` followed by ``n = self.child(s)`` becomes ``n, s = r(self.child, a, b)``;
-- *receiver*: ``x.method(a, b, ...)`` of a local ``x`` becomes ``r(x, self).method(a, b, ...)``;
+- *receiver*: ``x.method(a, b, ...)`` of a local ``x`` becomes ``r(x, self, known).method(a, b, ...)``, where
+  ``known`` says that the results go to attention alone (`engine.handed_on`);
 - *function*: a global ``f``, called or handed on, becomes ``r`` for as long as ``f`` is the function it was.
 
 The new function keeps file name and line numbers (tracebacks and debuggers show the original text),
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard, cast
 
 from .. import watch
-from . import source
+from . import handed_on, source
 from .expressions import (
     assigned_name,
     assigns_to_name,
@@ -54,7 +55,7 @@ class Routes:
 
     ``function`` maps a global name to (original, replacement), ``factor`` the text of a callee, such as
     ``F.silu``, to the replacement of the product, ``receiver`` the name of a method to what is called with
-    the object it is called on and the module that calls.
+    the object it is called on, the module that calls, and whether its results go to attention alone.
     """
 
     call: dict[str, Any] = field(default_factory=dict)
@@ -301,7 +302,11 @@ class _Editor(ast.NodeTransformer):
         if not isinstance(method, ast.Attribute) or method.attr not in self.routes.receiver:
             return node
         if self._is_local(method.value) and len(node.args) >= _RECEIVER_ARGUMENTS:
-            target, arguments = self.routes.receiver[method.attr], [method.value, load(self.self_name)]
+            is_handed_on = handed_on.is_handed_on(
+                self.definition, node.lineno, node.col_offset, self.self_name
+            )
+            target = self.routes.receiver[method.attr]
+            arguments = [method.value, load(self.self_name), ast.Constant(is_handed_on)]
             method.value = self._replace(method.value, "receiver", method.attr, target, arguments)
         return node
 

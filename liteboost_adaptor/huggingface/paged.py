@@ -19,7 +19,7 @@ from torch import Tensor
 from ..eligibility import autocast, unserved
 from ..engine.callees import of_function
 from ..engine.fingerprint import Opaque, fingerprint
-from ..engine.guarded import watch_over
+from ..engine.guarded import PLAIN, TAKES_REFUSAL, watch_over
 from ..program import ragged
 from ..program.ragged import RaggedBatch
 from ..program.stand_in import ReadsArgument
@@ -106,7 +106,7 @@ def _group_of(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> Group:
         last = _batches[cache] = (sums, {})
     groups = last[1]
     if allocator.index not in groups:
-        groups[allocator.index] = _describe(allocator, kwargs)
+        groups[allocator.index] = _describe(cache, allocator, kwargs)
     return groups[allocator.index]
 
 
@@ -125,6 +125,7 @@ def attention(
     _known.update(known)
     _rules.add(rule)
     paged_updates.put_off(_is_served)
+    plain = paged_updates.gathering(original)
 
     def attention(
         module: torch.nn.Module,
@@ -133,53 +134,49 @@ def attention(
         value: Tensor,
         attention_mask: Tensor | None,
         *args: Any,
+        liteboost_refusal: str = "",
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
-        update = paged_updates.taken(key, value)
+        update = paged_updates.given(key, value)
         cache = kwargs.get("cache") if update is None else update.cache
         if cache is None or torch.compiler.is_compiling() or not _is_marked(module, rule):
-            return original(module, query, key, value, attention_mask, *args, **kwargs)
-        awaited = key, value
-        if update is not None:
-            key, value = update.key, update.value
+            return plain(module, query, key, value, attention_mask, *args, **kwargs)
+        layer = module.layer_idx if update is None else update.layer
         logits = getattr(module, sinks, None) if sinks else None
-        reason = "positional arguments beyond the mask" if args else ""
+        reason = liteboost_refusal or ("positional arguments beyond the mask" if args else "")
         reason = reason or _unserved(query, key, value, logits, kwargs)
         if isinstance(cache, RaggedBatch):
             counter.count_served()
-            if update is not None:
-                update.note_made()
-            states = _recorded(cache, module.layer_idx, key, value, attention_mask, reason)
+            states = _recorded(cache, layer, key, value, attention_mask, reason)
+            paged_updates.drop()
             return paged.attend(query, *states, _scaling(query, kwargs), 0, logits), None
         if not reason:
-            allocator = cache.layer_to_allocator[module.layer_idx]
+            allocator = cache.layer_to_allocator[layer]
             group = _group_of(cache, allocator, kwargs)
             reason = group.reason
             if not reason and not group.hides(attention_mask):
                 reason = "a mask that is not the batch's own"
         if reason:
             counter.count_fallback(reason)
-            return original(module, query, *awaited, attention_mask, *args, **kwargs)
-        counter.count_served()
+            return plain(module, query, key, value, attention_mask, *args, **kwargs)
         table, parts = None, 1
-        if group.table is None and update is not None:
-            states = update.results()
-        elif group.table is None:
-            states = cache.update(
-                key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
-            )
+        if group.table is None:
+            states = cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=kwargs)
         else:
-            if update is not None:
-                # Once written to, a ring no longer has what others may want to read of it.
-                update.note_made(_undo(allocator, module.layer_idx, kwargs) if group.window else None)
-            states = _written(allocator, key, value, module.layer_idx, kwargs)
+            if update is not None and group.window:
+                update.undo = _undo(allocator, layer, kwargs)
+            states = _written(allocator, key, value, layer, kwargs)
             table, parts = group.table_beside(states[0])
         if parts > 1:
             states = [pages.unflatten(1, (parts, -1)).flatten(0, 1) for pages in states]
         # A table is of a window's keys only, which its queries see all.
         window = group.window if table is None else 0
-        return paged.attend(query, states, group.batch, table, _scaling(query, kwargs), window, logits), None
+        found = paged.attend(query, states, group.batch, table, _scaling(query, kwargs), window, logits)
+        paged_updates.drop()
+        counter.count_served()
+        return found, None
 
+    vars(attention).update({TAKES_REFUSAL: True, PLAIN: plain})
     return attention
 
 
@@ -234,7 +231,7 @@ def pages_of(allocator: Any, layer: int) -> tuple[Tensor, Tensor]:
     return _full_allocator().get_cache_for_block_table(allocator, layer)
 
 
-def _describe(allocator: Any, kwargs: dict[str, Any]) -> Group:
+def _describe(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> Group:
     """What the batch reads and writes in the cache of ``allocator``, from the arguments of the model."""
     sums_q, sums_k = (
         sums.to("cpu", torch.int64)
@@ -244,7 +241,7 @@ def _describe(allocator: Any, kwargs: dict[str, Any]) -> Group:
     write = kwargs["write_index"][allocator.index].cpu()
     group = functools.partial(Group, kind=allocator.layer_type, batch=batch, write=write)
     # In this order: digests are kept, and would be those of what was there for a while.
-    reason = _replaced(kwargs["cache"], allocator) or _unknown(type(allocator))
+    reason = _replaced(cache, allocator) or _unknown(type(allocator))
     if reason:
         return group(reason)
     window = getattr(allocator, "sliding_window", 0)
@@ -289,7 +286,13 @@ def _unserved(
 
 
 def _is_served(module: Any) -> bool:
-    return any(_is_marked(module, rule) for rule in _rules)
+    """Whether the entry of the registry that ``module`` is about to ask for is one of ours, and serves it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    entry = ALL_ATTENTION_FUNCTIONS.get(name)
+    rules = () if hasattr(entry, "__wrapped__") else getattr(entry, "__liteboost_rules__", ())
+    return bool(rules) and rules[-1] in _rules and _is_marked(module, rules[-1])
 
 
 def _is_marked(module: Any, rule: str) -> bool:

@@ -33,11 +33,14 @@ _set: list[tuple[type, str, Any, Any]] = []
 _formers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 #: (whether a cache is one of them, what stands for it) of caches that are not transformers' `Cache`.
-_others: list[tuple[Callable[[Any], bool], Callable[[Any, Any], Any]]] = []
+_others: list[tuple[Callable[[Any], bool], Callable[[Any, Any, bool], Any]]] = []
 
 
-def serve_others(are: Callable[[Any], bool], receiver: Callable[[Any, Any], Any]) -> None:
-    """Let ``receiver`` say what stands for a cache of another kind in ``cache.update(...)`` of a module."""
+def serve_others(are: Callable[[Any], bool], receiver: Callable[[Any, Any, bool], Any]) -> None:
+    """Let ``receiver`` say what stands for a cache of another kind in ``cache.update(...)`` of a module.
+
+    It is called with the cache, the module, and whether the results go to attention alone.
+    """
     _others[:] = [(are, receiver)]
 
 
@@ -62,11 +65,11 @@ def _receiver(counter: CallCounter) -> Callable[..., Any]:
         if reason and hasattr(cls, "update"):
             int8_layers.note(cls, reason)
 
-    def receiver(cache: Any, module: Any = None) -> Any:
+    def receiver(cache: Any, module: Any = None, is_handed_on: bool = False) -> Any:
         if torch.compiler.is_compiling():
             return cache
         if not isinstance(cache, _cache_class()):
-            return next((other(cache, module) for are, other in _others if are(cache)), cache)
+            return next((other(cache, module, is_handed_on) for are, other in _others if are(cache)), cache)
         layers = _layers_for(module, getattr(cache, "self_attention_cache", cache))
         has_integers = int8_layers.is_wanted(module)
         if layers and not all(_is_served(layer, has_integers) for layer in (layers[0], layers[-1])):

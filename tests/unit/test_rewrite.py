@@ -402,8 +402,8 @@ class Updated:
 def test_a_receiver_is_exchanged_and_nothing_else():
     seen, cache, caller = [], Updated(), Receivers()
 
-    def receiver(found, module):
-        seen.append((found, module))
+    def receiver(found, module, is_handed_on):
+        seen.append((found, module, is_handed_on))
         return found
 
     routes = Routes(receiver={"update": receiver})
@@ -411,6 +411,6 @@ def test_a_receiver_is_exchanged_and_nothing_else():
     assert rewritten.met == {"receiver": frozenset({"update"})}
     assert rewritten.function(caller, cache, 1) == (1, 2, 3)
     assert rewritten.function(Receivers(), None, 1) == 1
-    assert seen == [(cache, caller)]
+    assert seen == [(cache, caller, False)]
     assert rewrite(Receivers.own_only, routes) is None
     assert rewrite(Receivers.dictionary, routes) is None
