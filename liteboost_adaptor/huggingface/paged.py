@@ -285,6 +285,11 @@ def _unserved(
     return ""
 
 
+def has_rules() -> bool:
+    """Whether rules serve the paged cache of this transformers: no other attention reads it for a program."""
+    return bool(_rules)
+
+
 def _is_served(module: Any) -> bool:
     """Whether the entry of the registry that ``module`` is about to ask for is one of ours, and serves it."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -55,10 +55,9 @@ def is_paged(kwargs: dict[str, Any]) -> bool:
 def is_ragged(kwargs: dict[str, Any]) -> bool:
     """Whether continuous batching calls a forward, with a cache of the kind that is read here."""
     cache = kwargs.get("cache")
-    # Older ones have no allocators.
     if type(cache).__module__ != CACHES or not hasattr(cache, "layer_to_allocator"):
-        return False
-    return isinstance(getattr(cache, "cache_allocators", None), dict)
+        return False  # older ones have no allocators
+    return isinstance(getattr(cache, "cache_allocators", None), dict) and paged.has_rules()
 
 
 def step_of(original: Callable[..., Any], kwargs: dict[str, Any]) -> StepCall | str:

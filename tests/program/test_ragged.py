@@ -11,8 +11,9 @@ import torch
 from support import calls, tiny_models
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import ragged
+from liteboost_adaptor.huggingface import paged, ragged
 from liteboost_adaptor.program import reasons, schedule, step
+from liteboost_adaptor.report import report
 
 pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators",
@@ -118,6 +119,20 @@ def test_large_parts_of_prompts_are_left_to_the_original(llama: Any, monkeypatch
     with calls.served() as served:
         assert batched(llama, requests, new=30, **limits) == expected
     assert served.rules[RULE] > steps + 10
+
+
+def test_a_cache_that_no_rule_serves_is_left_to_transformers(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before 5.23, where caches are others: no step is tried, none is counted."""
+    requests = prompts(llama)
+    expected = batched(llama, requests)
+    liteboost_adaptor.apply(llama, level=2)
+    monkeypatch.setattr(paged, "_rules", set())
+    counter = report.counter(RULE)
+    before = counter.calls, dict(counter.fallbacks)
+    assert batched(llama, requests) == expected
+    assert (counter.calls, dict(counter.fallbacks)) == before
 
 
 def test_another_cache_is_read_by_the_same_program(llama: Any) -> None:
