@@ -21,9 +21,9 @@ typedef W4Pairs ManyRowsW4;
 template <typename T>
 constexpr bool kHasLimbs = __is_same(T, bf16);
 #elif defined(LB_LIMBS_BY_MADD)
-// Time of floats over that of limbs, weights in a core's caches, Zen 3: w8 1.9 for one row, 0.95 for two; w4 2.4, 1.4, 1.1 and
-// 1.1 for one to four, 0.9 for five.
-constexpr int64_t kLimbRowsOfW8 = 1, kLimbRowsOfW4 = 4;
+// Time of floats over that of limbs, weights in a core's caches, Zen 3: w8 2.4 for one row, 1.2 for two, 0.97 for three; w4
+// 2.9, 1.6, 1.3 and 1.3 for one to four, 1.1 for five to eight, 1.0 for sixteen.
+constexpr int64_t kLimbRowsOfW8 = 2, kLimbRowsOfW4 = 8;
 typedef W8 ManyRowsW8;
 typedef W4 ManyRowsW4;
 template <typename T>

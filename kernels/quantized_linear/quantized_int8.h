@@ -7,6 +7,7 @@
 #include "common/largest.h"
 #include "common/vec.h"
 #include "quantized_linear/quantized_linear.h"
+#include "quantized_linear/quantized_madd.h"
 #include "quantized_linear/quantized_steps.h"
 
 namespace liteboost {
@@ -127,10 +128,12 @@ LB_INLINE VI pack_products(VI sum, const VI (&weights)[8], const int32_t (&words
 }
 #elif defined(__AVX2__)
 LB_INLINE VI pack_products(VI sum, const VI (&weights)[8], const int32_t (&words)[8]) {
-  __m256i pairs = _mm256_setzero_si256();
-  LB_UNROLL for (int i = 0; i < 8; ++i) pairs =
-      _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)weights[i], _mm256_set1_epi32(words[i])));
-  return sum + (VI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  VI pairs{};
+  LB_UNROLL for (int i = 0; i < 8; ++i) {
+    pairs = add_words(pairs, byte_products(weights[i], words[i]));
+    in_turn(pairs);
+  }
+  return sum + join_words(pairs, 1);
 }
 #elif defined(__ARM_FEATURE_DOTPROD)
 LB_INLINE VI pack_products(VI sum, const VI (&weights)[8], const int32_t (&words)[8]) {

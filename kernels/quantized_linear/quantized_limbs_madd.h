@@ -7,6 +7,7 @@
 
 #include "common/vec.h"
 #include "quantized_linear/quantized_limbs.h"
+#include "quantized_linear/quantized_madd.h"
 
 namespace liteboost {
 namespace LB_ISA {
@@ -14,74 +15,79 @@ namespace {
 
 #if defined(LB_LIMBS_BY_MADD)
 
-LB_INLINE VI add_words(VI a, VI b) { return (VI)_mm256_add_epi16((__m256i)a, (__m256i)b); }
-// Pairs of products of unsigned and signed bytes.
-LB_INLINE VI byte_products(VI weights, int32_t limbs) {
-  return (VI)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(limbs));
-}
-// Sums of two products of 16 bits.
-LB_INLINE VI word_products(VI words, int32_t pair) {
-  return (VI)_mm256_madd_epi16((__m256i)words, _mm256_set1_epi32(pair));
-}
 LB_INLINE VI odd_bytes(VU w) { return (VI)_mm256_srai_epi16((__m256i)w, 8); }
 LB_INLINE VI even_bytes(VU w) { return odd_bytes((VU)_mm256_slli_epi16((__m256i)w, 8)); }
 
-// Sums are finished one after the other: reordered, their terms do not fit the registers.
-LB_INLINE void in_turn(VI& sum) { __asm__("" : "+x"(sum)); }
+// Vectors of a tile: a word of x is read once for all of them.
+constexpr int kTileVectors = static_cast<int>(kTile) / kLanes;
 
-// The sums of pairs, each `times` as much.
-LB_INLINE VI join_words(VI pairs, int32_t times) { return word_products(pairs, times << 16 | times); }
+LB_INLINE VU tile_line(const char* data, int line, int v) {
+  return load_uint(data + line * kTileLine + v * kVecBytes);
+}
 
-// Sums over the pack at `data` of kLanes outputs, of the weights as integers times R rows of x.
-LB_INLINE void limb_products(W8Limbs, const char* data, const PackLimbs* x, VF (&out)[1]) {
-  VI upper{}, low{};
-  if (x->has_low) {
+// The sum of the two upper limbs of a pack of a row, with that of its lowest where it has some.
+template <typename Low>
+LB_INLINE VF with_low(VI upper, const PackLimbs& x, const Low& low) {
+  VF sum = __builtin_convertvector(upper, VF);
+  if (x.has_low) sum = fma(__builtin_convertvector(low(), VF), splat(1.0f / 256), sum);
+  return sum * splat(x.unit);
+}
+
+// Sums over the pack at `data`, of the weights of a tile as integers times R rows of x.
+LB_INLINE void limb_products(W8Limbs, const char* data, const PackLimbs* x, VF (&out)[kTileVectors][1]) {
+  const auto products = [&](const int32_t (&words)[16],
+                            VI(&sums)[kTileVectors]) __attribute__((always_inline)) {
     LB_UNROLL for (int i = 0; i < 8; ++i) {
-      const VU w = load_uint(data + i * kTileLine);
-      const VI even = even_bytes(w), odd = odd_bytes(w);
-      upper += word_products(even, x->upper[2 * i]) + word_products(odd, x->upper[2 * i + 1]);
-      low += word_products(even, x->low[2 * i]) + word_products(odd, x->low[2 * i + 1]);
-      in_turn(upper);
-      in_turn(low);
+      LB_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+        const VU w = tile_line(data, i, v);
+        sums[v] += word_products(even_bytes(w), words[2 * i]) + word_products(odd_bytes(w), words[2 * i + 1]);
+        in_turn(sums[v]);
+      }
     }
-  } else {
-    LB_UNROLL for (int i = 0; i < 8; ++i) {
-      const VU w = load_uint(data + i * kTileLine);
-      upper +=
-          word_products(even_bytes(w), x->upper[2 * i]) + word_products(odd_bytes(w), x->upper[2 * i + 1]);
-      in_turn(upper);
-    }
-  }
-  out[0] = __builtin_convertvector(upper, VF);
-  if (x->has_low) out[0] = fma(__builtin_convertvector(low, VF), splat(1.0f / 256), out[0]);
-  out[0] = out[0] * splat(x->unit);
+  };
+  VI upper[kTileVectors] = {}, low[kTileVectors] = {};
+  products(x->upper, upper);
+  if (x->has_low) products(x->low, low);
+  LB_UNROLL for (int v = 0; v < kTileVectors; ++v) out[v][0] = with_low(upper[v], *x, [&] { return low[v]; });
 }
 
 template <int R>
-LB_INLINE void limb_products(W4Limbs, const char* data, const PackLimbs* x, VF (&out)[R]) {
-  VI weights[8];
-  LB_UNROLL for (int step = 0; step < 4; ++step) {
-    const VU v = load_uint(data + step * kTileLine);
-    weights[step] = (VI)(v & 0x0f0f0f0fu);
-    weights[4 + step] = (VI)((v >> 4) & 0x0f0f0f0fu);
+LB_INLINE void limb_products(W4Limbs, const char* data, const PackLimbs* x, VF (&out)[kTileVectors][R]) {
+  VI high[kTileVectors][R] = {}, middle[kTileVectors][R] = {};
+  const auto add = [](VI& sum, VI weights, int32_t limbs) __attribute__((always_inline)) {
+    sum = add_words(sum, byte_products(weights, limbs));
+    in_turn(sum);
+  };
+  LB_UNROLL for (int line = 0; line < 4; ++line) {
+    VI first[kTileVectors], second[kTileVectors];
+    LB_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+      const VU w = tile_line(data, line, v);
+      first[v] = (VI)(w & 0x0f0f0f0fu);
+      second[v] = (VI)((w >> 4) & 0x0f0f0f0fu);
+    }
+    LB_UNROLL for (int r = 0; r < R; ++r) {
+      const int32_t* limbs = x[r].upper + line;
+      LB_UNROLL for (int v = 0; v < kTileVectors; ++v) add(high[v][r], first[v], limbs[0]);
+      LB_UNROLL for (int v = 0; v < kTileVectors; ++v) add(high[v][r], second[v], limbs[4]);
+      LB_UNROLL for (int v = 0; v < kTileVectors; ++v) add(middle[v][r], first[v], limbs[8]);
+      LB_UNROLL for (int v = 0; v < kTileVectors; ++v) add(middle[v][r], second[v], limbs[12]);
+    }
   }
   LB_UNROLL for (int r = 0; r < R; ++r) {
-    VI high{}, middle{};
-    LB_UNROLL for (int i = 0; i < 8; ++i) {
-      high = add_words(high, byte_products(weights[i], x[r].upper[i]));
-      middle = add_words(middle, byte_products(weights[i], x[r].upper[8 + i]));
-      in_turn(high);
-      in_turn(middle);
-    }
-    const VI upper = join_words(high, 256) + join_words(middle, 1) + splat_i(x[r].start);
-    out[r] = __builtin_convertvector(upper, VF);
+    VI low[kTileVectors] = {};
     if (x[r].has_low) {
-      VI low{};
-      LB_UNROLL for (int i = 0; i < 8; ++i) low = add_words(low, byte_products(weights[i], x[r].low[i]));
-      const VI joined = join_words(low, 1) + splat_i(x[r].low_start);
-      out[r] = fma(__builtin_convertvector(joined, VF), splat(1.0f / 256), out[r]);
+      LB_UNROLL for (int line = 0; line < 4; ++line) {
+        LB_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+          const VU w = tile_line(data, line, v);
+          add(low[v], (VI)(w & 0x0f0f0f0fu), x[r].low[line]);
+          add(low[v], (VI)((w >> 4) & 0x0f0f0f0fu), x[r].low[4 + line]);
+        }
+      }
     }
-    out[r] = out[r] * splat(x[r].unit);
+    LB_UNROLL for (int v = 0; v < kTileVectors; ++v) {
+      const VI upper = join_words(high[v][r], 256) + join_words(middle[v][r], 1) + splat_i(x[r].start);
+      out[v][r] = with_low(upper, x[r], [&] { return join_words(low[v], 1) + splat_i(x[r].low_start); });
+    }
   }
 }
 
@@ -98,7 +104,7 @@ struct LimbTile {
 // out[r * kTile + i]: output i of the tile for row r of the first R.
 template <typename S, typename T, int R>
 __attribute__((noinline)) void limb_pass(const LimbTile& t, float* out) {
-  constexpr int V = static_cast<int>(kTile) / kLanes;
+  constexpr int V = kTileVectors;
   const PackLimbs* x = t.x;
   const T* scales = static_cast<const T*>(t.scales);
   const char* data = t.data;
@@ -116,11 +122,10 @@ __attribute__((noinline)) void limb_pass(const LimbTile& t, float* out) {
     }
     for (int64_t pack = 0; pack < t.packs; ++pack, data += S::kPackBytes, x += t.x_rows) {
       fetch_weights<S::kPackBytes>(data);
-#pragma GCC unroll 1
-      for (int v = 0; v < V; ++v) {  // unrolled, it would keep all of x in registers that there are not
-        VF products[R];
-        limb_products(S{}, data + v * kVecBytes, x, products);
-        LB_UNROLL for (int r = 0; r < R; ++r) sums[v][r] = fma(products[r], scale[v], sums[v][r]);
+      VF products[V][R];
+      limb_products(S{}, data, x, products);
+      LB_UNROLL for (int v = 0; v < V; ++v) {
+        LB_UNROLL for (int r = 0; r < R; ++r) sums[v][r] = fma(products[v][r], scale[v], sums[v][r]);
       }
     }
   }

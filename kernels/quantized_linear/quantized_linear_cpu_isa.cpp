@@ -1,12 +1,7 @@
 // The loops of quantized_linear.h on raw pointers, compiled once an instruction set.
 //
-// A tile of weight is multiplied by a *chunk* of rows of x, up to kChunk, with the accumulators in registers: each
+// A tile of weight is multiplied by a *chunk* of rows of x (quantized_chunks.h), with the accumulators in registers: each
 // integer is loaded once, and unpacked once a chunk.
-//
-// x is packed as [chunk][step][part][row][columns of a part] (quantized_steps.h), or as [chunk][pack][row] limbs
-// (quantized_limbs.h) or bytes (quantized_int8.h), and behind each chunk of floats, where the weight has zero points, the sums of its groups of columns,
-// [group][row]: they need no more of x than these. A chunk has rows of zeros where there are fewer than the loop for it
-// takes, and a row ends in zeros.
 #include "quantized_linear/quantized_linear.h"
 
 #include "common/prefetch.h"
@@ -15,8 +10,10 @@
 #include "quantized_linear/quantized_amx.h"
 #endif
 #include "quantized_linear/quantized_by_dtype.h"
+#include "quantized_linear/quantized_chunks.h"
 #include "quantized_linear/quantized_gemm.h"
 #include "quantized_linear/quantized_int8.h"
+#include "quantized_linear/quantized_int8_rows.h"
 #include "quantized_linear/quantized_limbs.h"
 #include "quantized_linear/quantized_limbs_madd.h"
 #include "quantized_linear/quantized_matrix.h"
@@ -27,145 +24,9 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-// Sums of a chunk and a part of the weight fit the registers.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kChunk = 16;
-#else
-constexpr int kChunk = 8;
-#endif
-// Vectors of a tile.
-constexpr int kVectors = static_cast<int>(kTile) / kLanes;
-constexpr int64_t kSummedSteps = 16;  // steps summed by themselves: long sums round more
-int64_t groups_with_sums(const QuantizedTiles& weight) {
-  return weight.zero_points && !weight.rounds_x ? weight.groups : 0;
-}
-
-// The most rows of a chunk. Floats are added up in an order of its own for each number of them, on aarch64 limbs, too.
-template <typename S>
-LB_INLINE int64_t most_of_chunk(const QuantizedTiles& weight) {
-#if defined(__aarch64__)
-  constexpr bool has_one_order = __is_same(S, W4Int8);
-#else
-  constexpr bool has_one_order = S::kIsLimbs || __is_same(S, W4Int8);
-#endif
-  return weight.order == Order::of_one_row && !has_one_order ? 1 : kChunk;
-}
-
-// Of rows of x of which `left` are left, those in the next chunk: all chunks of about the same size.
-template <typename S>
-LB_INLINE int64_t next_chunk(const QuantizedTiles& weight, int64_t left) {
-  const int64_t most = most_of_chunk<S>(weight), chunks = (left + most - 1) / most;
-  return (left + chunks - 1) / chunks;
-}
-
-// f with the number of rows, as a constant, that the loop for a chunk of `rows` takes.
-template <typename F>
-LB_INLINE void with_rows(int64_t rows, const F& f) {
-#define LB_ROWS(n)        \
-  if (rows <= n) {        \
-    f.template call<n>(); \
-    return;               \
-  }
-  LB_ROWS(1)
-  LB_ROWS(2)
-  LB_ROWS(3)
-  LB_ROWS(4)
-  LB_ROWS(6)
-  LB_ROWS(8)
-  if constexpr (kChunk > 8) {
-    LB_ROWS(12)
-    LB_ROWS(16)
-  }
-#undef LB_ROWS
-}
-
-constexpr int64_t loop_rows(int64_t rows) {
-  return rows <= 4 ? rows : rows <= 6 ? 6 : rows <= 8 ? 8 : rows <= 12 ? 12 : 16;
-}
-
-// ---- packing x ----
-
-template <typename S>
-int64_t chunk_bytes(const QuantizedTiles& weight, int64_t rows) {
-  const int64_t row = S::elements(weight.k) * static_cast<int64_t>(sizeof(typename S::Element)) +
-                      groups_with_sums(weight) * static_cast<int64_t>(sizeof(float));
-  return (loop_rows(rows) * row + 63) / 64 * 64;
-}
-
-template <typename S>
-int64_t packed_bytes(const QuantizedTiles& weight, int64_t rows) {
-  int64_t bytes = 0;
-  for (int64_t row = 0, width; row < rows; row += width) {
-    width = next_chunk<S>(weight, rows - row);
-    bytes += chunk_bytes<S>(weight, width);
-  }
-  return bytes;
-}
-
-// One row of x of `rows`, k columns, to where its first part lies. What is behind the last step is zero already.
-template <typename S>
-LB_INLINE void pack_row(const typename S::Element* x, int64_t k, int64_t rows, typename S::Element* to) {
-  constexpr int columns = S::kColumns;
-  const auto put = [&](const typename S::Element* from, int64_t step, int64_t base) {
-    LB_UNROLL for (int j = 0; j < S::kParts; ++j) {
-      memcpy(to + (step * S::kParts + j) * rows * columns, from + S::first_column(step, j, columns) - base,
-             sizeof(typename S::Element) * columns);
-    }
-  };
-  const int64_t whole = k / kStep;
-  for (int64_t step = 0; step < whole; ++step) put(x, step, 0);
-  if (whole * kStep < k) {  // of w8 only, whose columns are in order
-    typename S::Element rest[kStep] = {};
-    memcpy(rest, x + whole * kStep, sizeof(rest[0]) * static_cast<size_t>(k - whole * kStep));
-    put(rest, whole, whole * kStep);
-  }
-}
-
-template <typename T>
-LB_INLINE float sum_of(const T* x, int64_t count) {
-  return sum_lanes(count, [&](int64_t i, auto n) { return load(x + i, n); });
-}
-
-// Chunks [begin, end) of x.
-template <typename S, typename T>
-void pack(const QuantizedTiles& weight, const T* x, int64_t rows, int64_t begin, int64_t end, char* packed) {
-  typedef typename S::Element Element;
-  const int64_t k = weight.k, groups = groups_with_sums(weight);
-  for (int64_t row = 0, width, chunk = 0; row < rows && chunk < end; row += width, ++chunk) {
-    width = next_chunk<S>(weight, rows - row);
-    if (chunk < begin) {
-      packed += chunk_bytes<S>(weight, width);
-      continue;
-    }
-    const int64_t lanes = loop_rows(width);
-    Element* to = reinterpret_cast<Element*>(packed);
-    float* sums = reinterpret_cast<float*>(to + lanes * S::elements(k));
-    if (lanes > width || k % kPack != 0)
-      memset(packed, 0, static_cast<size_t>(chunk_bytes<S>(weight, width)));
-    for (int64_t i = 0; i < width; ++i) {
-      const T* from = x + (row + i) * k;
-      if constexpr (__is_same(S, W4Int8)) {
-        pack_int8_row(from, k, lanes, to + i);
-      } else if constexpr (S::kIsLimbs) {
-        pack_limbs_row<S>(from, k, lanes, to + i);
-      } else if constexpr (__is_same(T, Element)) {
-        pack_row<S>(from, k, lanes, to + i * S::kColumns);
-      } else {
-        constexpr int64_t kBlock = 512;  // whole packs, converted in one go
-        for (int64_t at = 0; at < k; at += kBlock) {
-          float block[kBlock];
-          const int64_t count = k - at < kBlock ? k - at : kBlock;
-          for_lanes(count, [&](int64_t j, auto n) { store(block + j, load(from + at + j, n), n); });
-          pack_row<S>(block, count, lanes, to + at * lanes + i);
-        }
-      }
-      for (int64_t g = 0; g < groups; ++g) sums[g * lanes + i] = sum_of(from + g * (k / groups), k / groups);
-    }
-    packed += chunk_bytes<S>(weight, width);
-  }
-}
-
 // ---- products: on aarch64 those of quantized_neon.h ----
+
+constexpr int64_t kSummedSteps = 16;  // steps summed by themselves: long sums round more
 
 // A tile, and a chunk of x.
 struct TileArgs {
@@ -293,30 +154,45 @@ LB_INLINE void whole_tile(const TileArgs& m, float* all) {
   }
 }
 
+// Writes the outputs from `first` on of `rows` rows to those of `out`.
+template <typename T, int X>
+LB_INLINE void write_sums(const QuantizedLinearArgs& args, const VF (&sums)[X], int64_t first, int64_t rows,
+                          T* out) {
+  note_not_finite(sums, args.not_finite);
+  const auto write = [&](auto lanes) {
+    const VF bias = args.bias ? load(static_cast<const T*>(args.bias) + first, lanes) : VF{};
+    for (int64_t r = 0; r < rows; ++r) {
+      store(out + r * args.out_stride + first, args.bias ? sums[r] + bias : sums[r], lanes);
+    }
+  };
+  const int64_t left = args.weight.n - first;
+  left >= kLanes ? write(Full{}) : write(static_cast<int>(left));
+}
+
+// The same of tile `tile`, from all[row * kTile + i].
+template <typename T, int X>
+LB_INLINE void write_tile(const QuantizedLinearArgs& args, const float* all, int64_t tile, int64_t rows,
+                          T* out) {
+  for (int lane = 0; lane < kTile && tile * kTile + lane < args.weight.n; lane += kLanes) {
+    VF sums[X];
+    for (int r = 0; r < X; ++r) sums[r] = load(all + r * kTile + lane);
+    write_sums(args, sums, tile * kTile + lane, rows, out);
+  }
+}
+
 // Writes `rows` rows of the outputs of tile `tile` to those of `out`.
 template <typename S, typename T, int X>
 void tile_gemm(const QuantizedLinearArgs& args, const TileArgs& m, int64_t tile, int64_t rows, T* out) {
-  const int64_t n = args.weight.n;
-  constexpr bool is_at_once = kIsAtOnce<S>;
-  float all[is_at_once ? X * kTile : 1];
-  if constexpr (is_at_once)
+  if constexpr (kIsAtOnce<S>) {
+    float all[X * kTile];
     LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, whole_tile<S, Scale, X>(m, all));
-  for (int lane = 0; lane < kTile && tile * kTile + lane < n; lane += kLanes) {
-    VF sums[X];
-    if constexpr (is_at_once) {
-      for (int r = 0; r < X; ++r) sums[r] = load(all + r * kTile + lane);
-    } else {
+    write_tile<T, X>(args, all, tile, rows, out);
+  } else {
+    for (int lane = 0; lane < kTile && tile * kTile + lane < args.weight.n; lane += kLanes) {
+      VF sums[X];
       LB_DISPATCH_DTYPE(args.weight.scale_dtype, Scale, lane_sums<S, Scale, X>(m, lane, sums));
+      write_sums(args, sums, tile * kTile + lane, rows, out);
     }
-    note_not_finite(sums, args.not_finite);
-    const int64_t first = tile * kTile + lane;
-    const auto write = [&](auto lanes) {
-      const VF bias = args.bias ? load(static_cast<const T*>(args.bias) + first, lanes) : VF{};
-      for (int64_t r = 0; r < rows; ++r) {
-        store(out + r * args.out_stride + first, args.bias ? sums[r] + bias : sums[r], lanes);
-      }
-    };
-    n - first >= kLanes ? write(Full{}) : write(static_cast<int>(n - first));
   }
 }
 
@@ -334,17 +210,58 @@ struct TileGemm {
 
 int64_t scale_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
+// The first part of a tile's weights and scales; x is still to be set.
+LB_INLINE TileArgs tile_args(const QuantizedTiles& weight, int64_t tile) {
+  const int64_t steps = steps_of(weight.k), tile_scales = weight.groups * kTile;
+  TileArgs m{};
+  m.data = static_cast<const char*>(weight.data) + tile * weight.tile_bytes();
+  m.scales = static_cast<const char*>(weight.scales) + tile * tile_scales * scale_bytes(weight.scale_dtype);
+  m.zero_points = weight.zero_points ? weight.zero_points + tile * tile_scales : nullptr;
+  m.groups = weight.groups;
+  m.steps = steps / weight.groups;
+  return m;
+}
+
+#if defined(LB_UNPACKS_INT8)
+// From so many rows on weights are unpacked for several rows at a time.
+constexpr int64_t kUnpackedRows = 5;
+
+template <typename T>
+void run_unpacked(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
+  const QuantizedTiles& weight = args.weight;
+  float sums[kBlockChunks * kChunkSums];
+  for (int64_t tile = begin; tile < end; ++tile) {
+    const TileArgs m = tile_args(weight, tile);
+    const Int8Tile whole{m.data, m.scales, m.zero_points, nullptr, 0, m.groups, m.steps / (kPack / kStep)};
+    const char* x = static_cast<const char*>(args.packed_x);
+    T* out = static_cast<T*>(args.out);
+    for (int64_t left = args.rows; left > 0;) {
+      Int8Chunk chunks[kBlockChunks];
+      int64_t count = 0;
+      for (; count < kBlockChunks && left > 0; ++count) {
+        const int64_t rows = next_chunk<W4Int8>(weight, left);
+        chunks[count] = {reinterpret_cast<const PackBytes*>(x), loop_rows(rows), rows};
+        x += chunk_bytes<W4Int8>(weight, rows);
+        left -= rows;
+      }
+      LB_DISPATCH_DTYPE(weight.scale_dtype, Scale, unpacked_tile<Scale>(whole, chunks, count, sums));
+      for (int64_t c = 0; c < count; out += chunks[c++].rows * args.out_stride)
+        write_tile<T, kChunk>(args, sums + c * kChunkSums, tile, chunks[c].rows, out);
+    }
+  }
+}
+#endif
+
 template <typename S, typename T>
 void run(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
+#if defined(LB_UNPACKS_INT8)
+  if constexpr (__is_same(S, W4Int8)) {
+    if (args.rows >= kUnpackedRows) return run_unpacked<T>(args, begin, end);
+  }
+#endif
   const QuantizedTiles& weight = args.weight;
-  const int64_t steps = steps_of(weight.k), tile_scales = weight.groups * kTile;
   for (int64_t tile = begin; tile < end; ++tile) {
-    TileArgs m;
-    m.data = static_cast<const char*>(weight.data) + tile * steps * S::kBytes;
-    m.scales = static_cast<const char*>(weight.scales) + tile * tile_scales * scale_bytes(weight.scale_dtype);
-    m.zero_points = weight.zero_points ? weight.zero_points + tile * tile_scales : nullptr;
-    m.groups = weight.groups;
-    m.steps = steps / weight.groups;
+    TileArgs m = tile_args(weight, tile);
     const char* x = static_cast<const char*>(args.packed_x);
     for (int64_t row = 0, width; row < args.rows; row += width) {
       width = next_chunk<S>(weight, args.rows - row);

@@ -52,6 +52,20 @@ def test_the_number_of_rows_changes_no_bit(isa: str, dtype: torch.dtype) -> None
     assert torch.equal(run(x[199:], layer), whole[199:])
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "group"),
+    [(1184, 32), (1184, 1184), (3168, 96)],
+    ids=["groups of a pack", "one group", "groups across blocks"],
+)
+def test_more_columns_than_are_multiplied_at_a_time(isa: str, columns: int, group: int, zeros: bool) -> None:
+    layer, x = w4(37, columns, group, zeros), torch.randn(70, columns)
+    whole = run(x, layer)
+    check(x, layer, None, whole)
+    for rows in (1, 2, 5, 8, 13, 65):
+        assert torch.equal(run(x[:rows], layer), whole[:rows])
+
+
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 64, 129])
 def test_every_number_of_outputs(outputs: int) -> None:
     layer = w4(outputs, 96, 32, outputs % 2 == 0)
