@@ -225,7 +225,7 @@ test-versions: $(READY)
 	@PYTHONPATH=tests:tests/install $(VENV_PYTHON) -m versions $(VERSIONS_ARGS)
 
 # Tests beside another release of transformers: RELEASE=5.10.4, RELEASE_TESTS="tests/program/test_text.py".
-RELEASE ?= 5.24.0
+RELEASE ?= 5.23.0
 RELEASE_TESTS ?= tests/patches/test_{paged,paged_updates,batching}.py tests/program/test_ragged.py
 .PHONY: test-release
 test-release: build/transformers-$(RELEASE)/ready

@@ -120,8 +120,8 @@ def eager(
         bias: Argument that is added to the logits beside the mask, or empty.
         sinks: Attribute of the module that holds one sink logit a head (or None), or empty.
         query_sinks: Argument that holds one sink logit a query, ``[batch, heads, q_len, 1]``, or empty.
-            Where it is not given, another part of the model is calling, one that sdpa would serve.
     """
+    served_by_sdpa = _configs_with_sdpa(original)
 
     def attention(
         module: torch.nn.Module,
@@ -159,7 +159,7 @@ def eager(
                 cap or 0.0,
                 liteboost_refusal,
             )
-        is_asked_for = bool(query_sinks) and sink_logits is None
+        is_asked_for = type(getattr(module, "config", None)) in served_by_sdpa
         reason = liteboost_refusal or _eager_unserved(module, args, kwargs, is_asked_for)
         dropout = kwargs.get("dropout", 0.0)
         reason = reason or _unserved(query, key, value, sink_logits, attention_mask, added, dropout, kwargs)
@@ -171,7 +171,7 @@ def eager(
             key, value = dequantized_kv(key), dequantized_kv(value)
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         counter.count_served()
-        if query_sinks:
+        if query_sinks and sink_logits is not None:
             sink_logits = sink_logits.squeeze(-1)
         cap = kwargs.get(softcap) if softcap else None
         # Eager attention knows no implied causality: without a mask every query sees every key.
@@ -240,10 +240,19 @@ def eager_is_default_of_a_part(function: Any) -> bool:
     return not all(_sdpa_support_beside(function))
 
 
+def _configs_with_sdpa(function: Any) -> frozenset[type]:
+    """Configurations of parts beside ``function`` that sdpa serves: who calls it there asked for eager."""
+    return frozenset(cls.config_class for cls in _models_beside(function) if cls._supports_sdpa)
+
+
 def _sdpa_support_beside(function: Any) -> list[bool]:
     """Of each model class in the module of ``function``, whether it supports sdpa."""
+    return [cls._supports_sdpa for cls in _models_beside(function)]
+
+
+def _models_beside(function: Any) -> list[Any]:
     return [
-        value._supports_sdpa
+        value
         for value in function.__globals__.values()
         if isinstance(value, type)
         and value.__module__ == function.__module__

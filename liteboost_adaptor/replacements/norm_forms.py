@@ -84,6 +84,26 @@ def grouped_rms_norm(
     return forward
 
 
+def l2_norm(original: Callable[..., Any], counter: CallCounter, *, eps: str) -> Callable[..., torch.Tensor]:
+    """Rows of Euclidean length one, rounded once: an RMSNorm of n channels whose weights are all 1/sqrt(n).
+
+    Args:
+        eps: Attribute of the module; added to the sum of squares, so that their mean gets an n-th of it.
+    """
+
+    def forward(self: AnyModule, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[-1] if x.ndim else 0
+        reason = unserved(x) or ("" if size else "an empty row")
+        if reason:
+            counter.count_fallback(reason)
+            return original(self, x)
+        counter.count_served()
+        scale = torch.full((size,), size**-0.5, dtype=torch.float32, device=x.device)
+        return elementwise(ops.rms_norm, x, scale, getattr(self, eps) / size, 0.0, True, fixed=1)
+
+    return forward
+
+
 def inverse_rms(
     original: Callable[..., Any], counter: CallCounter, *, eps: str, scales: bool
 ) -> Callable[..., torch.Tensor]:

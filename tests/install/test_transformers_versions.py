@@ -32,6 +32,7 @@ VERSIONS: dict[str, set[str]] = {
     "5.16.1": _NEVER,
     # Its configuration of Gemma 4 refuses what has no layer with keys of its own, as a draft head has none.
     "5.23.0": {"gemma3n", "gemma4_assistant", "gemma4_unified_assistant"},
+    "5.24.0": {"gemma3n"},
 }
 
 #: Tests of tests/models/test_families.py that do not hold there. Gemma 2 is run by sdpa without a softcap,
@@ -47,6 +48,7 @@ NOT_THERE: dict[str, tuple[str, ...]] = {
     "5.10.4": _SOFTCAP,
     "5.16.1": _SOFTCAP,
     "5.23.0": (),
+    "5.24.0": (),
 }
 FAMILY_TESTS = 70
 

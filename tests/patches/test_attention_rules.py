@@ -164,6 +164,16 @@ def test_a_softcap_is_no_business_of_a_body_without_one() -> None:
     torch.testing.assert_close(found, original(module, *inputs, None, scaling=0.3, softcap=0.1)[0])
 
 
+def test_queries_may_have_no_sinks() -> None:
+    original, counter = modeling("inkling2").eager_attention_forward, CallCounter()
+    ours = attention.eager(original, counter, **rule_of(original).parameters)
+    inputs, module = states(5, 9, HEADS, DIM, torch.float32), stub(1, torch.float32)
+    module.config = modeling("inkling2").Inkling2TextConfig()
+    found = ours(module, *inputs, None, scaling=0.3)[0]
+    torch.testing.assert_close(found, original(module, *inputs, None, scaling=0.3)[0])
+    assert counter.calls == 1
+
+
 Changes = Callable[[nn.Module, dict[str, Any]], None]
 HANDED_BACK: dict[str, tuple[str, Changes, str]] = {
     "a bool mask": (
@@ -192,9 +202,9 @@ HANDED_BACK: dict[str, tuple[str, Changes, str]] = {
         lambda module, given: given.update(sinks=given["sinks"][:, :1]),
         "sinks of another shape",
     ),
-    "no sinks": (
+    "a part that sdpa serves": (
         "inkling2",
-        lambda module, given: given.update(sinks=None),
+        lambda module, given: setattr(module, "config", modeling("inkling2").Inkling2VisionConfig()),
         "eager attention was asked for",
     ),
     "a bias of another length": (

@@ -22,7 +22,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
 #: Families that cannot be built or run here from a tiny configuration, and why.
 NOT_BUILDABLE = {
     "gemma3n": "its vision tower needs timm; the text model is gemma3n_text",
-    "gemma4_assistant": "a draft head; transformers' own validation refuses every small layout",
+    "gemma4_assistant": "a draft head; it runs on the cache of the model that it drafts for",
     "gemma4_unified_assistant": "as gemma4_assistant",
     "blip-2": "generates only from an image, and from inputs of a Q-Former",
     "deepseek_ocr2": "its configuration has no tiny vision tower that it accepts",

@@ -33,6 +33,8 @@ FORMS: dict[str, tuple[str, str, str, tuple, dict]] = {
     "Qwen4-Exp": ("rms_grouped", "qwen4_exp", "Qwen4ExpTextRMSNorm", (SIZE,), {}),
     "Qwen4-Exp in groups": ("rms_grouped", "qwen4_exp", "Qwen4ExpTextRMSNorm", (SIZE, 16), {}),
     "DeepSeek-V4": ("rms_rounded_factor", "deepseek_v4", "DeepseekV4UnweightedRMSNorm", (), {}),
+    "Inkling-2": ("rms_plain", "inkling2", "Inkling2UnweightedRMSNorm", (), {}),
+    "Dory": ("l2", "dory", "DoryL2Norm", (), {}),
     "HY-V4": ("rms_factor", "hy_v4", "HYV4UnweightedRMSNorm", (), {}),
     "xLSTM": ("rms_biased", "xlstm", "xLSTMRMSNorm", (SIZE,), {}),
     "xLSTM with bias": ("rms_biased", "xlstm", "xLSTMRMSNorm", (SIZE,), {"use_bias": True}),

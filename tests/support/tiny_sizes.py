@@ -237,6 +237,13 @@ def _text_overrides(size: Sizes) -> dict[str, dict]:
             "attn_config": {"rope_theta": 10000.0, "kv_n_heads": size.kv_heads, "clip_qkv": 8.0},
             "ffn_config": {"moe_top_k": TOP_K},
         },
+        "dory": {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "n_input_layers": 1,
+            "n_recurrent_layers": 2,
+            "n_output_layers": 1,
+        },
         "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1},
         "dots3_note_text": _dots3_text(size),
         "gemma3n_text": {
@@ -336,6 +343,21 @@ def _composite_overrides(size: Sizes) -> dict[str, dict]:
     }
     mrope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
     return {
+        "apertus1p5": {
+            "vision_config": {
+                "codebook_size": 64,
+                "base_channels": 32,
+                "latent_channels": 32,
+                "channel_multiplier": [1, 1],
+                "num_res_blocks": 1,
+            },
+            "audio_config": {"codebook_size": 64, "codebook_dim": size.hidden},
+            "image_token_id": 5,
+            "audio_token_id": 6,
+            "image_token_offset": 64,
+            "audio_token_offset": 128,
+        },
+        "hy_v4_vl": {"text_config": {"rope_parameters": mrope | {"mrope_section": [2, 1, 1]}}},
         "dots3_note": {
             "text_config": _dots3_text(size),
             "vision_config": {
