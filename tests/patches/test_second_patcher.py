@@ -18,6 +18,7 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.llama import modeling_llama
 
 import liteboost_adaptor
+from liteboost_adaptor.kv_cache.names import KV_CACHES
 
 Count = list[int]
 
@@ -281,11 +282,12 @@ def _in_another_order(original: Callable[..., Any]) -> Callable[..., Any]:
         hidden_states: torch.Tensor,
         attention_mask: Any = None,
         position_embeddings: Any = None,
-        past_key_values: Any = None,
         use_cache: bool = False,
         position_ids: Any = None,
+        **caches: Any,
     ) -> Any:
-        return original(self, hidden_states * 0.5, position_embeddings, attention_mask, past_key_values)
+        cache = next((caches[name] for name in KV_CACHES if name in caches), None)
+        return original(self, hidden_states * 0.5, position_embeddings, attention_mask, cache)
 
     return forward
 

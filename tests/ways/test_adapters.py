@@ -67,7 +67,12 @@ def by_injection(model: nn.Module, folder: Path) -> nn.Module:
 
 
 def by_transformers(model: nn.Module, folder: Path) -> nn.Module:
-    model.add_adapter(lora())
+    try:
+        model.add_adapter(lora())
+    except ValueError as fault:
+        if "version of PEFT" in str(fault):
+            pytest.skip(f"this transformers asks for a PEFT newer than that of constraints.txt: {fault}")
+        raise
     return model.eval()
 
 
