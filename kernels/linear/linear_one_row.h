@@ -27,6 +27,13 @@ constexpr int kStreams = 1;
 #endif
 constexpr int64_t kStreamAhead = 2 << 10;
 constexpr int64_t kEachAhead = 4 << 10;
+// The same of one row of weight and one of x, or 0 where it gains nothing. A Zen 3 reads three shapes of bf16 in two threads
+// 1.05 to 1.15 times as fast, and less so where it asks for half of it or twice as much.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int64_t kOneAhead = 1 << 10;
+#else
+constexpr int64_t kOneAhead = 0;
+#endif
 
 // Rows of x whose kRowSums sums each fit in registers beside a weight.
 #if defined(__AVX512F__)
@@ -43,7 +50,7 @@ LB_INLINE void dots(const T* weight, int64_t distance, const char* x, int64_t k,
                     int64_t out_distance) {
   typedef Step<T> S;
   constexpr int kSums = kRowSums;
-  constexpr int64_t kAhead = N > 1 ? kStreamAhead : X > 1 ? kEachAhead : 0;
+  constexpr int64_t kAhead = N > 1 ? kStreamAhead : X > 1 ? kEachAhead : kOneAhead;
   constexpr int64_t kXBytes = X * S::kPackedBytes;
   VF sums[N][X][kSums] = {};
   int64_t at = 0;
