@@ -225,6 +225,7 @@ LB_INLINE TileArgs tile_args(const QuantizedTiles& weight, int64_t tile) {
 #if defined(LB_UNPACKS_INT8)
 // From so many rows on weights are unpacked for several rows at a time.
 constexpr int64_t kUnpackedRows = 5;
+static_assert(kChunkSums == kChunk * kTile, "sums of a whole chunk");
 
 template <typename T>
 void run_unpacked(const QuantizedLinearArgs& args, int64_t begin, int64_t end) {
