@@ -268,9 +268,12 @@ def damage(path: Path) -> str | None:
 
 
 def embedded_build_info(path: Path) -> Mapping[str, Any]:
-    """The build info compiled into the library, read from the file; empty when it holds none."""
+    """The build info compiled into the library, read from the file; empty when it holds none.
+
+    From the end, where constants lie: all code lies before them.
+    """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        start = content.find(b'{"torch": "')
+        start = content.rfind(b'{"torch": "')
         text = content[start : start + 4096].decode("utf-8", "replace") if start >= 0 else ""
     try:
         return MappingProxyType(json.JSONDecoder().raw_decode(text)[0])

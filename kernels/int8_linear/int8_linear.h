@@ -30,6 +30,13 @@
 //     panels      157   161   179   197   235   274   332
 //     tiles       93    90    77    100   141   225   288
 //
+// Up to four rows read the weight in the order of memory. Two threads of a Zen 4, weights from memory, weight [3072, 1024],
+// four rows of weight beside each other and one behind the other:
+//
+//          rows    1     2     3     4
+//     beside       197   194   205   223
+//     behind       127   128   133   128
+//
 // Source: Dettmers et al. 2022, arXiv:2208.07339 (per-row and per-column absmax). No backward: an input that
 // requires grad is an error in grad mode.
 #pragma once

@@ -188,6 +188,20 @@ void few_rows(const Int8LinearArgs& args, int64_t row, int64_t column) {
   for (int r = 0; r < rows; ++r) finish<T>(args, load_words(totals + r * kLanes), row + r, column);
 }
 
+#if defined(__AVX512F__) && !defined(__AMX_INT8__)
+// All rows, of which there are few, with outputs [begin, end): rows of weight in the order of memory.
+template <typename T, int rows>
+void stream(const Int8LinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t count = words(args.k);
+  for (int64_t column = begin; column < end; column += kLanes) {
+    if (column + kLanes > end) return few_rows<T, rows>(args, 0, column);
+    VI totals[rows];
+    stream_sums<rows>(args.weight + column * args.k, args.k, args.words, count, totals);
+    for (int r = 0; r < rows; ++r) finish<T>(args, totals[r], r, column);
+  }
+}
+#endif
+
 template <typename T>
 void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_INT8__)
@@ -197,6 +211,19 @@ void few(const Int8LinearArgs& args, int64_t begin, int64_t end) {
   }
 #endif
 #if defined(__AVX512F__) && !defined(__AMX_INT8__)
+  static_assert(kTileRows == 4, "all of these are streamed");
+  switch (args.rows) {
+    case 1:
+      return stream<T, 1>(args, begin, end);
+    case 2:
+      return stream<T, 2>(args, begin, end);
+    case 3:
+      return stream<T, 3>(args, begin, end);
+    case 4:
+      return stream<T, 4>(args, begin, end);
+    default:
+      break;
+  }
   if (args.rows > kTileRows && args.rows <= kTiledRows) {
     const auto one = [&](const int8_t* weight, const int32_t* x) {
       int32_t total;

@@ -1,5 +1,6 @@
-// Sums of some rows of x with the weight as it lies, in registers: a tile is four rows of weight by up to four of x. Part
-// of int8_linear_cpu_isa.cpp; compiled where there are 32 registers of 16 lanes, and no tiles of AMX.
+// Sums of some rows of x with the weight as it lies, in registers: a tile is four rows of weight by up to four of x; with
+// four rows of x or fewer, which wait for memory, it is one row of weight after the other. Part of int8_linear_cpu_isa.cpp;
+// compiled where there are 32 registers of 16 lanes, and no tiles of AMX.
 #pragma once
 
 #include "common/prefetch.h"
@@ -103,6 +104,41 @@ LB_INLINE int64_t tile_block(int64_t rows, int64_t k) {
   const int64_t most = in_cache < kLeastSteps ? kLeastSteps : in_cache;
   const int64_t blocks = (steps + most - 1) / most;
   return (steps + blocks - 1) / blocks * kColumns;
+}
+
+// Sums of up to kTileRows rows of x with kLanes rows of weight from `weight` on, all of k columns, to sums[row]. The
+// weight is read in the order of memory, each of its rows in as many parts as hide the latency of the sums.
+template <int rows>
+LB_INLINE void stream_sums(const int8_t* weight, int64_t k, const int32_t* x, int64_t x_words,
+                           VI (&totals)[rows]) {
+  constexpr int kParts = kTileRows / rows;
+  VI each[rows][kLanes];
+  for (int i = 0; i < kLanes; ++i, weight += k) {
+    VI sums[kParts][rows] = {};
+    const auto multiply = [&](int part, VI weights, int64_t w) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r)
+        sums[part][r] = multiply_add(sums[part][r], weights, load_words(x + r * x_words + w));
+    };
+    int64_t w = 0, column = 0;
+    for (; column + kParts * kColumns <= k; w += kParts * kLanes, column += kParts * kColumns) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        const int8_t* at = weight + column + part * kColumns;
+        fetch_ahead(at + kTileAhead);
+        multiply(part, read(at), w + part * kLanes);
+      }
+    }
+    for (; column < k; w += kLanes, column += kColumns) multiply(0, read(weight + column, k - column), w);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      each[r][i] = sums[0][r];
+#pragma GCC unroll 4
+      for (int part = 1; part < kParts; ++part) each[r][i] += sums[part][r];
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) totals[r] = sum_each(each[r]);
 }
 
 // More than kTileRows rows of x, up to kTiledRows. `one(weight, x)` is the sum of one row of each;

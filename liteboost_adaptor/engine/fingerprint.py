@@ -13,9 +13,7 @@ import ast
 import builtins
 import functools
 import hashlib
-import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,10 +79,9 @@ def behind_wrapper(function: Any) -> tuple[Any, str]:
     if any(callable(value) and value is not inner for value in held):
         return function, ""
     try:
-        source.parse(function)
+        text = source.text_of(function)
     except source.SourceUnavailable:
         return function, ""
-    text = textwrap.dedent(inspect.getsource(function.__code__))
     return inner, hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 

@@ -9,6 +9,7 @@ import linecache
 import os
 import re
 import sys
+import textwrap
 import threading
 import types
 from collections.abc import Iterator
@@ -94,6 +95,17 @@ def parse(function: types.FunctionType) -> Source:
     if isinstance(found, str):
         raise SourceUnavailable(found)
     return Source(function, found)
+
+
+def text_of(function: types.FunctionType) -> str:
+    """The text of a function, from the left margin and without what is blank behind it.
+
+    Raises:
+        SourceUnavailable: As `parse`, which has proved that it is what the function runs.
+    """
+    parse(function)
+    lines = _lines_by_indentation(function.__code__) or inspect.getsourcelines(function.__code__)[0]
+    return textwrap.dedent("".join(lines)).rstrip() + "\n"
 
 
 class ById:

@@ -62,7 +62,8 @@ def layer_unserved(layer: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype |
     weight, bias = parameters.get("weight"), parameters["bias"]
     if weight is None:
         return "the weight is no parameter"
-    reason = unserved(x, weight, bias, casts=dtype is not None) or observed(layer)
+    # The layer first: accelerate's hooks (offloading) are on every one, whose calls pay for each question.
+    reason = observed(layer) or unserved(x, weight, bias, casts=dtype is not None)
     if reason:
         return reason
     if dtype is not None:

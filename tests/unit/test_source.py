@@ -8,6 +8,7 @@ import importlib
 import inspect
 import operator
 import sys
+import textwrap
 import weakref
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,28 @@ def test_other_code_in_a_function_is_read_anew_and_closures_made_anew_are_not_ke
     gc.collect()
     assert [kept() for kept, _ in made] == [None] * 3
     assert made[0][1] is made[2][1]
+
+
+def test_the_text_of_a_function_is_what_inspect_gives_of_it() -> None:
+    def factory(value: int) -> Any:
+        def closure(
+            x: int,  # a bracket that closes at the first indentation
+        ) -> int:
+            """A docstring
+            of two lines."""
+
+            return x + value  # the end
+
+        # Of the factory, and not of what it makes.
+
+        return closure
+
+    for function in (factory(1), factory, source.text_of):
+        assert source.text_of(function) == textwrap.dedent(inspect.getsource(function))
+    changed = factory(1)
+    changed.__code__ = changed.__code__.replace(co_consts=(None, 2))
+    with pytest.raises(source.SourceUnavailable, match="differs from its source"):
+        source.text_of(changed)
 
 
 _MODULE = '''
