@@ -34,8 +34,8 @@
 // four rows of weight beside each other and one behind the other:
 //
 //          rows    1     2     3     4
-//     beside       197   194   205   223
-//     behind       127   128   133   128
+//     beside       229   260   244   255
+//     behind       127   159   161   152
 //
 // Source: Dettmers et al. 2022, arXiv:2208.07339 (per-row and per-column absmax). No backward: an input that
 // requires grad is an error in grad mode.

@@ -106,7 +106,7 @@ LB_INLINE int64_t tile_block(int64_t rows, int64_t k) {
   return (steps + blocks - 1) / blocks * kColumns;
 }
 
-// Sums of up to kTileRows rows of x with kLanes rows of weight from `weight` on, all of k columns, to sums[row]. The
+// Sums of up to kTileRows rows of x with kLanes rows of weight from `weight` on, all of k columns, to totals[row]. The
 // weight is read in the order of memory, each of its rows in as many parts as hide the latency of the sums.
 template <int rows>
 LB_INLINE void stream_sums(const int8_t* weight, int64_t k, const int32_t* x, int64_t x_words,

@@ -94,18 +94,19 @@ def parse(function: types.FunctionType) -> Source:
     found = _definition(ById(function.__code__))
     if isinstance(found, str):
         raise SourceUnavailable(found)
-    return Source(function, found)
+    return Source(function, found.node)
 
 
 def text_of(function: types.FunctionType) -> str:
-    """The text of a function, from the left margin and without what is blank behind it.
+    """The text that `parse` has proved to be what the function runs, from the left margin, no blanks behind it.
 
     Raises:
-        SourceUnavailable: As `parse`, which has proved that it is what the function runs.
+        SourceUnavailable: As `parse`.
     """
-    parse(function)
-    lines = _lines_by_indentation(function.__code__) or inspect.getsourcelines(function.__code__)[0]
-    return textwrap.dedent("".join(lines)).rstrip() + "\n"
+    found = _definition(ById(function.__code__))
+    if isinstance(found, str):
+        raise SourceUnavailable(found)
+    return textwrap.dedent(found.text).rstrip() + "\n"
 
 
 class ById:
@@ -123,13 +124,21 @@ class ById:
         return isinstance(other, ById) and self.code is other.code
 
 
+@dataclass(frozen=True)
+class _Definition:
+    """A definition, and the lines of its file that it was parsed from."""
+
+    node: ast.FunctionDef
+    text: str
+
+
 _DOES_NOT_PARSE = "has source text that does not parse by itself"
 
 
 # Of code, not of functions: closures that are made anew each time a model is bound share theirs, and are not
 # kept alive by it; a function that was given other code is not taken for what it was.
 @functools.lru_cache(maxsize=4096)
-def _definition(key: ById) -> ast.FunctionDef | str:
+def _definition(key: ById) -> _Definition | str:
     """The definition that the code was compiled from, or why it cannot be had."""
     code = key.code
     lines, first = _lines_by_indentation(code), code.co_firstlineno
@@ -165,7 +174,7 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _proved(lines: list[str], first: int, code: types.CodeType) -> ast.FunctionDef | str:
+def _proved(lines: list[str], first: int, code: types.CodeType) -> _Definition | str:
     """The definition in ``lines``, of which the file has ``first - 1`` before it, or why not."""
     # An indented definition is parsed under an `if`: taking its indentation away would change docstrings.
     is_indented = lines[0][:1].isspace()
@@ -181,7 +190,7 @@ def _proved(lines: list[str], first: int, code: types.CodeType) -> ast.FunctionD
         return "is not defined by a plain def statement"
     if not _is_what_runs(node, code):
         return "runs code that differs from its source text"
-    return node
+    return _Definition(node, "".join(lines))
 
 
 def _is_what_runs(node: ast.FunctionDef, code: types.CodeType) -> bool:

@@ -60,7 +60,14 @@ def test_the_text_of_a_function_is_what_inspect_gives_of_it() -> None:
 
         return closure
 
-    for function in (factory(1), factory, source.text_of):
+    # fmt: off
+    def further_left() -> tuple[str]:
+        return (
+            "a bracket that closes at the first indentation",
+    )
+    # fmt: on
+
+    for function in (factory(1), factory, further_left, source.text_of):
         assert source.text_of(function) == textwrap.dedent(inspect.getsource(function))
     changed = factory(1)
     changed.__code__ = changed.__code__.replace(co_consts=(None, 2))
