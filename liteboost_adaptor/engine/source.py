@@ -98,7 +98,7 @@ def parse(function: types.FunctionType) -> Source:
 
 
 def text_of(function: types.FunctionType) -> str:
-    """The text that `parse` has proved to be what the function runs, from the left margin, no blanks behind it.
+    """What `parse` has proved to be the text of what runs, from the left margin, without blanks behind it.
 
     Raises:
         SourceUnavailable: As `parse`.
