@@ -161,7 +161,7 @@ class Watch:
 
     def __init__(self, places: Iterable[Place]) -> None:
         self.places = tuple(dict.fromkeys(places))
-        self._first = [(place.value(), _code(place.value())) for place in self.places]
+        self._first = [(value, _code(value)) for value in map(Place.value, self.places)]
         # What was found when it was last looked for, and of functions, the code.
         self._held: list[Any] = []
         self._codes: list[Any] = []

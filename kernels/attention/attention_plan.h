@@ -26,8 +26,9 @@ inline int64_t attention_work(const AttentionArgs& args) {
 inline int64_t attention_threads(int64_t work) {
   // Below this much work, a thread costs more than it saves. In a model keys and values come from memory, from
   // which one thread reads at half the speed of two.
-  constexpr int64_t kWorkPerThread = 1 << 18;
-  return std::clamp<int64_t>(work / kWorkPerThread, 1, at::get_num_threads());
+  constexpr int64_t kWorkPerThread = 1 << 18, kWorkAsleep = 1 << 20;
+  return std::clamp<int64_t>(work / (threads_sleep() ? kWorkAsleep : kWorkPerThread), 1,
+                             at::get_num_threads());
 }
 
 // How many tasks `threads` should find.

@@ -2,10 +2,12 @@
 
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <mutex>
@@ -75,6 +77,15 @@ void require_threads() {
         "; free memory, raise the limit of this process, or lower OMP_NUM_THREADS or torch.set_num_threads");
   }
   started = wanted;
+}
+
+bool threads_sleep() {
+  // OpenMP's runtime reads it once, too.
+  static const bool sleep = [] {
+    const char* const policy = std::getenv("OMP_WAIT_POLICY");
+    return policy != nullptr && strcasecmp(policy, "passive") == 0;
+  }();
+  return sleep;
 }
 
 }  // namespace liteboost

@@ -23,6 +23,10 @@ bool is_memory_unlimited();
 // starts them at the first region of each thread, and exits where one does not start.
 void require_threads();
 
+// Whether threads are known to sleep while they wait for a parallel region, as OMP_WAIT_POLICY=passive has them: one then
+// takes 20 to 40 us to wake.
+bool threads_sleep();
+
 // at::parallel_for, whose threads are known to start.
 template <typename F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {

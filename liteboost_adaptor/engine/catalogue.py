@@ -120,7 +120,12 @@ class Rule:
 # Asked for every module of a model, of which most have the class of another.
 @functools.lru_cache(maxsize=8192)
 def _is_one_of(target: str, globs: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(target, glob) for glob in globs)
+    return any(_ends_as(target, glob) and fnmatch.fnmatchcase(target, glob) for glob in globs)
+
+
+def _ends_as(target: str, glob: str) -> bool:
+    """Whether ``target`` may be one of ``glob``, of which the rest is a regular expression to compile."""
+    return "]" in glob or "?" in glob or target.endswith(glob.rpartition("*")[2])
 
 
 def resolve(name: str, rule: Rule) -> Any:

@@ -9,7 +9,6 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .source import ById
@@ -75,33 +74,44 @@ class _Reader:
         """
         top: _Top = _VALUE
         joins: set[int] = set()
-        names, variables, jump = code.co_names, _variables(code), 0
-        for at, operation, argument in _instructions(code):
-            if jump:
-                joins.add(at + 2 * jump)
-            jump = argument if operation in _JUMPS else 0
-            if at in joins and top is not _VALUE:  # what is on top may come from elsewhere, too
+        names, variables = code.co_names, _variables(code)
+        arguments, extended, jump = code.co_code[1::2], 0, 0
+        # Thousands for a first model: what is asked of most of them is one look at a table.
+        for at, operation in enumerate(code.co_code[::2]):
+            kind = _KINDS[operation]
+            if kind == _CACHE:
+                continue
+            if jump and not extended:
+                joins.add(at + jump)
+                jump = 0
+            if top is not _VALUE and at in joins:  # what is on top may come from elsewhere, too
                 top = self._end(top)
-            if operation in _ATTRIBUTES:
+            argument = arguments[at] | extended
+            extended = argument << 8 if kind == _EXTENDED else 0
+            if kind == _EXTENDED or kind == _TRANSPARENT:
+                continue
+            if kind == _ATTRIBUTE:
                 top = self._attribute(top, names[argument >> _ATTRIBUTES[operation]])
                 continue
-            if operation in _TRANSPARENT or (operation == _CALL and top == ("super",) and not argument):
-                top = _SUPER if operation == _CALL else top
-                continue
             if top is not _VALUE:
+                if kind == _CALL and top == ("super",) and not argument:
+                    top = _SUPER
+                    continue
                 top = self._end(top)
-            if operation in _LOCALS:
+            if kind == _LOCAL:
                 if variables[argument & _LOCALS[operation]] == first:
                     top = _FIRST
-            elif operation in _NAMES:
+            elif kind == _NAME:
                 top = (names[argument >> _NAMES[operation]],)
-            elif operation in _CELLS:
+            elif kind == _CELL:
                 name = variables[argument]
                 top = (name,) if name in free else _FIRST if name == first else _VALUE
-            elif operation in _COMPUTING:
+            elif kind == _OPERATOR:
                 self._operator(operation, argument)
-            elif operation == _LOAD_SUPER_ATTR:
+            elif kind == _OF_SUPER:
                 self.attributes[_VALUE if argument & 2 else _SUPER][names[argument >> 2]] = None
+            elif kind == _JUMP:
+                jump = argument
         self._end(top)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
@@ -132,19 +142,6 @@ class _Reader:
         self.operators.update(dict.fromkeys(made))
 
 
-def _instructions(code: types.CodeType) -> Iterator[tuple[int, int, int]]:
-    """(where, operation, argument), without the entries that caches have between them."""
-    extended, raw = 0, code.co_code
-    for at in range(0, len(raw), 2):
-        operation = raw[at]
-        if operation == _CACHE:
-            continue
-        argument = raw[at + 1] | extended
-        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
-        if operation != dis.EXTENDED_ARG:
-            yield at, operation, argument
-
-
 def _variables(code: types.CodeType) -> tuple[str, ...]:
     """Names of locals and cells as instructions count them: a parameter that is a cell, too, comes once."""
     cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
@@ -156,19 +153,16 @@ def _operations(**named: int) -> dict[int, int]:
     return {dis.opmap[name]: value for name, value in named.items() if name in dis.opmap}
 
 
-_CACHE = dis.opmap.get("CACHE", -1)
-_BINARY_OP, _COMPARE_OP, _CALL = (dis.opmap[name] for name in ("BINARY_OP", "COMPARE_OP", "CALL"))
-_LOAD_SUPER_ATTR = dis.opmap.get("LOAD_SUPER_ATTR", -1)
+_BINARY_OP, _COMPARE_OP = dis.opmap["BINARY_OP"], dis.opmap["COMPARE_OP"]
 _CALL_INTRINSIC, _UNARY_POSITIVE = dis.opmap.get("CALL_INTRINSIC_1", -1), 5
-_JUMPS = frozenset(dis.hasjrel)
 #: By how much an instruction's argument is shifted to be the number of a name. Since 3.12 the lowest bit of
 #: an attribute's says whether it is called.
 _ATTRIBUTES = _operations(LOAD_ATTR=int(sys.version_info >= (3, 12)), STORE_ATTR=0, DELETE_ATTR=0)
 if sys.version_info < (3, 12):
     _ATTRIBUTES[dis.opmap["LOAD_METHOD"]] = 0
 _NAMES = _operations(LOAD_GLOBAL=1, LOAD_NAME=0, STORE_GLOBAL=0, DELETE_GLOBAL=0, LOAD_FROM_DICT_OR_GLOBALS=0)
-_CELLS = frozenset(
-    _operations(LOAD_DEREF=0, LOAD_CLASSDEREF=0, LOAD_FROM_DICT_OR_DEREF=0, STORE_DEREF=0, DELETE_DEREF=0)
+_CELLS = _operations(
+    LOAD_DEREF=0, LOAD_CLASSDEREF=0, LOAD_FROM_DICT_OR_DEREF=0, STORE_DEREF=0, DELETE_DEREF=0
 )
 #: Which bits of the argument say what is on top afterwards. Since 3.13 one instruction may load two.
 _LOCALS = _operations(
@@ -180,7 +174,7 @@ _LOCALS = _operations(
     LOAD_FAST_BORROW_LOAD_FAST_BORROW=15,
 )
 #: They leave what is on top there, or its copy.
-_TRANSPARENT = frozenset(_operations(NOP=0, PRECALL=0, COPY=0, NOT_TAKEN=0, PUSH_NULL=0))
+_COPIES = _operations(NOP=0, PRECALL=0, COPY=0, NOT_TAKEN=0, PUSH_NULL=0)
 #: As ``dis.cmp_op`` has them.
 _COMPARISONS = ("__lt__", "__le__", "__eq__", "__ne__", "__gt__", "__ge__")
 _COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(sys.version_info[:2], 5)
@@ -216,5 +210,24 @@ _OPERATORS: dict[int, tuple[str, ...]] = {
     }.items()
     if name in dis.opmap
 }
-#: All that tensors have methods for.
-_COMPUTING = frozenset({*_OPERATORS, _BINARY_OP, _COMPARE_OP, _CALL_INTRINSIC})
+#: What an operation is, by number. A cache is no instruction: others have some behind them.
+_OTHER, _CACHE, _EXTENDED, _TRANSPARENT, _ATTRIBUTE, _CALL, _LOCAL, _NAME, _CELL = range(9)
+_OPERATOR, _OF_SUPER, _JUMP = range(9, 12)
+_KINDS = [_OTHER] * 256
+for _kind, _of_kind in (
+    (_JUMP, dis.hasjrel),
+    (_CACHE, _operations(CACHE=0)),
+    (_EXTENDED, _operations(EXTENDED_ARG=0)),
+    (_TRANSPARENT, _COPIES),
+    (_ATTRIBUTE, _ATTRIBUTES),
+    (_CALL, _operations(CALL=0)),
+    (_LOCAL, _LOCALS),
+    (_NAME, _NAMES),
+    (_CELL, _CELLS),
+    # All that tensors have methods for.
+    (_OPERATOR, {*_OPERATORS, _BINARY_OP, _COMPARE_OP, _CALL_INTRINSIC}),
+    (_OF_SUPER, _operations(LOAD_SUPER_ATTR=0)),
+):
+    for _operation in _of_kind:
+        if 0 <= _operation < len(_KINDS):  # a number beyond is no instruction that is in bytecode
+            _KINDS[_operation] = _kind

@@ -220,15 +220,13 @@ class Runtime:
     def unbind(self, model: torch.nn.Module) -> list[str]:
         """Give every module of ``model``, which may be a part of a bound model, its own class back."""
         with self.lock:
-            left = []
-            is_bound = any(
-                part in self._bindings or swap.mark_of(part) is not None for part in model.modules()
-            )
+            left, parts = [], list(model.modules())
+            is_bound = any(part in self._bindings or swap.mark_of(part) is not None for part in parts)
             features.unbind(model)
-            for part in model.modules():
+            for part in parts:
                 binding, _ = self._bindings.pop(part, (None, None))
                 left += binding.undo() if binding else []
-            left += [sentence for part in model.modules() for sentence in restore(part)]
+            left += [sentence for part in parts for sentence in restore(part)]
             if is_bound:
                 # Of other bound models, too: they are served again when they are used.
                 left += kv_cache.restore_all()

@@ -179,6 +179,7 @@ def append(counter: CallCounter) -> Callable[[torch.Tensor, Any, str, torch.Tens
     """``torch.cat([held, new], dim)`` for the ``held`` of ``layer.name``, in place where it may be."""
     concatenation = place_in_module(vars(torch), "cat")
     watch = Watch([concatenation, place_in_class(torch.Tensor, "__torch_function__")])
+    ask = watch.ask
 
     def call(held: torch.Tensor, layer: Any, name: str, new: torch.Tensor, dim: int) -> torch.Tensor:
         # As it is promoted: products under autocast, in the cache of a model in fp32.
@@ -186,7 +187,7 @@ def append(counter: CallCounter) -> Callable[[torch.Tensor, Any, str, torch.Tens
         if (recording := recorder()) is not None:
             counter.count_served()
             return recording.append(held, layer, name, added, dim % new.dim())
-        reason = _unserved(held, added, dim) or watch()
+        reason = _unserved(held, added, dim) or ask()
         if reason:
             counter.count_fallback(reason)
             layer.__dict__.get(BUFFERS, {}).pop(name, None)
@@ -194,6 +195,7 @@ def append(counter: CallCounter) -> Callable[[torch.Tensor, Any, str, torch.Tens
         counter.count_served()
         return grown(held, layer, name, added, dim % new.dim())
 
+    vars(call)["watch"] = watch  # who asks has to keep it
     return call
 
 
@@ -267,7 +269,7 @@ def _unserved(held: torch.Tensor, new: torch.Tensor, dim: int) -> str:
         return "another dtype than what is kept"
     if held.numel() == 0 and held.dim() == 1:  # what transformers begins with
         return ""
-    others = [size for at, size in enumerate(new.shape) if at != dim % new.dim()]
-    if held.dim() != new.dim() or [s for at, s in enumerate(held.shape) if at != dim % held.dim()] != others:
+    at, kept, added = dim % new.dim(), held.shape, new.shape
+    if len(kept) != len(added) or kept[:at] != added[:at] or kept[at + 1 :] != added[at + 1 :]:
         return "another shape than what is kept"
     return ""

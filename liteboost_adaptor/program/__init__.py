@@ -2,7 +2,7 @@
 
 - Decide: `step`, `step_call`, `arguments`, `schedule`, `reasons`.
 - Record: `attempt`, `record`, `recording` (the data), `functions`, `operators`, `tensors`, `execution`,
-  `symbols`, `symbolic_tensor`, `disguise`, `stand_in`, `casts`.
+  `symbols`, `symbolic_forms`, `symbolic_tensor`, `disguise`, `stand_in`, `casts`.
 - Improve and lower: `passes`, `cpu_passes`, `npu_*`, `merged_weights`, `def_use`, `lower`.
 - Guard: `state`, `reachability`, `reachable_state`, `bytecode`, `trusted_code`, `objects`.
 - Run: `program`, `result`, `graph`, `phases`, `shadow`.

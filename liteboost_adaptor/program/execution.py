@@ -35,6 +35,7 @@ _NOTING = (
     "mpmath",
     "liteboost_adaptor.program.record",
     "liteboost_adaptor.program.tensors",
+    "liteboost_adaptor.program.symbolic_forms",
     "liteboost_adaptor.program.symbolic_tensor",
     "liteboost_adaptor.program.operators",
     "liteboost_adaptor.program.disguise",

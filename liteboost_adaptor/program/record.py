@@ -9,7 +9,6 @@ into Python runs to its end, but makes no recording.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +37,7 @@ from .recording import (
     Slot,
     is_foreign,
 )
+from .symbolic_forms import SymbolicForms
 from .symbolic_tensor import SymbolicTensor, real_of
 from .symbols import Symbols
 from .tensors import FORM, Known, Written, attribute, memory, place, writes, written_by
@@ -45,22 +45,7 @@ from .tensors import FORM, Known, Written, attribute, memory, place, writes, wri
 ours = torch.ops.liteboost
 
 
-def _contiguous_copy(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """Of a cast, without the question whether ``x`` is contiguous, where the result is in any case."""
-    if kwargs.keys() != {"dtype", "memory_format"} or kwargs["memory_format"] != torch.contiguous_format:
-        return torch.ops.aten._to_copy.default(x, **kwargs)
-    return x.new_empty(x.shape, dtype=kwargs["dtype"])
-
-
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
-#: Operators that torch computes no symbolic sizes for, or asks more for than it needs, and what does.
-_IN_SYMBOLS = {
-    torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd,
-    torch.ops.aten._to_copy.default: _contiguous_copy,
-    torch.ops.aten.baddbmm.default: lambda added, one, other, **_: torch.bmm(one, other),
-}
-#: Of torch, which reports at length what it computes no symbolic sizes for: the status says it.
-_log = logging.getLogger("torch._subclasses.fake_tensor")
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded
 _DATA_DEPENDENT = torch.Tag.data_dependent_output
@@ -109,7 +94,7 @@ class Recorder(TorchDispatchMode):
         self._slots: dict[int, int] = {}
         self._made: dict[Any, int] = {}
         self._alive: list[Any] = []
-        self._static: dict[int, torch.Tensor] = {}
+        self._symbolic_forms = SymbolicForms(self.symbols.fakes)
         self._forms: dict[tuple[Any, ...], torch.Tensor] = {}
         self.before: list[dict[str, Any]] = []
         self.told: list[tuple[torch.Tensor, str, Any]] = []
@@ -376,7 +361,7 @@ class Recorder(TorchDispatchMode):
         noted_args, noted_kwargs = pytree.tree_unflatten([self._noted(value) for value in flat], structure)
         if is_symbolic:
             try:
-                result, outputs = self._with_symbols(func, flat, structure, result, outputs)
+                result, outputs = self._with_symbols(func, args, kwargs, result, outputs)
             except Exception as fault:  # noqa: BLE001 - the step goes on as ever, and makes no recording
                 words = str(fault).splitlines() or [""]
                 self.recording.fault = (
@@ -401,7 +386,6 @@ class Recorder(TorchDispatchMode):
             if place(tensor) == lay:
                 continue
             self.recording.is_reformed = True
-            self._static.pop(id(tensor), None)
             self._made.pop(shown, None)
             if (slot := self._slots.get(id(tensor))) is not None:
                 self._made[memory(tensor)] = slot
@@ -418,16 +402,9 @@ class Recorder(TorchDispatchMode):
             return Length(value.node._expr)
         return value
 
-    def _with_symbols(self, func: Any, flat: Any, structure: Any, result: Any, outputs: Any) -> Any:
+    def _with_symbols(self, func: Any, args: Any, kwargs: Any, result: Any, outputs: Any) -> Any:
         """The results with symbolic sizes where they have some."""
-        args, kwargs = pytree.tree_unflatten([self._fake(value) for value in flat], structure)
-        is_silent, _log.disabled = _log.disabled, True
-        try:
-            with self.symbols.fakes:
-                fake = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
-        finally:
-            _log.disabled = is_silent
-        fakes = fake if isinstance(fake, list | tuple) else [fake]
+        fakes = self._symbolic_forms.results(func, args, kwargs)
         if any(isinstance(one, torch.Tensor) and (one.is_conj() or one.is_neg()) for one in outputs):
             # What stands for it would not be resolved by torch before an operator reads it.
             self.is_tainted = True
@@ -444,15 +421,6 @@ class Recorder(TorchDispatchMode):
         if not isinstance(result, list | tuple):
             return made[0], made
         return type(result)(made), made
-
-    def _fake(self, value: Any) -> Any:
-        if type(value) is SymbolicTensor:
-            return value.shaped
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in self._static:
-            self._static[id(value)] = self.symbols.fakes.from_tensor(value, static_shapes=True)
-        return self._static[id(value)]
 
 
 def _expression(length: Any) -> Any:

@@ -1,6 +1,10 @@
 """Rule files: every fault names the file, the rule and what to do."""
 
+import fnmatch
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from liteboost_adaptor.engine import catalogue
 from liteboost_adaptor.errors import CatalogueError
@@ -99,3 +103,10 @@ def test_a_version_that_is_not_met():
     assert "requires torch>=99, found" in catalogue.version_conflict(rule)
     (rule,) = catalogue.parse(text({"requires": '["no-such-package"]'}), "mine.toml")
     assert "not installed" in catalogue.version_conflict(rule)
+
+
+@given(st.text("ab*:?[]!-", max_size=8), st.text("ab:[]!-", max_size=8))
+@example("*:*Norm", "models.llama:LlamaRMSNorm")
+@example("a[b]", "ab")
+def test_a_target_is_what_fnmatch_says(glob: str, target: str) -> None:
+    assert catalogue._is_one_of(target, (glob,)) == fnmatch.fnmatchcase(target, glob)

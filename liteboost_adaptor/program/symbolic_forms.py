@@ -1,0 +1,136 @@
+"""What operators make of symbolic sizes: computed once for arguments of the same forms, as layers have them.
+
+torch computes every size, stride and condition anew with sympy, about a millisecond for an operator. What an
+operator makes of sizes is decided by the forms of its arguments alone, so those of the second layer are those
+of the first, and have been noted as conditions with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from .recording import is_foreign
+from .symbolic_tensor import SymbolicTensor
+
+
+def _contiguous_copy(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Of a cast, without the question whether ``x`` is contiguous, where the result is in any case."""
+    if kwargs.keys() != {"dtype", "memory_format"} or kwargs["memory_format"] != torch.contiguous_format:
+        return torch.ops.aten._to_copy.default(x, **kwargs)
+    return x.new_empty(x.shape, dtype=kwargs["dtype"])
+
+
+#: Operators that torch computes no symbolic sizes for, or asks more for than it needs, and what does.
+_IN_SYMBOLS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.constant_pad_nd.default: torch._refs.constant_pad_nd,
+    torch.ops.aten._to_copy.default: _contiguous_copy,
+    torch.ops.aten.baddbmm.default: lambda added, one, other, **_: torch.bmm(one, other),
+}
+#: They ask how much memory there is behind a tensor, which its form does not say.
+_OF_MEMORY = (torch.ops.aten.as_strided, torch.ops.aten.set_, torch.ops.aten.resize_)
+#: Of torch, which reports at length what it computes no symbolic sizes for: the status says it.
+_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+class SymbolicForms:
+    """Those of one recording.
+
+    Args:
+        fakes: The mode in which operators compute with symbols.
+    """
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        self._fakes = fakes
+        #: By form: of tensors without symbols, and one for all results of that form.
+        self._plain: dict[Any, torch.Tensor] = {}
+        self._of_form: dict[Any, Any] = {}
+        self._made: dict[Any, list[Any]] = {}
+
+    def results(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
+        """What ``func`` makes of arguments, some with symbols: tensors that have sizes and no values.
+
+        Raises:
+            Exception: torch computes no symbolic sizes for it.
+        """
+        key = self._key(func, args, kwargs)
+        if key is None:
+            return self._computed(func, args, kwargs)
+        if key not in self._made:
+            made = self._computed(func, args, kwargs)
+            self._made[key] = [self._of_form.setdefault(form_of(one), one) for one in made]
+        return self._made[key]
+
+    def _key(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """By what results are kept; None where they may depend on more."""
+        # A kernel of somebody else's may ask for anything.
+        if is_foreign(func) or func.overloadpacket in _OF_MEMORY:
+            return None
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        # Layers may keep what they have in one memory, one behind the other.
+        has_offsets = makes_views(func)
+        key = func, form_of(args, has_offsets), form_of(tuple(kwargs.items()), has_offsets), modes
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
+        lies_anywhere = not makes_views(func) and func.overloadpacket not in _OF_MEMORY
+        args, kwargs = pytree.tree_map(functools.partial(self._fake, lies_anywhere), (args, kwargs))
+        is_silent, _log.disabled = _log.disabled, True
+        try:
+            with self._fakes:
+                made = _IN_SYMBOLS.get(func, func)(*args, **kwargs)
+        finally:
+            _log.disabled = is_silent
+        return list(made) if isinstance(made, list | tuple) else [made]
+
+    def _fake(self, lies_anywhere: bool, value: Any) -> Any:
+        if type(value) is SymbolicTensor:
+            return value.shaped
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_plain = value.layout is torch.strided and not value.is_conj() and not value.is_neg()
+        if not (is_plain and lies_anywhere):
+            return self._fakes.from_tensor(value, static_shapes=True)
+        form = form_of(value, has_offsets=False)
+        if form not in self._plain:  # of which torch would make the memory that it lies in, too: 2 ms
+            with self._fakes:
+                self._plain[form] = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=value.device
+                )
+        return self._plain[form]
+
+
+def form_of(value: Any, has_offsets: bool = True) -> Any:
+    """What of an argument, or of a result, decides the sizes of what is made of it.
+
+    Args:
+        has_offsets: Whether it matters where in its memory a tensor without symbols begins.
+    """
+    if type(value) is SymbolicTensor:
+        value, has_offsets = value.shaped, True
+    if isinstance(value, torch.Tensor):
+        numbers = *value.shape, *value.stride(), value.storage_offset() if has_offsets else 0
+        kind = value.dtype, value.device, value.layout, value.requires_grad, value.is_inference()
+        return torch.Tensor, tuple(map(form_of, numbers)), kind
+    if isinstance(value, torch.SymInt):
+        return torch.SymInt, value.node._expr
+    if isinstance(value, list | tuple):
+        return type(value), tuple(form_of(each, has_offsets) for each in value)
+    return type(value), value
+
+
+@functools.cache
+def makes_views(func: Any) -> bool:
+    """Whether results of ``func`` may be parts of its arguments; what it writes to and returns is that."""
+    aliases = [result.alias_info for result in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
