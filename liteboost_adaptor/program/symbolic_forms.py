@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .recording import is_foreign
 from .symbolic_tensor import SymbolicTensor
+from .tensors import writes
 
 
 def _contiguous_copy(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -75,16 +76,26 @@ class SymbolicForms:
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         # Layers may keep what they have in one memory, one behind the other.
         has_offsets = makes_views(func)
-        key = func, form_of(args, has_offsets), form_of(tuple(kwargs.items()), has_offsets), modes
         try:
+            key = func, form_of(args, has_offsets), form_of(tuple(kwargs.items()), has_offsets), modes
             hash(key)
-        except TypeError:
+        except TypeError:  # what has no hash, and what has no strides
             return None
         return key
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> list[Any]:
         lies_anywhere = not makes_views(func) and func.overloadpacket not in _OF_MEMORY
-        args, kwargs = pytree.tree_map(functools.partial(self._fake, lies_anywhere), (args, kwargs))
+        stood_for: dict[int, Any] = {}
+
+        def fake(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            found = value.shaped if type(value) is SymbolicTensor else self._fake(value, lies_anywhere)
+            if writes(func) and stood_for.setdefault(id(found), value) is not value:
+                return self._of_the_form_of(found)  # torch refuses to write to what it reads
+            return found
+
+        args, kwargs = pytree.tree_map(fake, (args, kwargs))
         is_silent, _log.disabled = _log.disabled, True
         try:
             with self._fakes:
@@ -93,21 +104,19 @@ class SymbolicForms:
             _log.disabled = is_silent
         return list(made) if isinstance(made, list | tuple) else [made]
 
-    def _fake(self, lies_anywhere: bool, value: Any) -> Any:
-        if type(value) is SymbolicTensor:
-            return value.shaped
-        if not isinstance(value, torch.Tensor):
-            return value
+    def _fake(self, value: torch.Tensor, lies_anywhere: bool) -> torch.Tensor:
+        """What stands for a tensor without symbols."""
         is_plain = value.layout is torch.strided and not value.is_conj() and not value.is_neg()
         if not (is_plain and lies_anywhere):
             return self._fakes.from_tensor(value, static_shapes=True)
         form = form_of(value, has_offsets=False)
         if form not in self._plain:  # of which torch would make the memory that it lies in, too: 2 ms
-            with self._fakes:
-                self._plain[form] = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=value.device
-                )
+            self._plain[form] = self._of_the_form_of(value)
         return self._plain[form]
+
+    def _of_the_form_of(self, value: torch.Tensor) -> torch.Tensor:
+        with self._fakes:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def form_of(value: Any, has_offsets: bool = True) -> Any:
@@ -115,10 +124,15 @@ def form_of(value: Any, has_offsets: bool = True) -> Any:
 
     Args:
         has_offsets: Whether it matters where in its memory a tensor without symbols begins.
+
+    Raises:
+        TypeError: A tensor is not strided.
     """
     if type(value) is SymbolicTensor:
         value, has_offsets = value.shaped, True
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise TypeError(f"a tensor of layout {value.layout} has no strides")
         numbers = *value.shape, *value.stride(), value.storage_offset() if has_offsets else 0
         kind = value.dtype, value.device, value.layout, value.requires_grad, value.is_inference()
         return torch.Tensor, tuple(map(form_of, numbers)), kind

@@ -54,6 +54,10 @@ CALLS: dict[str, Callable[[Rows], Any]] = {
         aten.index_copy_.default,
         (torch.zeros(9, 4), 0, rows.of(dtype=torch.long), rows.of(4)),
     ),
+    "write to one, read another": lambda rows: (
+        aten.index_add_.default,
+        (rows.of(4), 0, rows.of(dtype=torch.long), rows.of(4)),
+    ),
     "narrow": lambda rows: (aten.narrow.default, (torch.zeros(9, 4), 0, 2, rows.length)),
     "split": lambda rows: (aten.split.Tensor, (rows.of(4, 6), 2, 1)),
     "linear": lambda rows: (torch.ops.liteboost.linear.default, (rows.of(6), torch.randn(3, 6), None)),
@@ -134,3 +138,16 @@ def test_what_torch_has_no_sizes_for_is_said_each_time() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError):
             rows.forms.results(aten.view.default, (rows.of(4), [7, 7]), {})
+
+
+def test_what_is_written_to_is_not_what_is_read_though_both_have_one_form() -> None:
+    rows, at = Rows(), torch.zeros(9, 4, dtype=torch.long)
+    (made,) = rows.forms.results(
+        aten.gather.out, (torch.zeros(9, 4), 0, at), {"out": torch.zeros(9, 4)}
+    )  # of one tensor for both torch makes an error
+    assert list(made.shape) == [9, 4]
+
+
+def test_a_tensor_without_strides_is_left_to_torch() -> None:
+    rows, sparse = Rows(), torch.eye(5).to_sparse()
+    assert rows.forms._key(aten.mm.default, (sparse, rows.of(4)), {}) is None
