@@ -13,17 +13,14 @@ import torch
 from torch.autograd import forward_ad
 
 from ..config import Settings
-from ..engine import swap
 from ..kv_cache import buffers
 from ..program import casts
 from ..program.arguments import cache_name, is_decode_step, tokens
 from ..program.graph import RULE, TITLE
+from ..program.owner import STEPS
 from ..program.step import Steps, forget_all
 from ..report import DISABLED, IDLE, CallCounter, Listed, report
 from . import paged_updates, ragged
-
-#: Where a model keeps them: what they hold holds the model in turn. Copies and pickles leave it out.
-_STEPS = f"{swap.PRIVATE}steps"
 
 
 def generates(cls: type) -> bool:
@@ -55,9 +52,9 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
             if is_ragged or is_decode_step(named):
                 counter.count_fallback(observer)
             return (in_pages if is_ragged else original)(self, *args, **kwargs)
-        steps = vars(self).get(_STEPS)
+        steps = vars(self).get(STEPS)
         if steps is None or steps.model() is not self:  # somebody has copied the attributes of a model
-            steps = vars(self)[_STEPS] = Steps(self, counter, parameters, *_settings(self))
+            steps = vars(self)[STEPS] = Steps(self, counter, parameters, *_settings(self))
         call = functools.partial(in_pages if is_ragged else original, self)
         if not is_ragged:
             return steps.serve(self, call, named)
@@ -75,14 +72,14 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
 def served_by(model: torch.nn.Module, steps: Any) -> Iterator[None]:
     """In the block, ``steps`` serves ``model``'s calls with a cache, in place of `program.step.Steps`."""
     own = vars(model)
-    former = own.pop(_STEPS, None)
-    own[_STEPS] = steps
+    former = own.pop(STEPS, None)
+    own[STEPS] = steps
     try:
         yield
     finally:
-        del own[_STEPS]
+        del own[STEPS]
         if former is not None:
-            own[_STEPS] = former
+            own[STEPS] = former
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:
@@ -140,7 +137,7 @@ def _observer() -> str:
 def unbind(model: torch.nn.Module) -> None:
     """Let go of the recorded steps of ``model`` and its parts."""
     for module in model.modules():
-        steps = vars(module).pop(_STEPS, None)
+        steps = vars(module).pop(STEPS, None)
         if steps is not None and steps.model() is module:
             steps.forget()
 

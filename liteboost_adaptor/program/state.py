@@ -21,6 +21,7 @@ from .bytecode import names_of
 from .caches import parts
 from .execution import Execution
 from .objects import MISSING, attributes_of, cell_content, slot_content
+from .owner import Owner
 from .reachability import reached_by
 from .reachable_state import PLAIN, Reached
 from .tensors import attribute
@@ -112,6 +113,19 @@ class State:
                 self._types,
             )
             weakref.finalize(self, compiled.liteboost_forget, self._remembered)
+        self._owner = Owner(model)
+        self._let_go_of(model)
+
+    def _let_go_of(self, model: torch.nn.Module) -> None:
+        """Hold ``model`` and the dict of its attributes no more: `Owner` compares them.
+
+        The compiled kernels, which hold nothing, go on to compare them for as long as they are there.
+        """
+        dicts, objects = self._reached.dicts, self._reached.objects
+        for at in [at for at, each in enumerate(dicts) if each is vars(model)]:
+            del dicts[at], self._dicts[0][at], self._dicts[1][at]
+        for at in [at for at, each in enumerate(objects) if each is model]:
+            del objects[at], self._types[at], self._attributes[at]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -149,6 +163,8 @@ class State:
     def _holds_the_same(self) -> bool:
         """Dicts, lists, types and names: all at once, by identity, and by value where that fails."""
         reached = self._reached
+        if not self._owner.is_there():
+            return False
         if (compiled := _compiled()) is not None and compiled.liteboost_is_as_noted(
             self._remembered, *self._lists, reached.empty
         ):
@@ -172,6 +188,7 @@ class State:
         """What was exchanged, each in words."""
         if not self._has_settings():
             yield "settings of torch, or the classes registered with an abstract one"
+        yield from self._owner.changes(is_same)
         for live, saved in zip(*self._dicts, strict=True):
             now = dict(dict.items(live))  # some give another object at every look
             if len(now) != len(saved) or not all(map(_same_key, now, saved)):
@@ -206,6 +223,7 @@ class State:
             for name in {*namespace, *saved}:
                 if namespace.get(name, MISSING) is not saved.get(name, MISSING):
                     setattr(cls, name, saved[name]) if name in saved else delattr(cls, name)
+        self._owner.give_back()
         count = len(self._reached.dicts)
         for live, saved in itertools.islice(zip(*self._dicts, strict=True), count):
             now = dict(dict.items(live))
