@@ -37,7 +37,7 @@ _MOST, _LEAST = 2048, 64
 _DEFAULT_BATCH = 8192
 #: Of the smallest cache that is put on huge pages.
 _LEAST_BYTES = 32 << 20
-#: Of the time, what looking through all memory may take.
+#: Of the time that calls take, what looking through all memory may take.
 _SHARE = 0.02
 
 
@@ -193,18 +193,18 @@ def _free_memory() -> int:
 
 
 class _Collections:
-    """When all memory was last looked through for garbage, and how long that took."""
+    """How long calls took since all memory was last looked through for garbage, and how long that took."""
 
     def __init__(self) -> None:
-        self._next = -math.inf
+        self._spent, self._takes = math.inf, 0.0
 
-    def collect(self, is_due: bool) -> None:
-        """Look through all, if ``is_due``, or if that takes `_SHARE` of the time since the last one."""
-        begin = time.monotonic()
-        if is_due or begin >= self._next:
+    def collect(self, is_due: bool, spent: float) -> None:
+        """Look through all, if ``is_due``, or if it takes `_SHARE` of what calls ``spent`` since the last."""
+        self._spent += spent
+        if is_due or self._spent * _SHARE >= self._takes:
+            begin = time.monotonic()
             gc.collect()
-            end = time.monotonic()
-            self._next = end + (end - begin) / _SHARE
+            self._takes, self._spent = time.monotonic() - begin, 0.0
 
 
 _collections = _Collections()
@@ -225,6 +225,7 @@ def set_aside() -> Iterator[list[bool]]:
         yield failed
         return
     gc.freeze()
+    begin = time.monotonic()
     mark: list[None] = []
     try:
         yield failed
@@ -235,4 +236,4 @@ def set_aside() -> Iterator[list[bool]]:
         # Or somebody has frozen more meanwhile, the mark among it. To count what is frozen would take 35 ms.
         if any(each is mark for each in gc.get_objects()):
             gc.unfreeze()
-            _collections.collect(any(failed))
+            _collections.collect(any(failed), time.monotonic() - begin)

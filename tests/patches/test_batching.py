@@ -210,7 +210,7 @@ def test_what_was_dropped_before_a_call_is_let_go(monkeypatch: pytest.MonkeyPatc
         gc.collect()
         assert dropped() is not None
     assert dropped() is None  # the first time, and when it is due
-    collections._next = float("inf")
+    collections._takes = float("inf")
     for failed in ([], [True]):
         dropped = weakref.ref(_Cycle())
         with batching.set_aside() as told:
@@ -220,3 +220,21 @@ def test_what_was_dropped_before_a_call_is_let_go(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyError), batching.set_aside():
         raise KeyError
     assert dropped() is None
+
+
+def test_memory_is_looked_through_for_a_share_of_what_calls_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looked = [0.0], []
+
+    def look() -> None:
+        looked.append(now[0])
+        now[0] += 0.2
+
+    monkeypatch.setattr(batching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batching.gc, "collect", look)
+    collections = batching._Collections()
+    for _ in range(30):
+        now[0] += 100.0  # what passes between calls does not count
+        collections.collect(False, 1.0)
+    assert len(looked) == 3, "the first time, and after 10 seconds of calls each"
+    collections.collect(True, 0.0)
+    assert len(looked) == 4
