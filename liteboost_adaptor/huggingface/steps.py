@@ -72,14 +72,15 @@ def forward(original: Callable[..., Any], counter: CallCounter) -> Callable[...,
 def served_by(model: torch.nn.Module, steps: Any) -> Iterator[None]:
     """In the block, ``steps`` serves ``model``'s calls with a cache, in place of `program.step.Steps`."""
     own = vars(model)
-    former = own.pop(STEPS, None)
+    former = own.get(STEPS)
     own[STEPS] = steps
     try:
         yield
     finally:
-        del own[STEPS]
-        if former is not None:
-            own[STEPS] = former
+        if former is None:
+            del own[STEPS]
+        else:
+            own[STEPS] = former  # where it was: the order of attributes is compared
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:

@@ -14,6 +14,7 @@ from support import tiny_models
 from transformers import GenerationConfig
 
 import liteboost_adaptor
+from liteboost_adaptor.huggingface.steps import served_by
 from liteboost_adaptor.program.owner import STEPS, Owner
 
 from .conftest import Pair, served
@@ -116,3 +117,23 @@ def test_of_a_model_that_is_gone_nothing_is_there() -> None:
     owner = Owner(torch.nn.Linear(2, 2))
     assert not owner.is_there() and list(owner.changes(lambda one, other: one is other))
     owner.give_back()
+
+
+def test_programs_outlive_other_steps_of_the_model() -> None:
+    pair = Pair()
+    pair.start()
+    pair.agree(7)
+    vars(pair.ours)["_liteboost_last"] = None
+    pair.agree(70)
+    names, before = list(vars(pair.ours)), served()
+    with served_by(pair.ours, None):
+        assert vars(pair.ours)[STEPS] is None
+    assert list(vars(pair.ours)) == names and names[-1] != STEPS
+    (programs,) = vars(pair.ours)[STEPS]._programs.values()
+    assert programs[0].state._owner.is_there()
+    pair.agree()
+    assert served() == before + 1
+    liteboost_adaptor.undo()
+    with served_by(pair.ours, None):
+        pass
+    assert STEPS not in vars(pair.ours)
