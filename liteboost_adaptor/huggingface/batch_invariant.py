@@ -23,9 +23,9 @@ LEVEL = 1
 #: Rows of a batch, or new tokens of a step, that are asked for; the second by what speculates.
 ROWS, SPECULATED_ROWS = 64, 16
 
-#: Rows of each bound model that asked, and what was reported of it.
-_asked: weakref.WeakKeyDictionary[torch.nn.Module, tuple[int, Outcome]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+#: Bound models that asked, by identity, with their rows and what was reported: one that is gone asks no more.
+_asked: dict[int, tuple[weakref.ref[torch.nn.Module], int, Outcome]] = {}
+_lock = threading.RLock()  # a model may be collected while it is held
 
 
 def bind(model: torch.nn.Module, settings: Settings) -> None:
@@ -37,8 +37,10 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
     reason = _turned_off(settings)
     state = DISABLED if reason else APPLIED
     outcome = Outcome(RULE, state, type(model).__qualname__, reason or f"up to {rows} rows")
+    key = id(model)
     with _lock:
-        _asked[model] = (1 if reason else rows, outcome)
+        reference = weakref.ref(model, lambda _: _forget(key))
+        _asked[key] = reference, 1 if reason else rows, outcome
         _set()
     report.add(outcome)
 
@@ -46,12 +48,17 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
 def unbind(model: torch.nn.Module) -> None:
     """Take back what ``model`` and bound models in it asked for."""
     for part in model.modules():
-        with _lock:
-            _, outcome = _asked.pop(part, (1, None))
-            if outcome is not None:
-                _set()
-        if outcome is not None:
+        if (outcome := _forget(id(part))) is not None:
             report.remove(outcome)
+
+
+def _forget(key: int) -> Outcome | None:
+    """What was reported of a model that asks no more, if it did."""
+    with _lock:
+        if (asked := _asked.pop(key, None)) is None:
+            return None
+        _set()
+        return asked[-1]
 
 
 def rows(settings: Settings) -> Iterator[Listed]:
@@ -74,7 +81,7 @@ def rows_of(settings: Settings) -> int:
 
 
 def _set() -> None:
-    rows = max([1, *(rows for rows, _ in _asked.values())])
+    rows = max([1, *(rows for _, rows, _ in _asked.values())])
     torch.ops.liteboost._set_batch_invariant_rows(rows)
     latent_attention.absorb(rows)
 

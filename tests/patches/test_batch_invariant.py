@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_steps_of_latent_attention(family: str, dtype: torch.dtype) -> None:
     one_by_one = logits(model, ids, [16] + [1] * 24)
     for sizes in ([16, 7, 7, 7, 3], [16, 16, 8], [16, 2, 1, 4, 15, 2]):
         assert torch.equal(logits(model, ids, sizes), one_by_one), f"steps {sizes}"
+
+
+def test_a_model_that_is_gone_asks_no_more() -> None:
+    liteboost_adaptor.undo()
+    first, second = tiny_models.build("llama"), tiny_models.build("llama")
+    liteboost_adaptor.apply(first, batch_invariant=True)
+    liteboost_adaptor.apply(second, speculate="lookup")
+    gc.collect()
+    del first
+    assert rows_asked() == batch_invariant.SPECULATED_ROWS
+    del second
+    assert rows_asked() == 1
 
 
 def test_a_model_asks_while_it_is_bound() -> None:
