@@ -44,7 +44,6 @@ from .tensors import FORM, Known, Written, attribute, memory, place, writes, wri
 
 ours = torch.ops.liteboost
 
-
 _READS_ONE = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
 _MISSING = object()
 _RANDOM = torch.Tag.nondeterministic_seeded

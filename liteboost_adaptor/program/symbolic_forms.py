@@ -115,7 +115,8 @@ class SymbolicForms:
         return self._plain[form]
 
     def _of_the_form_of(self, value: torch.Tensor) -> torch.Tensor:
-        with self._fakes:
+        # As it was made: what was made in inference mode may not be written to outside of it.
+        with torch.inference_mode(value.is_inference()), self._fakes:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 

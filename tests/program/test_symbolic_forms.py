@@ -151,3 +151,12 @@ def test_what_is_written_to_is_not_what_is_read_though_both_have_one_form() -> N
 def test_a_tensor_without_strides_is_left_to_torch() -> None:
     rows, sparse = Rows(), torch.eye(5).to_sparse()
     assert rows.forms._key(aten.mm.default, (sparse, rows.of(4)), {}) is None
+
+
+def test_what_was_made_outside_of_inference_mode_is_written_to_outside_of_it() -> None:
+    rows, held = Rows(), torch.zeros(9, 4)
+    at, added = rows.of(dtype=torch.long), rows.of(4)
+    for mode in (True, False):
+        with torch.inference_mode(mode), torch.no_grad():
+            (made,) = rows.forms.results(aten.index_copy_.default, (held, 0, at, added), {})
+            assert not made.is_inference()
