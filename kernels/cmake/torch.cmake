@@ -36,21 +36,12 @@ function(lb_find_torch_prefix result)
     string(APPEND tried "\n    ${prefix}: no include/ATen and lib/libtorch_cpu.so there")
   endforeach()
 
-  foreach(name Python_EXECUTABLE Python3_EXECUTABLE PYTHON_EXECUTABLE)
-    if(NOT python AND ${name})
-      set(python "${${name}}")
-    endif()
-  endforeach()
-  if(NOT python)
-    find_program(LB_PYTHON NAMES python3 python)
-    set(python "${LB_PYTHON}")
-  endif()
   set(locate "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s and s.origin else '')")
   foreach(isolated "" "-I")
     set(prefix "")
-    if(python)
+    if(LB_PYTHON)
       execute_process(
-        COMMAND "${CMAKE_COMMAND}" -E env TORCH_DEVICE_BACKEND_AUTOLOAD=0 "${python}" ${isolated} -c "${locate}"
+        COMMAND "${CMAKE_COMMAND}" -E env TORCH_DEVICE_BACKEND_AUTOLOAD=0 "${LB_PYTHON}" ${isolated} -c "${locate}"
         OUTPUT_VARIABLE prefix ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
     endif()
     lb_torch_usable("${prefix}" usable)
@@ -58,7 +49,7 @@ function(lb_find_torch_prefix result)
       set(${result} "${prefix}" PARENT_SCOPE)
       return()
     endif()
-    string(APPEND tried "\n    ${python} ${isolated}: '${prefix}'")
+    string(APPEND tried "\n    ${LB_PYTHON} ${isolated}: '${prefix}'")
   endforeach()
   message(FATAL_ERROR
     "liteboost: an installed torch is needed to build the native kernels, and none was found. Tried:${tried}\n"

@@ -22,6 +22,9 @@ constexpr size_t kLeast = size_t{256} << 10;
 constexpr size_t kHugePage = size_t{2} << 20;
 // Of a tensor's size: so much larger memory for it may be.
 constexpr size_t kSlack = 8;
+// Memory that was free while so many tensors were given some is given back: who serves requests of all lengths has needed
+// memory of all sizes sooner or later. Half a dozen prompts of a small model, fewer of a large one.
+constexpr uint64_t kKeptFor = 4096;
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -34,6 +37,7 @@ size_t page_size() {
 struct Block {
   char* address;
   size_t bytes;
+  uint64_t freed = 0;  // how many tensors had been given memory then
 };
 // Whoever frees memory must not need some: a block goes from one list to another with its node.
 using Blocks = std::list<Block>;
@@ -105,9 +109,10 @@ class CachingAllocator final : public c10::Allocator {
     c10::profiledCPUMemoryReporter().Delete(memory);  // before another thread is given it
     {
       const std::lock_guard<std::mutex> guard(mutex_);
+      freed.front().freed = taken_;
       free_bytes_ += freed.front().bytes;
       free_.splice(free_.end(), freed);
-      drop_oldest(dropped);
+      while (free_bytes_ > limit_) drop_oldest(dropped);
     }
     unmap(dropped);
     return true;
@@ -131,19 +136,33 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   void* take(size_t bytes) {
+    Blocks unused;
+    void* kept = nullptr;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       if (bytes > limit_) return nullptr;
-      // What was freed last is the likeliest to be in a cache of the processor.
-      for (auto block = free_.end(); block != free_.begin();) {
-        --block;
-        if (block->bytes < bytes || block->bytes - bytes > bytes / kSlack) continue;
-        use(free_, block);
-        free_bytes_ -= block->bytes;
-        ++reused_;
-        return block->address;
-      }
+      kept = take_free(bytes);
+      ++taken_;
+      while (!free_.empty() && taken_ - free_.front().freed > kKeptFor) drop_oldest(unused);
     }
+    unmap(unused);
+    return kept != nullptr ? kept : take_new(bytes);
+  }
+
+  char* take_free(size_t bytes) {
+    // What was freed last is the likeliest to be in a cache of the processor.
+    for (auto block = free_.end(); block != free_.begin();) {
+      --block;
+      if (block->bytes < bytes || block->bytes - bytes > bytes / kSlack) continue;
+      use(free_, block);
+      free_bytes_ -= block->bytes;
+      ++reused_;
+      return block->address;
+    }
+    return nullptr;
+  }
+
+  char* take_new(size_t bytes) {
     Blocks made(1);
     Block& block = made.front() = {map_memory(bytes), bytes};
     if (block.address == nullptr) {  // as long as something is free, memory is not short
@@ -180,16 +199,15 @@ class CachingAllocator final : public c10::Allocator {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       limit_ = bytes;
-      drop_oldest(dropped);
+      while (free_bytes_ > limit_) drop_oldest(dropped);
     }
     unmap(dropped);
   }
 
+  // The one that is free for longest.
   void drop_oldest(Blocks& dropped) {
-    while (free_bytes_ > limit_) {
-      free_bytes_ -= free_.front().bytes;
-      dropped.splice(dropped.end(), free_, free_.begin());
-    }
+    free_bytes_ -= free_.front().bytes;
+    dropped.splice(dropped.end(), free_, free_.begin());
   }
 
   static void unmap(const Blocks& blocks) {
@@ -204,6 +222,7 @@ class CachingAllocator final : public c10::Allocator {
   Blocks used_;
   std::unordered_map<void*, Blocks::iterator> places_;  // of the used ones
   int64_t mapped_ = 0, reused_ = 0;
+  uint64_t taken_ = 0;
 };
 
 void give_back(void* memory) {

@@ -388,7 +388,8 @@ def _is_model(cls: type) -> bool:
 @functools.cache
 def load_catalogue(patch_path: tuple[str, ...]) -> tuple[tuple[catalogue.Rule, ...], tuple[Exception, ...]]:
     """Rules and faults of the shipped catalogue and the user's files; each fault is listed in the status."""
-    rules, faults = catalogue.load(patch_path)
+    status = native.status()
+    rules, faults = catalogue.load(patch_path, status.path.parent if status and status.path else None)
     for fault in faults:
         report.add(Outcome("catalogue", FAILED, "LITEBOOST_PATCH_PATH", str(fault)))
     return rules, faults

@@ -101,6 +101,19 @@ def test_the_oldest_is_given_back_first(keep: Callable[[int], bool]) -> None:
     assert tensor(3 * MIB).data_ptr() == places[2]
 
 
+def test_what_is_not_needed_again_is_given_back(keep: Callable[[int], bool]) -> None:
+    """Who serves requests of all lengths needs memory of all sizes sooner or later."""
+    assert keep(64 * MIB)
+    tensor(5 * MIB)
+    tensor(LEAST)
+    often = 4096
+    for _ in range(often - 1):
+        tensor(LEAST)
+    assert counts()["free"] == 5 * MIB + LEAST
+    tensor(LEAST)
+    assert counts()["free"] == LEAST
+
+
 def test_a_lower_limit_gives_memory_back(keep: Callable[[int], bool]) -> None:
     assert keep(64 * MIB)
     held = [tensor(4 * MIB) for _ in range(8)]

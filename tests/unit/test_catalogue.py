@@ -1,14 +1,21 @@
 """Rule files: every fault names the file, the rule and what to do."""
 
 import fnmatch
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from liteboost_adaptor import native
 from liteboost_adaptor.engine import catalogue
 from liteboost_adaptor.errors import CatalogueError
 
+ROOT = Path(__file__).parents[2]
+DECODER = ROOT / "kernels" / "cmake" / "rules.py"
 RULE = {
     "id": '"norm.mine"',
     "title": '"mine"',
@@ -96,6 +103,43 @@ def test_the_shipped_catalogue_is_sound():
         assert not rule.applies or callable(rule.load_applies())
         assert rule.source.startswith("patches/")
         assert not catalogue.version_conflict(rule)
+
+
+@pytest.fixture
+def built(tmp_path):
+    """A folder like that of the kernels, with the shipped files as JSON."""
+    folder = tmp_path / "built"
+    folder.mkdir()
+    files = sorted((ROOT / "patches").glob("*.toml"))
+    subprocess.run([sys.executable, DECODER, folder / catalogue.DECODED, *files], check=True)
+    return folder
+
+
+def test_what_the_build_has_decoded_is_not_decoded_again(built, monkeypatch):
+    expected = catalogue.load()
+    monkeypatch.setattr(catalogue.tomllib, "loads", lambda text: pytest.fail("decoded"))
+    assert catalogue.load((), built) == expected
+
+
+def test_a_file_that_the_build_has_not_seen_is_decoded(built, tmp_path):
+    (tmp_path / "mine.toml").write_text(text())
+    rules, faults = catalogue.load((str(tmp_path),), built)
+    assert not faults
+    assert rules[-1] == catalogue.parse(text(), str(tmp_path / "mine.toml"))[0]
+
+
+@pytest.mark.parametrize("content", [None, "", '{"a": ', "\xff"])
+def test_without_what_the_build_decoded_the_files_are(built, content):
+    file = built / catalogue.DECODED
+    file.unlink() if content is None else file.write_bytes(content.encode("latin-1"))
+    assert catalogue.load((), built) == catalogue.load()
+
+
+@pytest.mark.skipif(not native.load().loaded, reason="needs the compiled kernels")
+def test_the_kernels_come_with_the_rules_decoded():
+    folder = native.load().path.parent
+    assert json.loads((folder / catalogue.DECODED).read_text())
+    assert catalogue.load((), folder) == catalogue.load()
 
 
 def test_a_version_that_is_not_met():

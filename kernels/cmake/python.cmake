@@ -1,0 +1,13 @@
+# Sets LB_PYTHON: the interpreter that builds the package or was named, else the first on the PATH, else nothing.
+set(LB_PYTHON "")
+foreach(name Python_EXECUTABLE Python3_EXECUTABLE PYTHON_EXECUTABLE)
+  if(NOT LB_PYTHON AND ${name})
+    set(LB_PYTHON "${${name}}")
+  endif()
+endforeach()
+if(NOT LB_PYTHON)
+  find_program(LB_PYTHON_ON_PATH NAMES python3 python)
+  if(LB_PYTHON_ON_PATH)
+    set(LB_PYTHON "${LB_PYTHON_ON_PATH}")
+  endif()
+endif()
