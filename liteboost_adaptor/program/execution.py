@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
@@ -62,12 +63,14 @@ class Execution:
         fault: A call that does what no program can, or an empty string.
         is_tainted: Whether symbols may have changed what ran.
         counts: How often each counter counted a call that it served.
+        warns: Whether it gave a warning, which the filters of Python's may make an error or not show.
     """
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     fault: str = ""
     is_tainted: bool = False
     counts: Counter[CallCounter] = field(default_factory=Counter)
+    warns: bool = False
 
     def unread(self) -> list[types.CodeType]:
         """Those that are not known, and have to be read."""
@@ -154,6 +157,8 @@ class _Observer:
             self.ran.fault = self.ran.fault or _called(frame, frame.f_globals["__name__"])
         if event != "c_call" or not kind:
             return
+        if called is warnings.warn:
+            self.ran.warns = True
         if called is sys.getprofile:
             sys.setprofile(None)  # it is told what it would be told without us
             self.ran.fault = self.ran.fault or f"{_place(frame)} asks who watches"

@@ -8,6 +8,7 @@ import functools
 import itertools
 import sys
 import types
+import warnings
 import weakref
 from collections import OrderedDict, deque
 from typing import Any
@@ -72,6 +73,7 @@ class State:
         self._mode = torch.is_inference_mode_enabled()
         self._asks_for_ranks = any("is_initialized" in used.all for used in names)
         self._ranks = self._asks_for_ranks and _has_ranks()
+        self._filters = list(warnings.filters) if ran.warns else None
         self._reads_determinism = any("determinis" in name for used in names for name in used.all)
         classes_asked = ("isinstance", "issubclass")
         self._asks_for_classes = any(not used.globals.isdisjoint(classes_asked) for used in names)
@@ -158,6 +160,8 @@ class State:
             return False
         if self._kernels not in (None, python_kernels.count()):
             return False
+        if self._filters is not None and self._filters != list(warnings.filters):
+            return False
         return not is_registered and _process() == self._process
 
     def _holds_the_same(self) -> bool:
@@ -187,7 +191,7 @@ class State:
     def changes(self) -> Any:
         """What was exchanged, each in words."""
         if not self._has_settings():
-            yield "settings of torch, or the classes registered with an abstract one"
+            yield "settings of torch, filters of warnings, or the classes registered with an abstract one"
         yield from self._owner.changes(is_same)
         for live, saved in zip(*self._dicts, strict=True):
             now = dict(dict.items(live))  # some give another object at every look

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import nn
 from transformers.utils import output_capturing
 
@@ -37,6 +40,23 @@ def test_precisions_are_asked_for_backend_by_backend() -> None:
         before = served()
         pair.agree(10, tolerance=1e-2)
         assert served() > before
+
+
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.24"), reason="has no such warning")
+def test_filters_of_warnings_count_where_a_step_warns() -> None:
+    """`past_key_values=` has another name since transformers 5.24."""
+    pair = Pair()
+    pair.start()
+    pair.agree(20)  # behind the first replays, beside which the original runs
+    before = served()
+    pair.agree()
+    assert served() == before + 1
+    ids = pair.tokens(1, 1)
+    with warnings.catch_warnings():  # which makes a list of filters of its own
+        warnings.simplefilter("error")
+        for model, cache in zip((pair.ours, pair.theirs), pair.caches, strict=True):
+            with pytest.raises(FutureWarning, match="past_key_values"):
+                model(input_ids=ids, past_key_values=cache, use_cache=True)
 
 
 class Shy(dict):

@@ -56,6 +56,7 @@ def configuration():
 
 _OWN = """
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.models.llama import modeling_llama as modeling
 
 
@@ -105,7 +106,8 @@ class OwnAttention(nn.Module):
         k = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         v = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         k, v = past_key_values.update(k, v, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        named = self.config._attn_implementation
+        attend = eager_attention_forward if named == "eager" else ALL_ATTENTION_FUNCTIONS[named]
         out, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling)
         return self.o_proj(out.reshape(*hidden_states.shape[:-1], -1).contiguous())
 
