@@ -34,6 +34,7 @@ TORCH_LIBRARY(liteboost, m) {
   m.def("_set_caching_allocator(int bytes) -> bool", &liteboost::set_caching_allocator);
   m.def("_caching_allocator_counts() -> int[]", &liteboost::caching_allocator_counts);
   m.def("_caching_allocator_deleter() -> int", &liteboost::caching_allocator_deleter);
+  m.def("_kept_zeros(int bytes) -> Tensor[]", &liteboost::kept_zeros);
 }
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) { m.impl("_autocast_weight", &liteboost::autocast_weight); }

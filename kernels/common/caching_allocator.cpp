@@ -1,14 +1,18 @@
 #include "common/caching_allocator.h"
 
 #include "common/checks.h"
+#include "common/resources.h"
 
 #ifdef __linux__
+#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <list>
 #include <mutex>
 #include <new>
@@ -70,10 +74,16 @@ class CachingAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    void* const memory = bytes >= kLeast ? take(round_up(bytes, page_size())) : nullptr;
-    if (memory == nullptr) return before_->allocate(bytes);
-    c10::profiledCPUMemoryReporter().New(memory, bytes);
-    return {memory, memory, &give_back, c10::Device(c10::kCPU)};
+    const Taken taken = bytes >= kLeast ? take(round_up(bytes, page_size())) : Taken{};
+    return taken.memory != nullptr ? reported(taken.memory, bytes) : before_->allocate(bytes);
+  }
+
+  // The same, where it is from here: else null.
+  c10::DataPtr zeros(size_t bytes) {
+    const Taken taken = take(round_up(bytes, page_size()));
+    if (taken.memory == nullptr) return {};
+    if (!taken.is_new) clear(static_cast<char*>(taken.memory), round_up(bytes, page_size()));
+    return reported(taken.memory, bytes);
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
@@ -135,18 +145,49 @@ class CachingAllocator final : public c10::Allocator {
                    [] { instance().mutex_.unlock(); });
   }
 
-  void* take(size_t bytes) {
+  struct Taken {
+    void* memory = nullptr;
+    bool is_new = false;  // the system has cleared it
+  };
+
+  static c10::DataPtr reported(void* memory, size_t bytes) {
+    c10::profiledCPUMemoryReporter().New(memory, bytes);
+    return {memory, memory, &give_back, c10::Device(c10::kCPU)};
+  }
+
+  // What was used of it; the rest takes no memory until it is. `bytes` are whole pages.
+  static void clear(char* memory, size_t bytes) {
+    constexpr size_t kPages = 64;
+    const size_t page = page_size(), part = kPages * page;
+    parallel_for(0, static_cast<int64_t>((bytes + part - 1) / part), 1, [&](int64_t begin, int64_t end) {
+      for (size_t at = static_cast<size_t>(begin) * part; at < static_cast<size_t>(end) * part && at < bytes;
+           at += part) {
+        const size_t count = std::min(part, bytes - at);
+        unsigned char is_resident[kPages];
+        const bool is_known = mincore(memory + at, count, is_resident) == 0;
+        const auto is_used = [&](size_t i) { return !is_known || (is_resident[i] & 1) != 0; };
+        for (size_t i = 0, alike; i * page < count; i += alike) {
+          for (alike = 1; (i + alike) * page < count && is_used(i + alike) == is_used(i);) ++alike;
+          char* const first = memory + at + i * page;
+          // What is not there may have been written to disk, which the system forgets.
+          if (is_used(i) || madvise(first, alike * page, MADV_DONTNEED) != 0) memset(first, 0, alike * page);
+        }
+      }
+    });
+  }
+
+  Taken take(size_t bytes) {
     Blocks unused;
-    void* kept = nullptr;
+    char* kept = nullptr;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      if (bytes > limit_) return nullptr;
+      if (bytes > limit_) return {};
       kept = take_free(bytes);
       ++taken_;
       while (!free_.empty() && taken_ - free_.front().freed > kKeptFor) drop_oldest(unused);
     }
     unmap(unused);
-    return kept != nullptr ? kept : take_new(bytes);
+    return kept != nullptr ? Taken{kept, false} : Taken{take_new(bytes), true};
   }
 
   char* take_free(size_t bytes) {
@@ -242,6 +283,16 @@ std::vector<int64_t> caching_allocator_counts() { return CachingAllocator::insta
 
 int64_t caching_allocator_deleter() { return reinterpret_cast<int64_t>(&give_back); }
 
+std::vector<at::Tensor> kept_zeros(int64_t bytes) {
+  LB_CHECK_VALUE(bytes > 0, "_kept_zeros", "bytes must be more than 0, got ", bytes);
+  CachingAllocator& allocator = CachingAllocator::instance();
+  c10::DataPtr memory = allocator.zeros(static_cast<size_t>(bytes));
+  if (!memory) return {};
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory),
+                             &allocator, /*resizable=*/false);
+  return {at::empty({0}, at::kByte).set_(storage, 0, {bytes}, {1})};
+}
+
 }  // namespace liteboost
 #else
 namespace liteboost {
@@ -254,6 +305,8 @@ bool set_caching_allocator(int64_t bytes) {
 std::vector<int64_t> caching_allocator_counts() { return {0, 0, 0, 0}; }
 
 int64_t caching_allocator_deleter() { return 0; }
+
+std::vector<at::Tensor> kept_zeros(int64_t) { return {}; }
 
 }  // namespace liteboost
 #endif

@@ -3,6 +3,8 @@
 // up to a quarter of the time.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +17,10 @@ bool set_caching_allocator(int64_t bytes);
 
 // Bytes that are free and kept, bytes in use, how often memory was taken from the system, and how often it was used again.
 std::vector<int64_t> caching_allocator_counts();
+
+// Bytes that are zero, from here: memory of the system's is, until it is used, and what was kept is cleared by torch's threads.
+// Nothing where no memory is kept, or less than that.
+std::vector<at::Tensor> kept_zeros(int64_t bytes);
 
 // By what memory from here is freed, as a number; 0 where there is none.
 int64_t caching_allocator_deleter();

@@ -38,7 +38,7 @@ _DEFAULT_BATCH = 8192
 #: Of the smallest cache that is put on huge pages.
 _LEAST_BYTES = 32 << 20
 #: Of the time that calls take, what looking through all memory may take.
-_SHARE = 0.02
+_SHARE = 0.01
 
 
 def batches(cls: type) -> bool:
@@ -118,7 +118,11 @@ class _ComputingAlone:
 
 
 class _CacheOnHugePages(TorchFunctionMode):
-    """While it is entered, many zeros of one byte are `huge_pages.zeros`: the memory of a cache in pages."""
+    """While it is entered, many zeros of one byte are on huge pages: the memory of a cache in pages.
+
+    That of the cache before where the caching allocator has kept it, and will keep this: new pages of 235 MB
+    took 0.3 s of the first tokens of 16 requests, and to clear them takes a twentieth of that.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -127,7 +131,8 @@ class _CacheOnHugePages(TorchFunctionMode):
             is_bytes = type(size) is int and size >= _LEAST_BYTES and kwargs["dtype"] is torch.uint8
             if is_bytes and on is not None and torch.device(on).type == "cpu":
                 with contextlib.suppress(OSError):  # torch says better what it has no memory for
-                    return huge_pages.zeros(size)
+                    kept = torch.ops.liteboost._kept_zeros(size)
+                    return kept[0] if kept else huge_pages.zeros(size)
         return func(*args, **kwargs)
 
 

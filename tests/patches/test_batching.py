@@ -92,8 +92,20 @@ def test_the_cache_takes_memory_where_it_is_used(
     monkeypatch.setattr(huge_pages, "zeros", zeros)
     monkeypatch.setattr(batching, "_LEAST_BYTES", 1000)
     liteboost_adaptor.apply(llama, level=2)
+    kept: list[int] = []
+    from_allocator = torch.ops.liteboost._kept_zeros
+
+    def kept_zeros(nbytes: int) -> list[torch.Tensor]:
+        kept.append(nbytes)
+        return from_allocator(nbytes)
+
+    monkeypatch.setattr(torch.ops.liteboost, "_kept_zeros", kept_zeros)
+    for _ in range(2):  # in new memory, and in that of the first
+        assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
+    assert len(kept) == 2 and kept[0] > 1000 and not made
+    torch.ops.liteboost._set_caching_allocator(0)
     assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
-    assert len(made) == 1 and made[0] > 1000
+    assert made == kept[:1]
     with batching._CacheOnHugePages():
         memory = torch.zeros(3 << 20, dtype=torch.uint8, device="cpu")
         others = [
@@ -232,9 +244,9 @@ def test_memory_is_looked_through_for_a_share_of_what_calls_take(monkeypatch: py
     monkeypatch.setattr(batching.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(batching.gc, "collect", look)
     collections = batching._Collections()
-    for _ in range(30):
+    for _ in range(50):
         now[0] += 100.0  # what passes between calls does not count
         collections.collect(False, 1.0)
-    assert len(looked) == 3, "the first time, and after 10 seconds of calls each"
+    assert len(looked) == 3, "the first time, and after 20 seconds of calls each"
     collections.collect(True, 0.0)
     assert len(looked) == 4

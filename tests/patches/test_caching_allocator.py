@@ -114,6 +114,46 @@ def test_what_is_not_needed_again_is_given_back(keep: Callable[[int], bool]) -> 
     assert counts()["free"] == LEAST
 
 
+def test_zeros_are_kept_memory_that_is_cleared(keep: Callable[[int], bool]) -> None:
+    def zeros(nbytes: int) -> torch.Tensor:
+        (made,) = torch.ops.liteboost._kept_zeros(nbytes)
+        assert made.shape == (nbytes,) and made.dtype is torch.uint8 and not made.any()
+        return made
+
+    assert keep(64 * MIB)
+    nbytes = 9 * MIB - 3
+    first = zeros(nbytes)
+    where, before = first.data_ptr(), counts()
+    assert is_ours(first)
+    first.fill_(255)
+    del first
+    again = zeros(nbytes)
+    assert again.data_ptr() == where and counts()["mapped"] == before["mapped"]
+    assert not torch.ops.liteboost._kept_zeros(64 * MIB + 1)
+    del again
+    assert keep(0)
+    assert not torch.ops.liteboost._kept_zeros(nbytes)
+
+
+def test_zeros_take_memory_where_they_are_used(keep: Callable[[int], bool]) -> None:
+    def resident(made: torch.Tensor) -> int:
+        with open("/proc/self/pagemap", "rb") as pages:
+            pages.seek(8 * (made.data_ptr() // PAGE))
+            states = numpy.frombuffer(pages.read(8 * (made.nbytes // PAGE)), numpy.uint64)
+        return int((states >> numpy.uint64(63)).sum()) * PAGE
+
+    assert keep(256 * MIB)
+    (first,) = torch.ops.liteboost._kept_zeros(64 * MIB)
+    first[: 8 * MIB].fill_(255)
+    first[40 * MIB + 5] = 1
+    used = resident(first)
+    assert 8 * MIB < used <= 12 * MIB
+    del first
+    (again,) = torch.ops.liteboost._kept_zeros(64 * MIB)
+    assert resident(again) == used
+    assert not again.any()
+
+
 def test_a_lower_limit_gives_memory_back(keep: Callable[[int], bool]) -> None:
     assert keep(64 * MIB)
     held = [tensor(4 * MIB) for _ in range(8)]
