@@ -34,9 +34,10 @@ FAMILIES = {
 OTHERS = (
     "afmoe axk1 axk2 bailing_hybrid cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 dots1 dots3_note "
     "dots3_note_text ernie4_5_moe exaone_moe flex_olmo flint glm4_moe glm4_moe_lite glm_moe_dsa granitemoe "
-    "granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 inkling_text jamba kimi_linear "
-    "kolibri1 laguna mellum mimo_v2_flash minimax minimax_m2 olmoe phimoe qwen2_moe qwen3_5_moe "
-    "qwen3_5_moe_text qwen3_next qwen4_exp qwen4_exp_text solar_open zaya"
+    "granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 inkling2_loop_text inkling_text "
+    "jamba kimi_linear kolibri1 laguna lara_mini mellum mimo_v2_flash minimax minimax_m2 olmoe phimoe "
+    "qwen2_moe qwen3_5_moe qwen3_5_moe_text qwen3_next qwen4_exp qwen4_exp_text sarvam_mla sarvam_moe "
+    "solar_open zaya"
 ).split()
 ALL = [*FAMILIES, *(pytest.param(family, marks=pytest.mark.full) for family in OTHERS)]
 ENTRIES = {"grouped_mm": moe.grouped_mm_experts_forward, "batched_mm": moe.batched_mm_experts_forward}
