@@ -26,7 +26,7 @@ PROMPT, HEADS, KEY, VALUE, RANK, ROPE = 33, 4, 24, 16, 48, 8
 FAMILIES = ("deepseek_v2", "longcat_flash", "youtu", "glm_moe_dsa")
 OTHERS = (
     *("axk1", "axk2", "bailing_hybrid", "deepseek_v3", "deepseek_v32", "dots3_note", "glm4_moe_lite"),
-    *("glm5_next", "hy_v4", "kimi_linear", "minicpm3", "mistral4", "mistral_large4"),
+    *("glm5_next", "hy_v4", "kimi_linear", "minicpm3", "mistral4", "mistral_large4", "sarvam_mla"),
 )
 
 
