@@ -1,4 +1,4 @@
-# The rule files as JSON beside the library, which Python reads in a thirtieth of the time it takes for TOML. Left out
+# The rule files as JSON beside the library, which Python reads in a twentieth of the time it takes for TOML. Left out
 # where the files are not there, or the Python that builds is too old to read them.
 file(GLOB rule_files CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/../patches/*.toml")
 set(decodes 1)

@@ -6,6 +6,12 @@ import sys
 import tomllib
 from pathlib import Path
 
-texts = [Path(name).read_bytes() for name in sys.argv[2:]]
-tables = {hashlib.sha256(text).hexdigest(): tomllib.loads(text.decode()) for text in texts}
-Path(sys.argv[1]).write_text(json.dumps(tables), encoding="utf-8")
+
+def main(made: str, *names: str) -> None:
+    texts = [Path(name).read_bytes() for name in names]
+    tables = {hashlib.sha256(text).hexdigest(): tomllib.loads(text.decode()) for text in texts}
+    Path(made).write_text(json.dumps(tables), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

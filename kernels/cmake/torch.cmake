@@ -11,6 +11,8 @@
 #
 # Sets LB_TORCH_PREFIX, LB_TORCH_VERSION, LB_TORCH_CXX11_ABI.
 
+include("${CMAKE_CURRENT_LIST_DIR}/python.cmake")
+
 function(lb_torch_usable prefix result)
   if(EXISTS "${prefix}/include/ATen/ATen.h" AND EXISTS "${prefix}/lib/libtorch_cpu.so")
     set(${result} TRUE PARENT_SCOPE)

@@ -26,9 +26,9 @@ constexpr size_t kLeast = size_t{256} << 10;
 constexpr size_t kHugePage = size_t{2} << 20;
 // Of a tensor's size: so much larger memory for it may be.
 constexpr size_t kSlack = 8;
-// Memory that was free while so many tensors were given some is given back: who serves requests of all lengths has needed
-// memory of all sizes sooner or later. Half a dozen prompts of a small model, fewer of a large one.
-constexpr uint64_t kKeptFor = 4096;
+// Memory that was free while so many times as much was taken as may be kept is given back: who serves requests of all
+// lengths has needed memory of all sizes sooner or later.
+constexpr size_t kKeptFor = 8;
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -41,7 +41,7 @@ size_t page_size() {
 struct Block {
   char* address;
   size_t bytes;
-  uint64_t freed = 0;  // how many tensors had been given memory then
+  size_t freed = 0;  // how many bytes had been taken then
 };
 // Whoever frees memory must not need some: a block goes from one list to another with its node.
 using Blocks = std::list<Block>;
@@ -82,8 +82,9 @@ class CachingAllocator final : public c10::Allocator {
   c10::DataPtr zeros(size_t bytes) {
     const Taken taken = take(round_up(bytes, page_size()));
     if (taken.memory == nullptr) return {};
+    c10::DataPtr made = reported(taken.memory, bytes);
     if (!taken.is_new) clear(static_cast<char*>(taken.memory), round_up(bytes, page_size()));
-    return reported(taken.memory, bytes);
+    return made;
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
@@ -119,7 +120,7 @@ class CachingAllocator final : public c10::Allocator {
     c10::profiledCPUMemoryReporter().Delete(memory);  // before another thread is given it
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      freed.front().freed = taken_;
+      freed.front().freed = taken_bytes_;
       free_bytes_ += freed.front().bytes;
       free_.splice(free_.end(), freed);
       while (free_bytes_ > limit_) drop_oldest(dropped);
@@ -155,6 +156,10 @@ class CachingAllocator final : public c10::Allocator {
     return {memory, memory, &give_back, c10::Device(c10::kCPU)};
   }
 
+  static bool is_zero(const char* memory, size_t bytes) {
+    return memory[0] == 0 && memcmp(memory, memory + 1, bytes - 1) == 0;
+  }
+
   // What was used of it; the rest takes no memory until it is. `bytes` are whole pages.
   static void clear(char* memory, size_t bytes) {
     constexpr size_t kPages = 64;
@@ -170,7 +175,11 @@ class CachingAllocator final : public c10::Allocator {
           for (alike = 1; (i + alike) * page < count && is_used(i + alike) == is_used(i);) ++alike;
           char* const first = memory + at + i * page;
           // What is not there may have been written to disk, which the system forgets.
-          if (is_used(i) || madvise(first, alike * page, MADV_DONTNEED) != 0) memset(first, 0, alike * page);
+          if (!is_used(i) && madvise(first, alike * page, MADV_DONTNEED) == 0) continue;
+          for (size_t j = 0; j < alike; ++j) {
+            // Pages that were only read are all one, until they are written to.
+            if (!is_zero(first + j * page, page)) memset(first + j * page, 0, page);
+          }
         }
       }
     });
@@ -183,8 +192,8 @@ class CachingAllocator final : public c10::Allocator {
       const std::lock_guard<std::mutex> guard(mutex_);
       if (bytes > limit_) return {};
       kept = take_free(bytes);
-      ++taken_;
-      while (!free_.empty() && taken_ - free_.front().freed > kKeptFor) drop_oldest(unused);
+      taken_bytes_ += bytes;
+      while (!free_.empty() && (taken_bytes_ - free_.front().freed) / kKeptFor > limit_) drop_oldest(unused);
     }
     unmap(unused);
     return kept != nullptr ? Taken{kept, false} : Taken{take_new(bytes), true};
@@ -259,11 +268,11 @@ class CachingAllocator final : public c10::Allocator {
   std::mutex mutex_;  // of what stands below
   c10::Allocator* before_ = nullptr;
   size_t limit_ = 0, free_bytes_ = 0, used_bytes_ = 0;
-  Blocks free_;  // in the order in which they were freed
+  size_t taken_bytes_ = 0;  // ever
+  Blocks free_;             // in the order in which they were freed
   Blocks used_;
   std::unordered_map<void*, Blocks::iterator> places_;  // of the used ones
   int64_t mapped_ = 0, reused_ = 0;
-  uint64_t taken_ = 0;
 };
 
 void give_back(void* memory) {
@@ -306,7 +315,10 @@ std::vector<int64_t> caching_allocator_counts() { return {0, 0, 0, 0}; }
 
 int64_t caching_allocator_deleter() { return 0; }
 
-std::vector<at::Tensor> kept_zeros(int64_t) { return {}; }
+std::vector<at::Tensor> kept_zeros(int64_t bytes) {
+  LB_CHECK_VALUE(bytes > 0, "_kept_zeros", "bytes must be more than 0, got ", bytes);
+  return {};
+}
 
 }  // namespace liteboost
 #endif

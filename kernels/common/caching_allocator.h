@@ -18,8 +18,8 @@ bool set_caching_allocator(int64_t bytes);
 // Bytes that are free and kept, bytes in use, how often memory was taken from the system, and how often it was used again.
 std::vector<int64_t> caching_allocator_counts();
 
-// Bytes that are zero, from here: memory of the system's is, until it is used, and what was kept is cleared by torch's threads.
-// Nothing where no memory is kept, or less than that.
+// Bytes that are zero, from here: memory of the system's is, until it is used, and what was kept is cleared by torch's threads,
+// where there may be as many as torch asks for. Nothing where no memory is kept, or less than that.
 std::vector<at::Tensor> kept_zeros(int64_t bytes);
 
 // By what memory from here is freed, as a number; 0 where there is none.

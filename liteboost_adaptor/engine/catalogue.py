@@ -191,7 +191,7 @@ def parse(text: str, source: str) -> list[Rule]:
 def _tables(text: str, source: str, decoded: Mapping[str, Any]) -> dict[str, Any]:
     data = decoded.get(hashlib.sha256(text.encode()).hexdigest())
     try:
-        data = tomllib.loads(text) if data is None else data
+        data = data if isinstance(data, dict) else tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise CatalogueError(f"{source}: not valid TOML ({fault}). Mend the syntax there.") from fault
     if data.get("schema") != SCHEMA:
@@ -319,8 +319,9 @@ def _requirement(text: str) -> Requirement:
 
 @functools.cache
 def _installed_version(name: str) -> str:
-    loaded = getattr(sys.modules.get(name), "__version__", None)
-    return loaded if isinstance(loaded, str) else importlib.metadata.version(name)  # parses a file
+    # The distribution's name is the module's, and what it says is what runs; the metadata is a file to parse.
+    loaded = sys.modules.get(name) if name in ("torch", "transformers") else None
+    return str(loaded.__version__) if loaded is not None else importlib.metadata.version(name)
 
 
 def version_conflict(rule: Rule) -> str:
@@ -365,9 +366,10 @@ def _read(file: Traversable) -> str:
 def _decoded(built: Path | None) -> dict[str, Any]:
     """What rule files say, by digest, as kernels/cmake/rules.py wrote it beside the kernels in ``built``."""
     try:
-        return json.loads((built / DECODED).read_text(encoding="utf-8")) if built else {}
+        found = json.loads((built / DECODED).read_text(encoding="utf-8")) if built else {}
     except (OSError, ValueError):
         return {}  # the files themselves say it
+    return found if isinstance(found, dict) else {}
 
 
 def load(
@@ -381,7 +383,7 @@ def load(
     Args:
         patch_path: The user's files and folders of them.
         built: Where the compiled kernels lie. Beside them the shipped files lie as JSON, which is read in a
-            thirtieth of the time; it counts for a file whose text it was made of.
+            twentieth of the time; it counts for a file whose text it was made of.
     """
     rules: dict[str, Rule] = {}
     faults: list[CatalogueError] = []

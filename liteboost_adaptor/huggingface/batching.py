@@ -120,8 +120,7 @@ class _ComputingAlone:
 class _CacheOnHugePages(TorchFunctionMode):
     """While it is entered, many zeros of one byte are on huge pages: the memory of a cache in pages.
 
-    That of the cache before where the caching allocator has kept it, and will keep this: new pages of 235 MB
-    took 0.3 s of the first tokens of 16 requests, and to clear them takes a twentieth of that.
+    That of the cache before where the caching allocator has kept it (decision 68), as it will keep this.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,7 +129,8 @@ class _CacheOnHugePages(TorchFunctionMode):
             (size,), on = args, kwargs["device"]
             is_bytes = type(size) is int and size >= _LEAST_BYTES and kwargs["dtype"] is torch.uint8
             if is_bytes and on is not None and torch.device(on).type == "cpu":
-                with contextlib.suppress(OSError):  # torch says better what it has no memory for
+                # Torch says better what it has no memory for.
+                with contextlib.suppress(OSError):
                     kept = torch.ops.liteboost._kept_zeros(size)
                     return kept[0] if kept else huge_pages.zeros(size)
         return func(*args, **kwargs)

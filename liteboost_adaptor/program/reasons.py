@@ -20,6 +20,7 @@ UNDERWAY = frozenset({NEW, NEW_CACHE, WATCHED, RECORDED, NUMBERS, MORE_FUNCTIONS
 #: There are programs, and none was right.
 OTHER_CACHE = "no program for what the cache keeps"
 CHANGED = "what the program was recorded in has changed"
+WARNS = "other filters of warnings are set than when a step that warns was recorded"
 #: Why a run stopped, by the number that ``_program_stopped_by`` gives (kernels/program/program.h).
 STOPS = (
     "the model decides otherwise by a value than when recorded",

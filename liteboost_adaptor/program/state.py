@@ -73,7 +73,7 @@ class State:
         self._mode = torch.is_inference_mode_enabled()
         self._asks_for_ranks = any("is_initialized" in used.all for used in names)
         self._ranks = self._asks_for_ranks and _has_ranks()
-        self._filters = list(warnings.filters) if ran.warns else None
+        self._filters = _filters() if ran.warns else None
         self._reads_determinism = any("determinis" in name for used in names for name in used.all)
         classes_asked = ("isinstance", "issubclass")
         self._asks_for_classes = any(not used.globals.isdisjoint(classes_asked) for used in names)
@@ -141,6 +141,13 @@ class State:
         except Exception:  # noqa: BLE001 - what cannot be compared was exchanged
             return False
 
+    def warns_as_before(self) -> bool:
+        """Whether Python would do with a warning what it did, where the step gives one.
+
+        No part of `is_as_it_was`: whoever catches warnings around a call changes that for a moment, for all.
+        """
+        return self._filters is None or self._filters == _filters()
+
     def freeze(self, told: list[tuple[torch.Tensor, str, Any]]) -> None:
         """From here on tensors have to be what Python was ``told`` of them, and no kernel may be registered.
 
@@ -159,8 +166,6 @@ class State:
         if self._asks_for_ranks and _has_ranks() != self._ranks:
             return False
         if self._kernels not in (None, python_kernels.count()):
-            return False
-        if self._filters is not None and self._filters != list(warnings.filters):
             return False
         return not is_registered and _process() == self._process
 
@@ -191,7 +196,7 @@ class State:
     def changes(self) -> Any:
         """What was exchanged, each in words."""
         if not self._has_settings():
-            yield "settings of torch, filters of warnings, or the classes registered with an abstract one"
+            yield "settings of torch, or the classes registered with an abstract one"
         yield from self._owner.changes(is_same)
         for live, saved in zip(*self._dicts, strict=True):
             now = dict(dict.items(live))  # some give another object at every look
@@ -270,6 +275,13 @@ def _determinism() -> tuple[bool, bool]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+
+
+def _filters() -> tuple[Any, ...]:
+    """By what Python shows a warning, keeps it in a list, or makes an error of it."""
+    in_context = getattr(warnings, "_get_filters", None)  # from Python 3.14 on
+    filters = warnings.filters if in_context is None else in_context()
+    return list(filters), warnings.showwarning, getattr(warnings, "_showwarnmsg_impl", None)
 
 
 def _has_ranks() -> bool:

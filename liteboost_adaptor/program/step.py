@@ -205,6 +205,9 @@ class Steps:
             if symbols is None or (step.is_copied and program.writes_to_arguments):
                 reason = reasons.OTHER_CACHE
                 continue
+            if not program.state.warns_as_before():
+                reason = reasons.WARNS
+                continue
             if not program.state.is_as_it_was():
                 with self._lock:
                     self._lost += _unpaid(self._programs.pop(key, ()))

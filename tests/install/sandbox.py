@@ -153,7 +153,7 @@ class Sandbox:
 def copy_sources(destination: Path) -> Path:
     """The sources a clone has, without anything built."""
     destination.mkdir(parents=True)
-    built = shutil.ignore_patterns("*.so", "_build_info*.json", "_native", "__pycache__")
+    built = shutil.ignore_patterns("*.so", "_build_info*.json", "_rules.json", "_native", "__pycache__")
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():

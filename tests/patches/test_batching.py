@@ -93,16 +93,21 @@ def test_the_cache_takes_memory_where_it_is_used(
     monkeypatch.setattr(batching, "_LEAST_BYTES", 1000)
     liteboost_adaptor.apply(llama, level=2)
     kept: list[int] = []
+    places: set[int] = set()
     from_allocator = torch.ops.liteboost._kept_zeros
 
     def kept_zeros(nbytes: int) -> list[torch.Tensor]:
         kept.append(nbytes)
-        return from_allocator(nbytes)
+        zeros = from_allocator(nbytes)
+        places.update(each.data_ptr() for each in zeros)
+        return zeros
 
     monkeypatch.setattr(torch.ops.liteboost, "_kept_zeros", kept_zeros)
+    monkeypatch.setattr(batching, "_collections", batching._Collections())  # the first lets go of its cache
     for _ in range(2):  # in new memory, and in that of the first
         assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
     assert len(kept) == 2 and kept[0] > 1000 and not made
+    assert len(places) == 1
     torch.ops.liteboost._set_caching_allocator(0)
     assert batched(llama, ContinuousBatchingConfig(page_size=8, num_blocks=50)) == expected
     assert made == kept[:1]

@@ -57,6 +57,12 @@ def test_filters_of_warnings_count_where_a_step_warns() -> None:
         for model, cache in zip((pair.ours, pair.theirs), pair.caches, strict=True):
             with pytest.raises(FutureWarning, match="past_key_values"):
                 model(input_ids=ids, past_key_values=cache, use_cache=True)
+    with warnings.catch_warnings(record=True) as kept:  # of equal filters
+        pair.agree()
+    assert sum("past_key_values" in str(each.message) for each in kept) == 2
+    before = served()
+    pair.agree(3)  # nothing is recorded again
+    assert served() == before + 3
 
 
 class Shy(dict):

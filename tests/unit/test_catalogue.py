@@ -1,7 +1,6 @@
 """Rule files: every fault names the file, the rule and what to do."""
 
 import fnmatch
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -128,18 +127,20 @@ def test_a_file_that_the_build_has_not_seen_is_decoded(built, tmp_path):
     assert rules[-1] == catalogue.parse(text(), str(tmp_path / "mine.toml"))[0]
 
 
-@pytest.mark.parametrize("content", [None, "", '{"a": ', "\xff"])
+@pytest.mark.parametrize("content", [None, "", '{"a": ', "\xff", "[]", "null"])
 def test_without_what_the_build_decoded_the_files_are(built, content):
     file = built / catalogue.DECODED
     file.unlink() if content is None else file.write_bytes(content.encode("latin-1"))
     assert catalogue.load((), built) == catalogue.load()
 
 
-@pytest.mark.skipif(not native.load().loaded, reason="needs the compiled kernels")
-def test_the_kernels_come_with_the_rules_decoded():
-    folder = native.load().path.parent
-    assert json.loads((folder / catalogue.DECODED).read_text())
-    assert catalogue.load((), folder) == catalogue.load()
+def test_the_kernels_come_with_the_rules_decoded(monkeypatch):
+    """Where this fails in a checkout whose rules were edited, install it again."""
+    expected, status = catalogue.load(), native.load()
+    if not status.loaded:
+        pytest.skip("needs the compiled kernels")
+    monkeypatch.setattr(catalogue.tomllib, "loads", lambda text: pytest.fail("decoded"))
+    assert catalogue.load((), status.path.parent) == expected
 
 
 def test_a_version_that_is_not_met():

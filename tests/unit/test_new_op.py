@@ -62,7 +62,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def _copy(folder: Path) -> Path:
-    skip = shutil.ignore_patterns("*.so", "_build_info*.json", "_native", "__pycache__")
+    skip = shutil.ignore_patterns("*.so", "_build_info*.json", "_rules.json", "_native", "__pycache__")
     for name in ("build_support", "docs/api", "kernels", "liteboost_adaptor", "patches", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=skip)
     for name in ("pyproject.toml", ".clang-format"):
