@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from support import tiny_models
 
 import liteboost_adaptor
+from liteboost_adaptor.program import step as steps
 from liteboost_adaptor.report import report
 
 
@@ -73,6 +75,15 @@ def served() -> int:
 def reasons() -> dict[str, int]:
     """Why steps were not recorded."""
     return dict(report.counter("step.program").fallbacks)
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What steps warn of: `pytest.warns` sets filters, under which nothing is served that warns by itself."""
+    texts: list[str] = []
+    warn = types.SimpleNamespace(warn=lambda text, *_, **__: texts.append(text))
+    monkeypatch.setattr(steps, "warnings", warn)
+    return texts
 
 
 @pytest.fixture

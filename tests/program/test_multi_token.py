@@ -345,7 +345,9 @@ def test_one_token_and_several_have_programs_of_their_own(recorded: Parts) -> No
     assert len(recorded.programs()) == 2
 
 
-def test_a_bit_of_a_row_that_is_kept_drops_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bit_of_a_row_that_is_kept_drops_the_program(
+    warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = Parts()
     pair.start(count=21)
     pair.parts((5, 3, 5, 3))
@@ -359,8 +361,8 @@ def test_a_bit_of_a_row_that_is_kept_drops_the_program(monkeypatch: pytest.Monke
         return found
 
     monkeypatch.setattr(program.Program, "run", spoiled)
-    with pytest.warns(RuntimeWarning, match="gave another values of the cache"):
-        pair.part(4)
+    pair.part(4)
+    assert len(warned) == 1 and "gave another values of the cache" in warned[0]
     assert not pair.programs()
     pair.keeps_the_same()
 
