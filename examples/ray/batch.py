@@ -82,6 +82,13 @@ class Texts:
         return {"file": row["file"], "lines": lines}
 
 
+def room(options: argparse.Namespace) -> int:
+    """For how many actors the cluster has CPUs, or NPUs, now."""
+    free = ray.available_resources()
+    wanted = {"CPU": options.threads} | ({"NPU": 1} if options.device == "npu" else {})
+    return max(1, min(int(free.get(name, 0) // count) for name, count in wanted.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", help="folder of the model, on every node")
@@ -111,12 +118,13 @@ def main() -> None:
     if not rows:
         return
     ray.init(options.address, runtime_env=runtime_env())
-    # As many actors as the cluster has room for. Of one whose node has died Ray makes another, where there is
-    # room or another actor has nothing left to do, and gives it the blocks that the first one was at.
+    # As many actors as the cluster has room for, from the beginning: to one alone Ray adds late where blocks are
+    # short. Of one whose node has died Ray makes another, where there is room or another actor has nothing left
+    # to do, and gives it the blocks that the first one was at.
     texts = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         Texts,
         fn_constructor_kwargs={"settings": settings},
-        compute=ray.data.ActorPoolStrategy(min_size=1),
+        compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=min(len(rows), room(options))),
         num_cpus=options.threads,
         resources={"NPU": 1} if options.device == "npu" else {},
     )
