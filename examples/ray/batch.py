@@ -118,9 +118,9 @@ def main() -> None:
     if not rows:
         return
     ray.init(options.address, runtime_env=runtime_env())
-    # As many actors as the cluster has room for, from the beginning: to one alone Ray adds late where blocks are
-    # short. Of one whose node has died Ray makes another, where there is room or another actor has nothing left
-    # to do, and gives it the blocks that the first one was at.
+    # As many actors as the cluster has room for, from the beginning: to one alone Ray adds late where
+    # blocks are short. Of one whose node has died Ray makes another, where there is room or another
+    # actor has nothing left to do, and gives it the blocks that the first one was at.
     texts = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         Texts,
         fn_constructor_kwargs={"settings": settings},
