@@ -141,29 +141,10 @@ def same_text(family: str, level: int, new: int) -> None:
     options |= numbers.padded_inputs(model)
     with torch.no_grad():
         expected = model.generate(**options)
-        twin = copy.deepcopy(model)
         liteboost_adaptor.apply(model, level=level)
         with calls.served() as served:
-            found = model.generate(**options)
-        if not torch.equal(found, expected):
-            end = decided(twin, options, expected)
-            assert end > expected.shape[1] - new + 32 and torch.equal(found[:, :end], expected[:, :end])
+            assert torch.equal(model.generate(**options), expected)
     assert served.rules[RULE] and not [why for rule, why in served.fallbacks if rule == RULE]
-
-
-def decided(model: torch.nn.Module, options: dict[str, Any], expected: Tensor) -> int:
-    """Tokens up to which a text is what weights that differ by their last bit give, too.
-
-    In 300 tokens two experts may come to scores so near that rounding decides which of them is asked.
-    """
-    ends = []
-    for seed in range(4):
-        twin, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
-        for weight in twin.parameters():
-            weight.mul_(1 + (torch.rand(weight.shape, generator=generator) - 0.5) * 2**-22)
-        differs = (twin.generate(**options) != expected).any(0).nonzero()
-        ends.append(int(differs[0]) if len(differs) else expected.shape[1])
-    return min(ends)
 
 
 def test_a_hooked_projection_is_called() -> None:

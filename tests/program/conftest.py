@@ -81,8 +81,11 @@ def reasons() -> dict[str, int]:
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What steps warn of: `pytest.warns` sets filters, under which nothing is served that warns by itself."""
     texts: list[str] = []
-    warn = types.SimpleNamespace(warn=lambda text, *_, **__: texts.append(text))
-    monkeypatch.setattr(steps, "warnings", warn)
+
+    def warn(text: str, category: type[Warning], stacklevel: int) -> None:
+        texts.append(f"{category.__name__}: {text}")
+
+    monkeypatch.setattr(steps, "warnings", types.SimpleNamespace(warn=warn))
     return texts
 
 

@@ -61,7 +61,8 @@ def test_one_bit_drops_the_program(
     monkeypatch.setattr(program.Program, "run", spoiled(change))
     before = served()
     pair.agree(1)
-    assert len(warned) == 1 and f"gave another {named}" in warned[0]
+    assert len(warned) == 1 and warned[0].startswith("RuntimeWarning: ")
+    assert f"gave another {named}" in warned[0]
     assert any(reason.endswith(named) for reason in reasons())
     monkeypatch.undo()
     pair.agree(10)
