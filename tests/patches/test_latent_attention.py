@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import peft
@@ -140,11 +142,39 @@ def same_text(family: str, level: int, new: int) -> None:
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
     options |= numbers.padded_inputs(model)
     with torch.no_grad():
-        expected = model.generate(**options)
+        with close_choices() as close:
+            expected = model.generate(**options)
         liteboost_adaptor.apply(model, level=level)
         with calls.served() as served:
-            assert torch.equal(model.generate(**options), expected)
+            found = model.generate(**options)
+    for row, (text, original) in enumerate(zip(found, expected, strict=True)):
+        parted = (text != original).nonzero().flatten()[:1].tolist()
+        assert not parted or any(parted[0] - 32 < length <= parted[0] for length in close[row])
     assert served.rules[RULE] and not [why for rule, why in served.fallbacks if rule == RULE]
+
+
+@contextlib.contextmanager
+def close_choices() -> Iterator[dict[int, list[int]]]:
+    """Row -> after how many tokens an indexer chose between two keys whose scores are a rounding apart.
+
+    Which of the two a layer attends to is then decided by the last bit of a sum (seen in Mistral Large 4:
+    the 8th and the 9th key of row 2 at the 50th token, 1.2e-7 apart in float64 as well), and the texts
+    of two correct models part. Equal scores, the zeros behind a ReLU, are no such choice.
+    """
+    close: dict[int, list[int]] = collections.defaultdict(list)
+    topk = Tensor.topk
+
+    def observed(scores: Tensor, k: int, *args: Any, **options: Any) -> Any:
+        if scores.dim() == 3 and scores.shape[1] == 1 and k < scores.shape[-1]:
+            best = topk(scores[:, 0], k + 1).values
+            gaps = (best[:, -2] - best[:, -1]) / best[:, -2].abs()
+            for row in ((gaps > 0) & (gaps < 1e-6)).nonzero().flatten().tolist():
+                close[row].append(scores.shape[-1])
+        return topk(scores, k, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "topk", observed)
+        yield close
 
 
 def test_a_hooked_projection_is_called() -> None:
