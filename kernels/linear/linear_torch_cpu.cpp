@@ -12,6 +12,7 @@
 #include <exception>
 #include <new>
 
+#include "common/isa.h"
 #include "common/resources.h"
 #include "common/tensors.h"
 #include "linear/linear_cpu.h"

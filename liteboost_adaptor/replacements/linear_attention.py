@@ -191,7 +191,7 @@ def _reader(
 
     def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(names, args, strict=False))
-        if len(args) > len(names) or not given.keys().isdisjoint(kwargs):
+        if len(args) > len(names) or any(name in kwargs for name in given):
             return {}
         call = {**defaults, **given, **kwargs}
         if any(name not in call for name in required):
