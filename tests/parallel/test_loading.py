@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("native_only")
 
 #: On 2 ranks in the first tier: experts that are put together (also with a bias), fused layers, ties,
 #: latent attention, transposed weights, norms over all heads.
-FIRST = ("llama", "phi3", "mixtral", "gpt_oss", "deepseek_v3", "gemma3_text", "gpt2", "olmo2")
+FIRST = ("llama", "phi3", "mixtral", "gpt_oss", "deepseek_v3", "gemma3_text", "gpt2", "olmo2", "sarvam_moe")
 
 
 def save(folder: Path, names: tuple[str, ...]) -> None:
@@ -59,9 +59,7 @@ def test_experts_that_become_floating_point_while_they_are_read(tmp_path: Path, 
 @pytest.mark.full
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_family_is_read_in_parts(tmp_path: Path, size: int) -> None:
-    from parallel.test_shard import sizes
-
-    names = tuple(name for name in families.buildable() if size in sizes(name))
+    names = tuple(name for name in families.buildable() if size in families.world_sizes(name))
     save(tmp_path, names)
     results = ranks.run(size, "parallel.jobs_load:of_families", str(tmp_path), names, timeout=3600)
     # Headers of files are a large part of tiny models, and of some layouts whole tensors are read.

@@ -126,9 +126,7 @@ def test_one_process_and_wrong_folders_are_refused(
 
 @pytest.mark.full
 def test_every_family_there_and_back(tmp_path: Path) -> None:
-    from parallel.test_shard import sizes
-
-    names = tuple(name for name in families.buildable() if 2 in sizes(name))
+    names = tuple(name for name in families.buildable() if 2 in families.world_sizes(name))
     there_and_back(tmp_path, names, 2)
     results = ranks.run(2, "parallel.jobs_offline:of_families", str(tmp_path), names, timeout=3600)
     for found in results:

@@ -69,9 +69,7 @@ def test_layers_that_a_script_has_replaced_are_saved_as_they_are(tmp_path: Path)
 
 @pytest.mark.full
 def test_every_family_is_saved_as_it_was(tmp_path: Path) -> None:
-    from parallel.test_shard import sizes
-
-    names = tuple(name for name in families.buildable() if 2 in sizes(name))
+    names = tuple(name for name in families.buildable() if 2 in families.world_sizes(name))
     save(tmp_path, names)
     found = ranks.run(2, "parallel.jobs_save:saves", str(tmp_path), names, timeout=3600)[0]
     assert {name: text for name, text in found.items() if name in names and text != "nothing raised"} == {}

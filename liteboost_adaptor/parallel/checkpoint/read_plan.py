@@ -126,13 +126,15 @@ def plan_reads(
                 )
             sharding = plan.shardings[name]
             found.reads[key] = TensorRead(sharding.dim % len(shapes[key]), sharding, 0, sharding.size)
-    _through_converters(groups, shapes, plan, found)
+    wanted_shapes = {name: tuple(each.shape) for name, each in wanted.items()}
+    _through_converters(groups, shapes, wanted_shapes, plan, found)
     return found
 
 
 def _through_converters(
     groups: dict[str, tuple[Any, dict[str, list[str]]]],
     shapes: Mapping[str, Shape],
+    wanted: Mapping[str, Shape],
     plan: ShardingPlan,
     found: ReadPlan,
 ) -> None:
@@ -140,7 +142,7 @@ def _through_converters(
     for name, (converter, keys) in groups.items():
         if any(converter is late for late in found.late):
             continue
-        traced = _trace(converter, name, keys, shapes, plan)
+        traced = _trace(converter, name, keys, shapes, wanted, plan)
         if traced is None:
             found.late.append(converter)
         else:
@@ -151,9 +153,15 @@ def _through_converters(
 
 
 def _trace(
-    converter: Any, name: str, keys: dict[str, list[str]], shapes: Mapping[str, Shape], plan: ShardingPlan
+    converter: Any,
+    name: str,
+    keys: dict[str, list[str]],
+    shapes: Mapping[str, Shape],
+    wanted: Mapping[str, Shape],
+    plan: ShardingPlan,
 ) -> dict[str, TensorRead] | None:
     """What is read of the tensors ``keys`` (by pattern) from which ``name`` is converted; None: unknown."""
+    from transformers import core_model_loading
     from transformers.core_model_loading import Chunk, Concatenate, MergeModulelist
 
     first = converter.target_patterns[0]
@@ -164,6 +172,15 @@ def _trace(
     operations = list(converter.operations)
     if [type(each) for each in operations] == [Chunk] and len(targets) == len(converter.target_patterns):
         return _chunked(operations[0].dim, shardings, keys, shapes, plan) if first in name else None
+    split = getattr(core_model_loading, "Split", None)  # since transformers 5.24
+    if split is not None and len(operations) == 1 and isinstance(operations[0], split):
+        found = _split(operations[0].dim, shardings, [wanted.get(target) for target in targets], keys, shapes)
+        if found is None:
+            raise CheckpointError(
+                f"a tensor of the checkpoint becomes {', '.join(targets)}, which {plan.world_size} processes "
+                "share otherwise than by its rows. Load it with LITEBOOST_TP=1."
+            )
+        return found
     if len(targets) != 1 or shardings[0] is None:
         return None
     sharding, joined, stacked = shardings[0], None, 0
@@ -216,6 +233,25 @@ def _joined(
                 found[key] = TensorRead(dim, sharding, 0, sharding.size)
                 start = size
     return found if start == sharding.size else None
+
+
+def _split(
+    dim: int,
+    shardings: list[DimSharding | None],
+    wanted: list[Shape | None],
+    keys: dict[str, list[str]],
+    shapes: Mapping[str, Shape],
+) -> dict[str, TensorRead] | None:
+    """What is read of one tensor of which several parameters are parts, each as long as its shard then is."""
+    (key,) = next(iter(keys.values()))[:1]
+    dim %= len(shapes[key])
+    if None in wanted or any(sharding and sharding.dim % len(shapes[key]) != dim for sharding in shardings):
+        return None
+    segments: list[Segment] = []
+    for sharding, shape in zip(shardings, wanted, strict=True):
+        segments += sharding.segments if sharding else [Segment(shape[dim], 1)]  # one that every rank has
+    whole = DimSharding(dim, tuple(segments))
+    return {key: TensorRead(dim, whole, 0, whole.size)} if whole.size == shapes[key][dim] else None
 
 
 def _chunked(
