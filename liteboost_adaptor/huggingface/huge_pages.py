@@ -55,7 +55,7 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
     unbind(model)
     weights = [] if turned_off(settings, LEVEL, RULE) else list(_movable(model))
     integers = [] if turned_off(settings, LEVEL, RULE) else list(_integers(model))
-    missing = [weight for weight in weights if weight.data_ptr() not in _held]
+    missing = [weight for weight in weights if not _is_on_huge_pages(weight)]
     missing_integers = [buffer for buffer in integers if buffer.data_ptr() not in _held]
     wanted = sum(tensor.nbytes for tensor in missing + missing_integers)
     if not (weights or sum(buffer.nbytes for buffer in integers) >= LEAST) or not _kernel_has_them():
@@ -225,6 +225,14 @@ def _is_alone(weight: torch.Tensor, least: int = 0) -> bool:
     is_whole = weight.untyped_storage().nbytes() == weight.nbytes
     is_unshared = _holders(weight) == _least_holders()
     return is_whole and is_unshared and (weight.data_ptr() in _held or _is_torchs_own(weight))
+
+
+def _is_on_huge_pages(weight: torch.Tensor) -> bool:
+    """Whether a large weight was moved before, or is from memory that is kept when it is freed.
+
+    That has huge pages as far as it fills them, as a weight has that is moved.
+    """
+    return weight.data_ptr() in _held or caching_allocator.is_deleter(torch.ops.liteboost._deleter_of(weight))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import liteboost_adaptor
-from liteboost_adaptor.huggingface import huge_pages
+from liteboost_adaptor.huggingface import caching_allocator, huge_pages
 
 pytestmark = pytest.mark.skipif(not huge_pages._kernel_has_them(), reason="this kernel has no huge pages")
 
@@ -96,6 +96,22 @@ def test_another_binding_moves_nothing_again(active: None, folder: Path) -> None
     assert _moved(model) == MOVED
     liteboost_adaptor.apply(model, level=2, disable="norm.*")
     assert where == {name: weight.data_ptr() for name, weight in model.named_parameters()}
+
+
+def test_what_lies_on_huge_pages_already_is_not_moved(active: None) -> None:
+    """Memory that is kept when it is freed lies there: to move out of it would keep the weights twice."""
+    first = AutoModelForCausalLM.from_config(CONFIG)
+    liteboost_adaptor.apply(first, level=2)  # so that freed memory is kept
+    before = len(huge_pages._held)
+    second = AutoModelForCausalLM.from_config(CONFIG)
+    liteboost_adaptor.apply(second, level=2)
+    large = [weight for weight in second.parameters() if weight.nbytes >= huge_pages.LEAST]
+    assert len(large) == len(MOVED) and _row()["state"] == "applied"
+    assert len(huge_pages._held) == before
+    for weight in large:
+        assert caching_allocator.is_deleter(torch.ops.liteboost._deleter_of(weight))
+        assert weight.data_ptr() % huge_pages.PAGE == 0
+    del first
 
 
 def test_their_memory_goes_with_them(active: None, folder: Path) -> None:
