@@ -37,7 +37,13 @@ class AttentionCall:
 
 
 class DistributedAttention(Protocol):
-    """What attention is while it lasts."""
+    """What attention is while it lasts.
+
+    Attributes:
+        updates: How often layers of the cache have been given keys, which they count.
+    """
+
+    updates: int
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """``[batch, tokens, heads, value_dim]`` over all tokens that this rank's see."""

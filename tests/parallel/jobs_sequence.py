@@ -174,6 +174,23 @@ def refused(names: list[str], sizes: dict[str, int]) -> dict[str, str]:
 
 
 @torch.no_grad()
+def last_loop(sizes: dict[str, int]) -> dict[str, Any]:
+    """Loops of which the last alone writes to the cache: a prompt that nothing follows, and a text."""
+    _quiet()
+    _under()
+    model = tiny_models.build("dory")
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    inputs = dict(tiny_models.example_inputs(model, length=21))
+    alone = model(**inputs, use_cache=False).logits
+    _under(**sizes)
+    liteboost_adaptor.shard(model)
+    return {
+        "distance": relative(model(**inputs, use_cache=False).logits, alone),
+        "refused": _raised(lambda: model.generate(**inputs, max_new_tokens=2)),
+    }
+
+
+@torch.no_grad()
 def long_prompt(sizes: dict[str, int], length: int) -> dict[str, Any]:
     """A long prompt: logits of its last token and tokens behind it, and the memory the prompt takes."""
     _quiet()

@@ -16,8 +16,8 @@ from liteboost_adaptor.parallel.sequence.ulysses import HeadShards
 pytestmark = pytest.mark.usefixtures("native_only")
 
 #: In the first tier: windows (beside full attention that no layer has, and of no token for none), a softcap,
-#: sinks, norms of queries and keys, latent attention, experts.
-FIRST = ("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "ministral", "qwen2_moe")
+#: sinks, norms of queries and keys, latent attention, experts, layers that run in a loop.
+FIRST = ("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "ministral", "qwen2_moe", "dory")
 FIRST_ON_FOUR = ("llama", "gemma3_text")
 #: Ring attention, Ulysses, both, and each with sharded weights. Of two heads of keys and values each of four
 #: ranks has one.
@@ -117,6 +117,13 @@ def test_what_mixes_tokens_elsewhere_is_refused() -> None:
             assert found[name].startswith("ParallelError"), name
             assert "cannot share its prompts" in found[name] or "cannot share the prompts" in found[name]
             assert "LITEBOOST_SP=1 and LITEBOOST_CP=1" in found[name]
+
+
+@pytest.mark.parametrize("sizes", [{"cp": 2}, {"sp": 2}], ids=str)
+def test_keys_that_no_cache_holds_are_refused_where_one_is_kept(sizes: dict[str, int]) -> None:
+    for found in ranks.run(2, "parallel.jobs_sequence:last_loop", sizes):
+        assert found["distance"] <= 1e-5
+        assert "ParallelError" in found["refused"] and "keys that its cache does not hold" in found["refused"]
 
 
 def test_the_cache_is_found_under_either_name() -> None:

@@ -29,34 +29,55 @@ _CUT = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "cache_position"
 #: Outputs that are gathered along dimension 1.
 _JOINED = ("logits", "last_hidden_state")
 _OFF = "Start the script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
+_NOT_CACHED = "it sees keys that its cache does not hold"
 
 
 class _RefusesUnsupported:
-    """What both kinds of attention have in common."""
+    """What both kinds of attention have in common.
+
+    Attributes:
+        updates: How often layers of the cache have been given keys.
+        keeps_cache: Whether there will be tokens behind these.
+    """
+
+    def __init__(self, keeps_cache: bool = True) -> None:
+        self.updates = self._seen = 0
+        self.keeps_cache = keeps_cache
+        #: Whether the first call of a module came behind an update.
+        self._is_cached: dict[nn.Module, bool] = {}
 
     def check(self, call: AttentionCall) -> None:
         """Raise `ParallelError` where ``call`` is one that cannot be shared."""
         reason = call.reason or ("" if getattr(call.module, "is_causal", True) else "it sees later tokens")
+        # A layer may see what another has put into the cache, or the same keys twice. One that attends before
+        # it puts keys there sees some beside those of the cache, of all ranks (Dory's loops before the last).
+        is_cached, self._seen = self.updates > self._seen, self.updates
+        if not self._is_cached.setdefault(call.module, is_cached) and is_cached and self.keeps_cache:
+            reason = reason or _NOT_CACHED
         if reason:
-            raise ParallelError(
-                f"attention of {type(call.module).__name__} cannot be shared by processes: {reason}. {_OFF}"
-            )
+            raise _refusal(call, reason)
+
+
+def _refusal(call: AttentionCall, reason: str) -> ParallelError:
+    return ParallelError(
+        f"attention of {type(call.module).__name__} cannot be shared by processes: {reason}. {_OFF}"
+    )
 
 
 class ShardedPromptAttention(_RefusesUnsupported, masks.ShardsMasks):
     """Attention while each rank has some tokens of a prompt."""
 
-    def __init__(self, tokens: TokenShards, padding: Tensor | None, window: int | None) -> None:
+    def __init__(
+        self, tokens: TokenShards, padding: Tensor | None, window: int | None, keeps_cache: bool
+    ) -> None:
+        super().__init__(keeps_cache)
         self.tokens, self.padding = tokens, padding
         self._wants_window = window is not None and window < tokens.length
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.check(call)
         if self._wants_window and (call.mask is None or call.mask.shape[2] == 1):
-            raise ParallelError(
-                f"attention of {type(call.module).__name__} cannot be shared by processes: it has a window "
-                f"that only the cache knows of. {_OFF}"
-            )
+            raise _refusal(call, "it has a window that only the cache knows of")
         heads = self.tokens.mesh.heads
         states, sinks, mask = (call.query, call.key, call.value), call.sinks, call.mask
         if heads.size > 1:
@@ -75,12 +96,15 @@ class ShardedCacheAttention(_RefusesUnsupported):
     """Attention of tokens that every rank computes, over a sharded KV cache."""
 
     def __init__(self, mesh: Mesh, held: CacheShard, first: int) -> None:
+        super().__init__()
         self.mesh, self.held, self.first = mesh, held, first
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.check(call)
         count, mask = call.query.shape[2], call.mask
         positions = self.held.positions.to(call.query.device)
+        if call.key.shape[2] != len(positions):
+            raise _refusal(call, _NOT_CACHED)
         if mask is not None:
             mask = mask.index_select(3, positions) if mask.shape[3] > 1 else mask
         elif count > 1:
@@ -141,7 +165,9 @@ class PromptSharding:
             held.keep_range(*tokens.own, length)
             sharded_cache.set_reported_length(cache, tokens.own[0])
             padding = _padding(kwargs.get("attention_mask"))
-            self._forward = _Forward(ShardedPromptAttention(tokens, padding, held.window), tokens, kwargs)
+            keeps_cache = kwargs.get("use_cache") is not False
+            attention = ShardedPromptAttention(tokens, padding, held.window, keeps_cache)
+            self._forward = _Forward(attention, tokens, kwargs)
             kwargs = {each: _cut(each, value, tokens) for each, value in kwargs.items()}
         self._forward.context.__enter__()
         return (), kwargs

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import ParallelError
+from ...replacements import sequence
 
 #: Attribute of a cache: its `CacheShard`.
 CACHE_SHARD = "_liteboost_held"
@@ -74,6 +75,8 @@ def _layer_class() -> type:
             if not self.is_initialized:
                 self.lazy_initialization(key_states, value_states)
             self.reported_length += key_states.shape[-2]
+            if (attention := sequence.active_distributed_attention()) is not None:
+                attention.updates += 1
             kept = self.held.kept
             self.keys = torch.cat([self.keys, key_states[:, :, kept]], dim=-2)
             self.values = torch.cat([self.values, value_states[:, :, kept]], dim=-2)
@@ -98,8 +101,22 @@ def _layer_class() -> type:
 
 
 def cache_shard_of(cache: Any) -> CacheShard | None:
-    """The shard of a sharded cache; None for another cache."""
-    return getattr(cache, CACHE_SHARD, None)
+    """The shard of a sharded cache, of all its layers; None for another cache.
+
+    Layers that a model has appended, as copies of others (Dory, a loop of layers), brought a copy of it.
+
+    Raises:
+        ParallelError: It has appended others.
+    """
+    held: CacheShard | None = getattr(cache, CACHE_SHARD, None)
+    for layer in cache.layers if held is not None else ():
+        if not isinstance(layer, _layer_class()):
+            raise ParallelError(
+                f"the model has put a {type(layer).__name__} into a cache that processes share. Start the "
+                "script with LITEBOOST_SP=1 and LITEBOOST_CP=1."
+            )
+        layer.held = held
+    return held
 
 
 def shard_cache(cache: Any, layers: int) -> CacheShard:

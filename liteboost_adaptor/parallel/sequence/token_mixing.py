@@ -25,7 +25,7 @@ class _NoAttention:
     """Attention that sees no key, and counts."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls = self.updates = 0
 
     def attend(self, call: AttentionCall) -> Tensor:
         self.calls += 1
