@@ -15,8 +15,8 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 from .. import memory, native
 from ..checkpoint.files import Slice
 from ..errors import CheckpointError, QuantizationError
-from .checkpoint import checksums
-from .checkpoint.parameter_names import conversions_without_experts
+from .checkpoint import checksums, splits
+from .checkpoint.parameter_names import conversions_of_quantized
 from .checkpoint.verify import check_layers
 from .config import LiteBoostConfig
 from .layers import QuantizedExperts, QuantizedLayer, QuantizedLinear, ShardedWeight
@@ -95,6 +95,17 @@ class LiteBoostQuantizer(HfQuantizer):
         """What the loader is given for these ``tensors`` of the files: by name, read when it is indexed."""
         return tensors
 
+    def update_weight_conversions(self, weight_conversions: Any, model: torch.nn.Module) -> list[Any]:
+        """What tensors of a checkpoint become, which may be several layers of one tensor."""
+        conversions = super().update_weight_conversions(weight_conversions, model)
+        return splits.of_layers(conversions, None if self.pre_quantized else self.sizes_of)
+
+    def sizes_of(self, name: str, layer: QuantizedLinear) -> tuple[int, int]:
+        """Outputs and inputs of ``name``, the weight of ``layer``, as it is read: a shard, or whole."""
+        sharded = self.sharded_weights.get(name)
+        found = sharded.shape if sharded else layer
+        return found.out_features, found.in_features
+
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
 
@@ -107,7 +118,7 @@ class LiteBoostQuantizer(HfQuantizer):
             prepack(model)
         if self.overrides_w4a16_by_w4a8:
             self._round_activations(model)
-        self._keep_experts_whole(model)
+        self._keep_layers_apart(model)
         report_targets(self._targets)
         self._targets = []
         memory.give_back()  # what rounding and converting needed
@@ -137,13 +148,13 @@ class LiteBoostQuantizer(HfQuantizer):
         model.is_quantized = True
         model.quantization_method = self.quantization_config.quant_method
         model.config.quantization_config = self.quantization_config
-        self._keep_experts_whole(model)
+        self._keep_layers_apart(model)
 
-    def _keep_experts_whole(self, model: torch.nn.Module) -> None:
-        """Have `save_pretrained` write experts as they are kept, not one by one as checkpoints have them."""
+    def _keep_layers_apart(self, model: torch.nn.Module) -> None:
+        """Have `save_pretrained` write quantized layers as they are: experts together, others each alone."""
         self._conversions = getattr(model, "_weight_conversions", None)
-        if any(isinstance(module, QuantizedExperts) for module in model.modules()):
-            model._weight_conversions = conversions_without_experts(model)
+        if any(isinstance(module, QuantizedExperts | QuantizedLinear) for module in model.modules()):
+            model._weight_conversions = conversions_of_quantized(model)
 
     def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[Any, dict[str, str]]:
         if getattr(model, "_hf_peft_config_loaded", False):
@@ -226,11 +237,8 @@ class _Quantize(ConversionOps):
     def _quantized(self, layer: QuantizedLinear, name: str, weight: Tensor) -> dict[str, Tensor]:
         weight = weight.t().contiguous() if layer.is_transposed else weight
         sharded = self._quantizer.sharded_weights.get(name)
-        sizes, scheme = (layer.out_features, layer.in_features), layer.scheme
-        if sharded:
-            sizes, scheme = (sharded.shape.out_features, sharded.shape.in_features), sharded.scheme
-        _check_shape(name, weight, sizes)
-        quantized = quantize(weight, scheme, name)
+        _check_shape(name, weight, self._quantizer.sizes_of(name, layer))
+        quantized = quantize(weight, sharded.scheme if sharded else layer.scheme, name)
         tensors = (sharded.take_shard(quantized) if sharded else quantized).tensors()
         return {name.removesuffix("weight") + buffer: tensor for buffer, tensor in tensors.items()}
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...checkpoint.files import Slice
-from ..layers import QuantizedExperts
+from ..layers import QuantizedExperts, QuantizedLinear
 
 
 class ParameterNames:
@@ -89,8 +89,11 @@ def sources_of(model: torch.nn.Module, tensors: Iterable[str]) -> dict[str, Para
     return sources
 
 
-def conversions_without_experts(model: torch.nn.Module) -> list[Any]:
-    """How `save_pretrained` renames what ``model`` holds, without what would take quantized experts apart."""
+def conversions_of_quantized(model: torch.nn.Module) -> list[Any]:
+    """How `save_pretrained` renames what ``model`` holds, quantized layers one by one.
+
+    Without what would take quantized experts apart, or make one tensor of several quantized layers.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange, WeightConverter
 
@@ -98,12 +101,15 @@ def conversions_without_experts(model: torch.nn.Module) -> list[Any]:
     if conversions is None:  # as transformers does where it has not loaded the model
         mapping = get_model_conversion_mapping(model, add_legacy=False)
         conversions = [each for each in mapping if not isinstance(each, PrefixChange)]
-    names = [f"{name}.weight" for name, each in model.named_modules() if isinstance(each, QuantizedExperts)]
+    kinds = QuantizedExperts, QuantizedLinear
+    names = {f"{name}.weight": type(each) for name, each in model.named_modules() if isinstance(each, kinds)}
 
-    def takes_apart(conversion: Any) -> bool:
+    def is_other(conversion: Any) -> bool:
         if not isinstance(conversion, WeightConverter):
-            return False
+            return True
         reverse = conversion.reverse_transform()
-        return any(reverse.rename_source_key(name)[1] is not None for name in names)
+        found = {kind for name, kind in names.items() if reverse.rename_source_key(name)[1] is not None}
+        joins = len(reverse.source_patterns) > 1 and any(issubclass(kind, QuantizedLinear) for kind in found)
+        return not joins and not any(issubclass(kind, QuantizedExperts) for kind in found)
 
-    return [conversion for conversion in conversions if not takes_apart(conversion)]
+    return [conversion for conversion in conversions if is_other(conversion)]
