@@ -2,6 +2,7 @@
 // Messages have the form: asked, found, what to do; each names its op and argument.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
@@ -13,6 +14,8 @@
 #define LB_CHECK_TYPE(condition, op, ...) TORCH_CHECK_TYPE(condition, "liteboost::", op, ": ", __VA_ARGS__)
 
 namespace liteboost {
+
+using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
 // Raises TypeError unless `tensor` is float32, bfloat16 or float16.
 void check_dtype(const char* op, const char* argument, const at::Tensor& tensor);

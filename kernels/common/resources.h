@@ -3,10 +3,10 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #ifdef LB_STD_THREADS
-#include <algorithm>
 #include <thread>
 #include <vector>
 #endif
@@ -44,6 +44,22 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (end - begin > grain && end - begin > 1) require_threads();
   at::parallel_for(begin, end, grain, f);
 #endif
+}
+
+// parallel_for over the blocks of several parts as if they were of one, so that threads wait for each other once: `count(part)`
+// blocks, of which f(part, begin, end) does some.
+template <typename Parts, typename Count, typename F>
+void parallel_for_parts(const Parts& parts, int64_t grain, const Count& count, const F& f) {
+  int64_t blocks = 0;
+  for (const auto& part : parts) blocks += count(part);
+  parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
+    for (const auto& part : parts) {
+      const int64_t own = count(part), from = std::max<int64_t>(begin, 0), to = std::min(end, own);
+      if (from < to) f(part, from, to);
+      begin -= own;
+      end -= own;
+    }
+  });
 }
 
 }  // namespace liteboost

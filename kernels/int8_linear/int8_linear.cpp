@@ -21,6 +21,8 @@ at::Tensor linear_w8a8_meta(const at::Tensor& x, const at::Tensor& weight, const
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("linear_w8a8(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None) -> Tensor");
+  // What programs run for layers with one input: linear_w8a8 of each, the same bits.
+  m.def("_linears_w8a8(Tensor x, Tensor[] weights, Tensor[] scales, Tensor?[] biases) -> Tensor[]");
 }
 
 TORCH_LIBRARY_IMPL(liteboost, Meta, m) { m.impl("linear_w8a8", &liteboost::linear_w8a8_meta); }

@@ -37,6 +37,9 @@
 //     beside       229   260   244   255
 //     behind       127   159   161   152
 //
+// _linears_w8a8 is linear_w8a8 for each of several weights with one x, the same bits: x is rounded once, and threads share
+// out the outputs of all as if they were those of one weight.
+//
 // Source: Dettmers et al. 2022, arXiv:2208.07339 (per-row and per-column absmax). No backward: an input that
 // requires grad is an error in grad mode.
 #pragma once

@@ -33,4 +33,13 @@ void check_linear_w8a8(const at::Tensor& x, const at::Tensor& weight, const at::
   LB_CHECK_NO_GRAD(op, "bias", *bias);
 }
 
+void check_linears_w8a8(const at::Tensor& x, at::TensorList weights, at::TensorList scales,
+                        const OptionalTensors& biases) {
+  const size_t count = weights.size();
+  LB_CHECK_VALUE(count > 0 && scales.size() == count && biases.size() == count, "_linears_w8a8",
+                 "all lists must have one element for each layer, at least one, got ", count, " weights, ",
+                 scales.size(), " scales, ", biases.size(), " biases; pass None for what a layer lacks");
+  for (size_t i = 0; i < count; ++i) check_linear_w8a8(x, weights[i], scales[i], biases.get(i));
+}
+
 }  // namespace liteboost

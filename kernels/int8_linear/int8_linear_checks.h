@@ -11,4 +11,8 @@ namespace liteboost {
 void check_linear_w8a8(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales,
                        const std::optional<at::Tensor>& bias);
 
+// The same for _linears_w8a8.
+void check_linears_w8a8(const at::Tensor& x, at::TensorList weights, at::TensorList scales,
+                        const OptionalTensors& biases);
+
 }  // namespace liteboost

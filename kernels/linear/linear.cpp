@@ -31,6 +31,8 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def(
       "gated_linear(Tensor x, Tensor gate_weight, Tensor? gate_bias, Tensor up_weight, Tensor? up_bias, "
       "str activation=\"silu\", float alpha=1.0) -> Tensor");
+  // What programs run for layers with one input: linear of each, the same bits.
+  m.def("_linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
   // The sum of a contiguous float32 tensor, read once by all threads: what linear's speed is measured by.
   m.def("_stream_sum(Tensor x) -> float");
 }

@@ -31,6 +31,9 @@
 // On the CPU it gives the bits of those ops. On an NPU (linear_npu.cpp) the products write directly into the tensor
 // that the activation reads: three launches, where products in tensors of their own would need a fourth to join them.
 //
+// _linears is linear for each of several weights with one x, the same bits: threads share out the outputs of all as if they
+// were those of one weight, and x is packed once.
+//
 // No backward: an input that requires grad is an error in grad mode.
 #pragma once
 

@@ -39,6 +39,13 @@ void check_linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   check_layer("linear", x, "weight", weight, "bias", bias);
 }
 
+void check_linears(const at::Tensor& x, at::TensorList weights, const OptionalTensors& biases) {
+  LB_CHECK_VALUE(!weights.empty() && biases.size() == weights.size(), "_linears",
+                 "all lists must have one element for each layer, at least one, got ", weights.size(),
+                 " weights, ", biases.size(), " biases; pass None for what a layer lacks");
+  for (size_t i = 0; i < weights.size(); ++i) check_linear(x, weights[i], biases.get(i));
+}
+
 Activation check_gated_linear(const at::Tensor& x, const at::Tensor& gate_weight,
                               const std::optional<at::Tensor>& gate_bias, const at::Tensor& up_weight,
                               const std::optional<at::Tensor>& up_bias, c10::string_view activation,

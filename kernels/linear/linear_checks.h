@@ -13,6 +13,9 @@ namespace liteboost {
 // Raises on anything that linear.h does not allow.
 void check_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
+// The same for _linears.
+void check_linears(const at::Tensor& x, at::TensorList weights, const OptionalTensors& biases);
+
 // The same for gated_linear; returns the parsed activation.
 Activation check_gated_linear(const at::Tensor& x, const at::Tensor& gate_weight,
                               const std::optional<at::Tensor>& gate_bias, const at::Tensor& up_weight,

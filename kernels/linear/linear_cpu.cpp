@@ -147,24 +147,8 @@ static int64_t max_rows(const at::Tensor& weight) {
 
 namespace {
 
-// Bytes of weight below which a thread is not worth waking.
+// Bytes that a thread sums up at least.
 constexpr int64_t kGrainBytes = 64 << 10;
-
-// Bytes of weight that one thread multiplies alone, for up to kAloneRows rows: it takes the 20 us that it takes to wake
-// another one where threads sleep while they wait, and MKL as well does it alone. On a Zen 3, two threads, one row:
-// [256, 256] in 12 us in place of 29, [512, 256] in 25 in place of 56.
-constexpr int64_t kAloneBytes = 512 << 10;
-constexpr int64_t kAloneRows = 4;
-// How much more where they are known to sleep. On a Zen 4, two threads, float32, from the cache: [2048, 128] of one row in
-// 15 us in place of 63, [344, 128] of 24 rows in 24 in place of 63; from memory, one row, 1 MB in 81 in place of 86, 2 MB in
-// 129 in place of 121.
-constexpr int64_t kAloneAsleep = 4;
-
-// A thread's part is a multiple of this many rows of weight, so that few tiles are cut short.
-constexpr int64_t kBlock = 8;
-
-// Packed x up to this size lives on the stack.
-constexpr int64_t kStackBytes = 8 << 10;
 
 // Where x or bias is not contiguous, it is copied: they are small. The weight is large, so one whose last dim
 // is not contiguous goes to at::linear, which multiplies by it as it lies.
@@ -173,16 +157,8 @@ bool served(const at::Tensor& weight, int64_t rows) {
          (rows <= max_rows(weight) || rows <= batch_invariant_rows());
 }
 
-// Up to most_rows rows of x, packed.
-void run_chunk(const LinearKernels& kernels, DType dtype, const LinearArgs& args, int64_t element_size) {
-  const int64_t block_bytes = std::max<int64_t>(1, kBlock * args.k * element_size);
-  const int64_t blocks = (args.n + kBlock - 1) / kBlock;
-  const int64_t alone_bytes = (threads_sleep() ? kAloneAsleep : 1) * kAloneBytes;
-  const bool is_alone = blocks * block_bytes * std::max(args.rows, kAloneRows) <= alone_bytes * kAloneRows;
-  const int64_t grain = is_alone ? blocks : std::max<int64_t>(1, kGrainBytes / block_bytes);
-  parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-    kernels.run(dtype, args, begin * kBlock, std::min(end * kBlock, args.n));
-  });
+bool is_own(const at::Tensor& weight, int64_t rows) {
+  return rows == 0 || weight.size(0) == 0 || served(weight, rows);
 }
 
 at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -229,59 +205,32 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
 at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias) {
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
-  if (rows > 0 && weight.size(0) > 0 && !served(weight, rows)) {
-    const int64_t columns = gemm_columns(weight, rows);
-    return columns > 0 ? gemm_linear(x, weight, bias, rows, columns) : torch_linear(x, weight, bias);
-  }
-  return own_linear(x, weight, bias, order_of(rows));
+  if (is_own(weight, rows)) return own_linear(x, weight, bias, order_of(rows));
+  const int64_t columns = gemm_columns(weight, rows);
+  return columns > 0 ? gemm_linear(x, weight, bias, rows, columns) : torch_linear(x, weight, bias);
 }
 
-at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                      Order order) {
-  const int64_t n = weight.size(0), k = weight.size(1);
-  c10::DimVector sizes(x.sizes());
-  sizes.back() = 1;
-  const int64_t rows = c10::multiply_integers(sizes);
-  sizes.back() = n;
-  at::Tensor out = empty_cpu(sizes, x.scalar_type());
-  if (out.numel() == 0) return out;
-
-  const auto x_rows = x.expect_contiguous();
-  const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
-  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
-  const DType dtype = dtype_of(x);
-  alignas(64) char stack[kStackBytes];
-  c10::DataPtr heap;
-  LinearArgs args;
-  args.packed_x = stack;
-  args.order = order;
-  const int64_t most_rows = kernels.most_rows(dtype, args.order);
-  const int64_t packed_bytes = kernels.packed_bytes(dtype, std::min(rows, most_rows), k, args.order);
-  if (packed_bytes > kStackBytes) {
-    heap = c10::GetCPUAllocator()->allocate(packed_bytes);
-    args.packed_x = heap.get();
-  }
-  args.weight = weight.const_data_ptr();
-  args.weight_stride = weight.stride(0);
-  args.bias = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
-  args.n = n;
-  args.k = k;
-  const int64_t element_size = weight.element_size();
-  for (int64_t row = 0; row < rows; row += most_rows) {
-    args.rows = std::min(rows - row, most_rows);
-    args.out = static_cast<char*>(out.mutable_data_ptr()) + row * n * element_size;
-    const char* chunk = static_cast<const char*>(x_rows->const_data_ptr()) + row * k * element_size;
-    const int64_t parts = kernels.pack_parts(dtype, args.rows, k, args.order);
-    const int64_t part_bytes = args.rows * k * element_size / parts;
-    parallel_for(0, parts, std::max<int64_t>(1, kGrainBytes / part_bytes), [&](int64_t begin, int64_t end) {
-      kernels.pack_some(dtype, chunk, args.rows, k, args.order, begin, end, args.packed_x);
-    });
-    run_chunk(kernels, dtype, args, element_size);
-  }
-  return out;
+std::vector<at::Tensor> fastest_linears(const at::Tensor& x, c10::ArrayRef<LinearLayer> layers) {
+  const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+  const bool are_own = std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
+    return layer.weight.size(1) > 0 && is_own(layer.weight, rows);
+  });
+  if (are_own) return own_linears(x, layers, order_of(rows));
+  std::vector<at::Tensor> outs;
+  for (const LinearLayer& layer : layers) outs.push_back(linear_cpu(x, layer.weight, layer.bias));
+  return outs;
 }
 
 namespace {
+
+std::vector<at::Tensor> linears_cpu(const at::Tensor& x, at::TensorList weights,
+                                    const OptionalTensors& biases) {
+  check_linears(x, weights, biases);
+  const std::vector<std::optional<at::Tensor>> given = biases.vec();
+  c10::SmallVector<LinearLayer, 4> layers;
+  for (size_t i = 0; i < given.size(); ++i) layers.push_back({weights[i], given[i]});
+  return fastest_linears(x, layers);
+}
 
 // The very ops it is made of: their results to the bit.
 at::Tensor gated_linear_cpu(const at::Tensor& x, const at::Tensor& gate_weight,
@@ -289,8 +238,8 @@ at::Tensor gated_linear_cpu(const at::Tensor& x, const at::Tensor& gate_weight,
                             const std::optional<at::Tensor>& up_bias, c10::string_view activation,
                             double alpha) {
   check_gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha);
-  return gated_activation_cpu(linear_cpu(x, gate_weight, gate_bias), linear_cpu(x, up_weight, up_bias),
-                              activation, alpha, std::nullopt, 0.0);
+  const std::vector<at::Tensor> both = fastest_linears(x, {{gate_weight, gate_bias}, {up_weight, up_bias}});
+  return gated_activation_cpu(both[0], both[1], activation, alpha, std::nullopt, 0.0);
 }
 
 double stream_sum_cpu(const at::Tensor& x) {
@@ -312,6 +261,7 @@ double stream_sum_cpu(const at::Tensor& x) {
 
 TORCH_LIBRARY_IMPL(liteboost, CPU, m) {
   m.impl("linear", &liteboost::linear_cpu);
+  m.impl("_linears", &liteboost::linears_cpu);
   m.impl("gated_linear", &liteboost::gated_linear_cpu);
   m.impl("_stream_sum", &liteboost::stream_sum_cpu);
 }

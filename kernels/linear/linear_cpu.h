@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <optional>
+#include <vector>
 
 #include "common/order.h"
 
@@ -23,6 +25,16 @@ at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
 // The same by linear's own loops, whatever the number of rows. The last dim of weight is contiguous.
 at::Tensor own_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                       Order order = Order::fastest);
+
+// A weight and its bias. Of tensors that outlive it.
+struct LinearLayer {
+  const at::Tensor& weight;
+  const std::optional<at::Tensor>& bias;
+};
+
+// fastest_linear and own_linear of several layers with one x: the bits of each alone. Threads share them out as one.
+std::vector<at::Tensor> fastest_linears(const at::Tensor& x, c10::ArrayRef<LinearLayer> layers);
+std::vector<at::Tensor> own_linears(const at::Tensor& x, c10::ArrayRef<LinearLayer> layers, Order order);
 
 // Whether linear_cpu multiplies more rows than kLinearRows of this dtype as floats, faster than by the loops of own_linear.
 bool linear_widens(at::ScalarType dtype);

@@ -1,15 +1,11 @@
 // The argument checks of the ops of quantized_linear.h, shared by every backend.
 #pragma once
 
-#include <ATen/core/List.h>
-
 #include <optional>
 
 #include "common/checks.h"
 
 namespace liteboost {
-
-using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
 // What ops on packed weights have in common: tiles with their scales and zero points for x. `advice` says what to do
 // about the tiles, `owner` whose they are.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,13 +26,11 @@ _VIEWS = (
 
 def share_out(recording: Recording) -> None:
     """Rewrite ``recording.calls``."""
-    recording.calls = list(_with_tiles_at_once(recording.calls, recording))
+    recording.calls = list(_with_layers_at_once(recording.calls, recording))
 
 
-def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Step]:
-    """One product for the quantized layers that have one input: query, key and value; gate and up."""
-    # Products of packed weights -> whether they round their input.
-    packed = {ours.linear_packed.default: False, ours.linear_w4a8.default: True}
+def _with_layers_at_once(calls: list[Step], recording: Recording) -> Iterator[Step]:
+    """One product for the layers on a CPU that have one input: query, key and value; gate and up."""
     groups: dict[int, list[Call]] = {}
     open_: dict[tuple[int, Any], list[Call]] = {}
     for call in calls:
@@ -39,7 +38,7 @@ def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Ste
             continue
         if call.function._schema.is_mutable:
             open_.clear()  # what is multiplied may be another behind it
-        elif call.function in packed and _is_of_buffers(call, recording):
+        elif call.function in _at_once() and _is_of_buffers(call, recording):
             group = open_.setdefault((call.args[0].number, call.function), [])
             group.append(call)
             groups[id(call)] = group
@@ -48,17 +47,39 @@ def _with_tiles_at_once(calls: list[Step], recording: Recording) -> Iterator[Ste
         if len(group) < 2:
             yield call
         elif group[0] is call:
-            lists = [[each.args[at] for each in group] for at in range(1, 6)]
+            product = _at_once()[call.function]
+            layers = [(*each.args[1:], *[None] * product.arguments)[: product.arguments] for each in group]
+            lists = [list(values) for values in zip(*layers, strict=True)]
             results = [each.results[0] for each in group]
-            arguments = call.args[0], *lists, packed[call.function]
-            yield Call(ours._linears_packed.default, arguments, {}, results, is_list=True)
+            yield Call(product.function, (call.args[0], *lists, *product.more), {}, results, is_list=True)
+
+
+class _Product(NamedTuple):
+    """A product of several layers: behind their input it is given so many lists, and ``more``."""
+
+    function: Any
+    arguments: int
+    more: tuple[bool, ...] = ()
+
+
+@functools.cache
+def _at_once() -> dict[Any, _Product]:
+    """Product of one layer -> that of several."""
+    return {
+        ours.linear.default: _Product(ours._linears.default, 2),
+        ours.linear_w8a8.default: _Product(ours._linears_w8a8.default, 3),
+        ours.linear_packed.default: _Product(ours._linears_packed.default, 5, (False,)),
+        ours.linear_w4a8.default: _Product(ours._linears_packed.default, 5, (True,)),
+    }
 
 
 def _is_of_buffers(call: Call, recording: Recording) -> bool:
-    """Whether the layer can be multiplied earlier: nothing but its input is made by a call."""
-    x, *layer, outputs = call.args
-    known = all(value is None or _is_constant(value, recording) for value in layer)
-    return known and is_slot(x) and type(outputs) is int and not call.kwargs
+    """Whether the layer, of a CPU, can be multiplied earlier: nothing but its input is made by a call."""
+    x, weight, *rest = call.args
+    known = all(value is None or type(value) is int or _is_constant(value, recording) for value in rest)
+    if not known or call.kwargs or not is_slot(x) or not _is_constant(weight, recording):
+        return False
+    return recording.constants[weight.number].device.type == "cpu"
 
 
 def _counts(*values: Any) -> bool:

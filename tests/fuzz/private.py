@@ -5,6 +5,7 @@ As in `run`: ``run_cases(name, cases, number, note)`` runs cases of one of `NAME
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -101,18 +102,26 @@ def _text(draw: DrawFn, note: Callable[[str], object]) -> None:
         return
 
 
-def _linears_packed(draw: DrawFn, note: Callable[[str], object]) -> None:
+#: What makes several layers of one x in a call -> what makes one, and its arguments behind x.
+_AT_ONCE = {
+    "_linears": ("linear", ("weight", "bias")),
+    "_linears_w8a8": ("linear_w8a8", ("weight", "scales", "bias")),
+    "_linears_packed": ("linear_packed", ("tiles", "scales", "zero_points", "bias", "out_features")),
+}
+
+
+def _at_once(name: str, draw: DrawFn, note: Callable[[str], object]) -> None:
     """Some layers of one x in a call: the bits that each has alone."""
-    case = draw(table.load()["linear_packed"])
+    single, names = _AT_ONCE[name]
+    case = draw(table.load()[single])
     given, count = case.arguments, draw(st.integers(1, 3))
     isa, threads = draw(st.sampled_from(ops._isas())), draw(THREADS)
-    note(f"_linears_packed of {count} x ({table.describe(given)}) with {isa}, {threads} threads")
-    names = ("tiles", "scales", "zero_points", "bias", "out_features")
+    note(f"{name} of {count} x ({table.describe(given)}) with {isa}, {threads} threads")
     ops._limit_isa(isa)
     torch.set_num_threads(threads)
     try:
-        found = ops._linears_packed(given["x"], *([given[name]] * count for name in names))
-        alone = ops.linear_packed(**given)
+        found = getattr(ops, name)(given["x"], *([given[name]] * count for name in names))
+        alone = getattr(ops, single)(**given)
     finally:
         ops._limit_isa("")
         torch.set_num_threads(1)
@@ -123,7 +132,7 @@ def _linears_packed(draw: DrawFn, note: Callable[[str], object]) -> None:
 _KINDS: dict[str, Callable[[DrawFn, Callable[[str], object]], None]] = {
     "_program_run": _sequence,
     "_program_load": _text,
-    "_linears_packed": _linears_packed,
+    **{name: functools.partial(_at_once, name) for name in _AT_ONCE},
 }
 NAMES = tuple(_KINDS)
 

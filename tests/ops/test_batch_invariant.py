@@ -42,6 +42,8 @@ def check_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor)
 def test_linear(isa: str, n: int, k: int, dtype: torch.dtype) -> None:
     weight, bias = torch.randn(n, k).to(dtype), torch.randn(n).to(dtype)
     check_rows(lambda x: ops.linear(x, weight, bias), torch.randn(64, k).to(dtype))
+    both = [weight, weight.flip(0)], [bias, None]
+    check_rows(lambda x: torch.cat(ops._linears(x, *both), -1), torch.randn(64, k).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -69,6 +71,8 @@ def test_rounded_activations(isa: str, dtype: torch.dtype) -> None:
     x = torch.randn(64, 256).to(dtype)
     weight, scales = w8a8(40, 256)
     check_rows(lambda x: ops.linear_w8a8(x, weight, scales), x)
+    both = [weight, weight.flip(0)], [scales, scales], [None, None]
+    check_rows(lambda x: torch.cat(ops._linears_w8a8(x, *both), -1), x)
     tiles = packed(w4(40, 256, 32, True))
     check_rows(lambda x: ops.linear_w4a8(x, *tiles, None, 40), x)
 

@@ -194,3 +194,49 @@ def test_no_backward_is_an_error_in_grad_mode_only(rows: int) -> None:
         op(x, *layer(4, 64))
     with torch.no_grad():
         assert not op(x, *layer(4, 64)).requires_grad
+
+
+def at_once(x: torch.Tensor, layers: list[tuple], biases: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    """What programs run for several layers with one input."""
+    return torch.ops.liteboost._linears_w8a8(x, *map(list, zip(*layers, strict=True)), biases)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 40, 150])
+def test_several_at_once_give_the_bits_of_each(
+    isa: str, native_only: None, dtype: torch.dtype, rows: int
+) -> None:
+    x = torch.randn(1, rows, 200).to(dtype)
+    layers = [layer(n, 200, of) for n, of in ((37, dtype), (16, torch.float32), (0, dtype), (300, dtype))]
+    layers.append((layer(400, 30)[0].T[:, ::2], torch.rand(60)[::2]))
+    biases = [None, torch.randn(32).to(dtype)[::2], None, torch.randn(300).to(dtype), None]
+    for each, of, bias in zip(at_once(x, layers, biases), layers, biases, strict=True):
+        assert torch.equal(each, op(x, *of, bias)) and each.is_contiguous()
+    turned = torch.randn(200, rows).to(dtype).T
+    for each, of in zip(at_once(turned, layers, [None] * 5), layers, strict=True):
+        assert torch.equal(each, op(turned, *of))
+    for each in at_once(x[..., :0], [(weight[:, :0], scales) for weight, scales in layers], [None] * 5):
+        assert not each.any()
+
+
+def test_several_at_once_are_shared_out_over_any_number_of_threads(native_only: None) -> None:
+    threads, layers = torch.get_num_threads(), [layer(n, 512) for n in (2048, 1023, 16)]
+    try:
+        for rows in (1, 6, 150):
+            x = torch.randn(rows, 512).bfloat16()
+            expected = [op(x, *each) for each in layers]
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                assert all(map(torch.equal, at_once(x, layers, [None] * 3), expected))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_several_at_once_refuse_lists_that_do_not_fit(native_only: None) -> None:
+    x, given = torch.randn(1, 64), layer(24, 64)
+    with pytest.raises(ValueError, match=r"one element for each layer.* got 1 weights.* 2 biases"):
+        at_once(x, [given], [None, None])
+    with pytest.raises(ValueError, match="at least one"):
+        torch.ops.liteboost._linears_w8a8(x, [], [], [])
+    with pytest.raises(ValueError, match="scales"):
+        at_once(x, [(given[0], given[1][1:])], [None])

@@ -18,6 +18,12 @@ from liteboost_adaptor.ops.linear import linear as reference
 
 linear = torch.ops.liteboost.linear
 
+
+def linears(*given: list) -> list[torch.Tensor]:
+    """What programs run for several layers with one input."""
+    return torch.ops.liteboost._linears(*given)
+
+
 NAN = float("nan")
 
 
@@ -380,3 +386,41 @@ def test_stream_sum(native_only: None) -> None:
         torch.ops.liteboost._stream_sum(x.double())
     with pytest.raises(ValueError, match=r"liteboost::_stream_sum: x must be contiguous"):
         torch.ops.liteboost._stream_sum(x[::2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 16, 40, 100])
+def test_several_at_once_give_the_bits_of_each(
+    isa: str, native_only: None, dtype: torch.dtype, rows: int
+) -> None:
+    x, turned = torch.randn(1, rows, 96).to(dtype), torch.randn(96, 20).to(dtype).T
+    weights = [torch.randn(n, 96).to(dtype) for n in (37, 16, 1, 0, 300)]
+    padded = torch.randn(30, 200).to(dtype)[:, 60:156]
+    strided = torch.randn(600).to(dtype)[::2]
+    for given in (weights, weights[3:4], [padded, *weights], [turned, *weights]):
+        biases = [strided[: len(weight)] if i % 2 else None for i, weight in enumerate(given)]
+        for each, weight, bias in zip(linears(x, given, biases), given, biases, strict=True):
+            assert torch.equal(each, linear(x, weight, bias)) and each.is_contiguous()
+    apart = torch.randn(rows, 192).to(dtype)[:, ::2]
+    for each, weight in zip(linears(apart, weights, [None] * 5), weights, strict=True):
+        assert torch.equal(each, linear(apart, weight))
+    for each in linears(x[..., :0], [weight[:, :0] for weight in weights], [strided[:37], *[None] * 4]):
+        wanted = strided[:37] if each.shape[-1] == 37 else each.new_zeros(())
+        assert torch.equal(each, wanted.expand_as(each))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+def test_several_at_once_are_shared_out_over_any_number_of_threads(native_only: None, rows: int) -> None:
+    x = torch.randn(rows, 512).bfloat16()
+    weights = [torch.randn(n, 512).bfloat16() for n in (2048, 1023, 1024, 16)]
+    assert_same_on_any_threads(lambda: torch.cat(linears(x, weights, [None] * 4), -1))
+
+
+def test_several_at_once_refuse_lists_that_do_not_fit(native_only: None) -> None:
+    x, weight, _ = make(2, 8, 16, torch.float32)
+    with pytest.raises(ValueError, match=r"one element for each layer.* got 1 weights, 2 biases"):
+        linears(x, [weight], [None, None])
+    with pytest.raises(ValueError, match="at least one"):
+        linears(x, [], [])
+    with pytest.raises(ValueError, match="in_features"):
+        linears(x, [weight, weight[:, 1:]], [None, None])

@@ -1,4 +1,4 @@
-"""Layers of integers with one input are one operator of a program, and views none: the same bits."""
+"""Layers with one input are one operator of a program, and views none: the same bits."""
 
 from __future__ import annotations
 
@@ -50,6 +50,37 @@ def test_layers_with_one_input_are_made_at_once_where_the_first_was() -> None:
     assert merged.args[1] == [each.args[1] for each in (first, second, third)]
 
 
+def test_layers_are_made_at_once_with_others_of_their_kind() -> None:
+    recording = Recording()
+    x, weight, scales, bias = (recording.new() for _ in range(4))
+    recording.constants |= {weight: torch.randn(4, 8), scales: torch.rand(4), bias: torch.randn(4)}
+    plain, rounded = ours.linear.default, ours.linear_w8a8.default
+    args = [(weight,), (weight, scales), (weight, bias), (weight, scales, bias)]
+    recording.calls = [
+        Call(of, (Slot(x), *map(Slot, rest)), {}, [recording.new()])
+        for of, rest in zip((plain, rounded, plain, rounded), args, strict=True)
+    ]
+    share_out(recording)
+    assert names(recording) == ["_linears", "_linears_w8a8"]
+    w, s, b = map(Slot, (weight, scales, bias))
+    assert recording.calls[0].args == (Slot(x), [w, w], [None, b])
+    assert recording.calls[1].args == (Slot(x), [w, w], [s, s], [None, b])
+
+
+def test_layers_of_another_device_are_left_to_its_own_passes() -> None:
+    recording = Recording()
+    x, weight, scales = (recording.new() for _ in range(3))
+    recording.constants |= {weight: torch.empty(4, 8, device="meta"), scales: torch.empty(4, device="meta")}
+    products = [(ours.linear.default, (weight,)), (ours.linear_w8a8.default, (weight, scales))]
+    recording.calls = [
+        Call(of, (Slot(x), *map(Slot, rest)), {}, [recording.new()])
+        for of, rest in products
+        for _ in range(2)
+    ]
+    share_out(recording)
+    assert names(recording) == ["linear"] * 2 + ["linear_w8a8"] * 2
+
+
 def test_layers_that_round_their_input_are_made_at_once_among_themselves() -> None:
     recording = Recording()
     x = recording.new()
@@ -99,10 +130,17 @@ def test_a_view_that_moves_with_a_length_stays_an_operator() -> None:
     assert plain_view(Call(aten.view.default, (Slot(0), [length, 6]), {}, [1]), shapes) is None
 
 
-@pytest.mark.parametrize("quant", ["w8a16", "w4a16,asymmetric", "w4a8"])
+@pytest.mark.parametrize(
+    ("quant", "operator", "in_a_layer"),
+    [
+        (None, "_linears", 1),  # gate and up are one operator already
+        ("w8a8", "_linears_w8a8", 2),
+        *((quant, "_linears_packed", 2) for quant in ("w8a16", "w4a16,asymmetric", "w4a8")),
+    ],
+)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_program_of_a_model_gives_the_bits_of_its_layers(
-    monkeypatch: pytest.MonkeyPatch, quant: str, rows: int
+    monkeypatch: pytest.MonkeyPatch, quant: str | None, operator: str, in_a_layer: int, rows: int
 ) -> None:
     texts: list[str] = []
     text = lower.Writer.text
@@ -114,7 +152,7 @@ def test_the_program_of_a_model_gives_the_bits_of_its_layers(
     settings = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     found = model.generate(ids, **settings, output_logits=True, return_dict_in_generate=True)
     layers = model.config.num_hidden_layers
-    assert texts and texts[-1].count("::_linears_packed") == 2 * layers
+    assert texts and texts[-1].count(f"::{operator} ") == in_a_layer * layers
     assert "aten::view" not in texts[-1] and "aten::transpose" not in texts[-1]
     with liteboost_adaptor.patched(model, disable="step.program"):
         plain = model.generate(ids, **settings, output_logits=True, return_dict_in_generate=True)
