@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "common/checks.h"
+#include "common/isa.h"
 #include "common/resources.h"
 #include "common/tensors.h"
 #include "linear/linear.h"
