@@ -48,7 +48,7 @@ class Settings:
         ep: Give processes whole experts, not channels of all of them, where there are enough.
         quant: What models are quantized to as they are loaded, or ``None``.
         speculate: ``"lookup"``, or the folder of a draft model that `generate` speculates with.
-        batch_invariant: Whether a row of up to 64 has the bits in a batch that it has alone.
+        batch_invariant: Whether a row has the bits in a batch that it has alone.
         status_file: Where a process writes its status, ``%p`` for its number; empty for nowhere.
     """
 
@@ -277,8 +277,8 @@ VARIABLES: tuple[Variable, ...] = (
         "batch_invariant",
         _flag,
         "0 or 1",
-        "1: on a CPU the bits of a row do not depend on the rows beside it, up to 64 sequences of a batch or "
-        "new tokens of a step. Batches are multiplied more slowly. See batch_invariance.md.",
+        "1: on a CPU the bits of a row do not depend on the rows beside it, on padding, or on how its tokens "
+        "are grouped. Batches and prompts are multiplied more slowly. See batch_invariance.md.",
     ),
     Variable(
         "LITEBOOST_STATUS_FILE",

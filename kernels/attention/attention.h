@@ -95,8 +95,10 @@ struct AttentionArgs {
   int64_t task_queries;
   int64_t task_heads;
   int64_t kv_splits;
-  // Not 0: splits begin at multiples of so many keys, however many keys or queries there are.
+  // Not 0: splits begin at multiples of so many keys, however many keys or queries there are, counted from the query's
+  // own of split_origins [B, q_len]: less than one split, the same for all queries of a task. Null: from 0.
   int64_t split_keys;
+  const int64_t* split_origins;
   // Reads keys and values where they lie, for few rows; otherwise blocks of them are first packed.
   bool direct;
   // Where kv_splits > 1: for each task and row of a tile value_dim sums, their maximum logit and their total.

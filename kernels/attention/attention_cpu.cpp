@@ -1,11 +1,12 @@
 // Plans a call of attention, hands its tasks to torch's threads, and merges what they found.
-#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/cat.h>
 #include <torch/library.h>
 
 #include <limits>
 
 #include "attention/attention_checks.h"
 #include "attention/attention_cpu.h"
+#include "attention/attention_invariant_plan.h"
 #include "attention/attention_plan.h"
 #include "common/batch_invariant.h"
 #include "common/tensors.h"
@@ -42,6 +43,40 @@ at::Tensor without_channels(const at::Tensor& key) {
   return empty_cpu(sizes, at::kChar).zero_();
 }
 
+// Queries [begin, end) of a call, and of its keys those that they may see.
+struct Queries {
+  int64_t begin, end, hidden;
+  // Of a tensor that has queries, or keys, along `dim`, unless all share one element.
+  at::Tensor of(const at::Tensor& x) const { return x.size(2) > 1 ? x.narrow(2, begin, end - begin) : x; }
+  at::Tensor keys(const at::Tensor& x, int64_t dim) const {
+    return dim == 2 || x.size(dim) > 1 ? x.narrow(dim, 0, x.size(dim) - hidden) : x;
+  }
+};
+
+bool is_invariant(int64_t queries) { return batch_invariant_rows() > 1 && queries <= batch_invariant_rows(); }
+
+at::Tensor attend_in_parts(int64_t step, const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value, const std::optional<at::Tensor>& mask, double scaling,
+                           bool is_causal, int64_t sliding_window, double softcap,
+                           const std::optional<at::Tensor>& sinks, at::Tensor* lse) {
+  const int64_t count = query.size(2);
+  std::vector<at::Tensor> outputs, sums;
+  for (int64_t begin = 0; begin < count; begin += step) {
+    const int64_t end = std::min(begin + step, count);
+    const Queries part{begin, end, is_causal ? std::min(count - end, key.size(2)) : 0};
+    std::optional<at::Tensor> own_mask, own_sinks;
+    if (mask.has_value()) own_mask = part.keys(part.of(*mask), 3);
+    if (sinks.has_value()) own_sinks = sinks->dim() == 3 ? part.of(*sinks) : *sinks;
+    at::Tensor own_lse;
+    outputs.push_back(attend(part.of(query), part.keys(key, 2), part.keys(value, 2), own_mask, scaling,
+                             is_causal, sliding_window, softcap, own_sinks,
+                             lse == nullptr ? nullptr : &own_lse));
+    if (lse != nullptr) sums.push_back(own_lse);
+  }
+  if (lse != nullptr) *lse = at::cat(sums, 1);
+  return at::cat(outputs, 1);
+}
+
 }  // namespace
 
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -54,6 +89,13 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   }
   const bool quantize_kv = key.scalar_type() == at::kChar;
   const int64_t value_dim = value.size(3) - (quantize_kv ? kInt8ScaleBytes : 0);
+  if (is_invariant(query.size(2))) {
+    const int64_t step = most_queries(query.size(0), query.size(1), key.size(2), value_dim);
+    // Copied once, if at all.
+    if (query.size(2) > step)
+      return attend_in_parts(step, query, rows_contiguous(key), rows_contiguous(value), mask, scaling,
+                             is_causal, sliding_window, softcap, sinks, lse);
+  }
   at::Tensor output = empty_cpu({query.size(0), query.size(2), query.size(1), value_dim},
                                 lse == nullptr ? query.scalar_type() : at::kFloat);
   if (output.numel() == 0 && lse == nullptr) return output;
@@ -108,9 +150,9 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   }
 
   const int64_t threads = attention_threads(attention_work(args));
-  const bool is_invariant = batch_invariant_rows() > 1 && args.q_len <= batch_invariant_rows();
-  const int64_t tiles =
-      is_invariant ? plan_invariant_attention(args) : plan_attention(args, attention_tasks(threads));
+  std::vector<int64_t> split_origins;
+  const int64_t tiles = is_invariant(args.q_len) ? plan_invariant_attention(args, split_origins)
+                                                 : plan_attention(args, attention_tasks(threads));
   const int64_t tasks = tiles * args.kv_splits;
   const auto& kernels = LB_KERNELS(attention_kernels);
   at::Tensor partials;

@@ -233,8 +233,12 @@ void run_task(const AttentionArgs& a, int64_t task, void* memory) {
   const int64_t first = first_key(a, t.first_query);
   const int64_t last = last_key(a, t.first_query + t.queries - 1);
   if (a.split_keys > 0) {
-    t.begin = (first / a.split_keys + split) * a.split_keys;
+    // The split that holds the first key, and those behind it.
+    const int64_t origin =
+        a.split_origins == nullptr ? 0 : a.split_origins[t.batch * a.q_len + t.first_query] - a.split_keys;
+    t.begin = origin + ((first - origin) / a.split_keys + split) * a.split_keys;
     t.end = min_of(t.begin + a.split_keys, last);
+    t.begin = max_of(t.begin, 0);
   } else {
     // Splits of whole panels, so that only the last one has a ragged block.
     const int64_t share = round_up((max_of(last - first, 0) + a.kv_splits - 1) / a.kv_splits, kPanel);

@@ -69,25 +69,6 @@ inline int64_t plan_attention(AttentionArgs& args, int64_t wanted) {
   return tiles();
 }
 
-// The same where each query is to have the bits that it has in a call of its own (common/batch_invariant.h): its keys are
-// read where they lie, in splits that depend neither on the other queries nor on the threads. Hidden keys add exact zeros.
-inline int64_t plan_invariant_attention(AttentionArgs& args) {
-  // So many that merging the splits takes little beside reading them.
-  constexpr int64_t kSplitKeys = 512;
-  // Rows of a tile: each reads its keys again, from the second cache where others have read them.
-  constexpr int64_t kRows = 32;
-  const int64_t group = args.num_heads / args.num_kv_heads;
-  args.task_heads = std::min(group, kRows);
-  args.task_queries = std::min<int64_t>(args.q_len, std::max<int64_t>(1, kRows / args.task_heads));
-  args.direct = true;
-  args.split_keys = kSplitKeys;
-  args.kv_splits = ceil_div(args.kv_len, kSplitKeys);
-  if (args.window > 0)
-    args.kv_splits = std::min(args.kv_splits, ceil_div(args.window + args.task_queries, kSplitKeys) + 1);
-  return args.batch * args.num_kv_heads * ceil_div(group, args.task_heads) *
-         ceil_div(args.q_len, args.task_queries);
-}
-
 // Numbers that the partial results of a planned call take.
 inline int64_t partial_floats(const AttentionArgs& args, int64_t tiles) {
   if (args.kv_splits == 1) return 0;

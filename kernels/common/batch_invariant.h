@@ -10,7 +10,10 @@
 namespace liteboost {
 
 int64_t batch_invariant_rows();
-void set_batch_invariant_rows(int64_t rows);
+// Whether a row's bits are to depend on nothing but its own elements: not on keys it does not see, nor on how its tokens
+// are grouped, also where a single row then has others than without.
+bool is_length_invariant();
+void set_batch_invariant_rows(int64_t rows, bool any_length);
 
 // Of the sums of `rows` rows, or tokens.
 inline Order order_of(int64_t rows) {

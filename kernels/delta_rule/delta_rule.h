@@ -36,7 +36,8 @@
 // so the state is read twice and written once a chunk, and not a token. The decays are multiplied, not their
 // logarithms subtracted: one of 0 (g = -inf) stays one. What is not finite of a chunk is done once more, token by
 // token: NaN and infinities reach what the rule as written makes of them, and no token before. Chunks are short because the state then stays in a cache near
-// by, and the products of a chunk with itself stay few; an NPU's matrix unit wants them longer (delta_rule_npu.cpp).
+// by, and the products of a chunk with itself stay few; an NPU's matrix unit wants them longer (delta_rule_npu.cpp). Where
+// tokens are to have the bits that each has in a call of its own (common/batch_invariant.h), a chunk is one token.
 //
 // Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), arXiv:2406.06484 (chunked form);
 // torch_recurrent_gated_delta_rule and torch_chunk_gated_delta_rule of transformers 5.23. No backward.
@@ -46,6 +47,7 @@
 
 #include "common/dtype.h"
 #include "common/isa.h"
+#include "common/order.h"
 
 namespace liteboost {
 
@@ -64,6 +66,7 @@ struct DeltaRuleArgs {
   DType dtype, g_dtype, beta_dtype;
   float scaling;
   bool normalize;
+  Order order;  // that of one row: chunks of one token
 };
 
 struct DeltaRuleKernels {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <tuple>
 
+#include "common/batch_invariant.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "delta_rule/delta_rule_checks.h"
@@ -49,6 +50,7 @@ at::Tensor run(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   args.beta_dtype = dtype_of(beta);
   args.scaling = static_cast<float>(scaling);
   args.normalize = normalize;
+  args.order = is_length_invariant() ? order_of(args.tokens) : Order::fastest;
 
   const DeltaRuleKernels& kernels = LB_KERNELS(delta_rule_kernels);
   const int64_t work = (args.tokens + 1) * args.k_dim * args.v_dim;

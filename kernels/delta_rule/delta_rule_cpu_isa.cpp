@@ -302,15 +302,16 @@ void run(const DeltaRuleArgs& args, float* scratch, int64_t begin, int64_t end) 
   chunk.saved = chunk.v + kChunk * args.v_dim;
   memset(chunk.qk, 0, sizeof(float) * args.k_dim * kRow);
   const int64_t size = args.k_dim * args.v_dim;
+  const int64_t step = args.order == Order::of_one_row ? 1 : kChunk;
   for (int64_t at = begin; at < end; ++at) {
     const int64_t batch = at / args.v_heads, head = at % args.v_heads;
     float* to = args.state + at * size;
     const float* from = args.state_from ? args.state_from + at * size : to;
     if (!args.state_from) memset(to, 0, sizeof(float) * size);
     if (args.tokens == 0 && from != to) memcpy(to, from, sizeof(float) * size);
-    for (int64_t token = 0; token < args.tokens; token += kChunk, from = to) {
+    for (int64_t token = 0; token < args.tokens; token += step, from = to) {
       const int64_t rest = args.tokens - token;
-      const int tokens = static_cast<int>(rest < kChunk ? rest : kChunk);
+      const int tokens = static_cast<int>(rest < step ? rest : step);
       T* out = static_cast<T*>(args.out) + ((batch * args.tokens + token) * args.v_heads + head) * args.v_dim;
       if (tokens == 1) {
         read_chunk<T, 1>(args, chunk, batch, head, token, tokens);

@@ -20,8 +20,9 @@ RULE = "ops.batch_invariant"
 TITLE = "Bits of a row do not depend on the rows beside it (LITEBOOST_BATCH_INVARIANT)"
 LEVEL = 1
 
-#: Rows of a batch, or new tokens of a step, that are asked for; the second by what speculates.
-ROWS, SPECULATED_ROWS = 64, 16
+#: Rows of a batch, or new tokens of a step, that are asked for: all there can be, and by what speculates as
+#: many as a step of it has.
+ROWS, SPECULATED_ROWS = 2**40, 16
 
 #: Bound models that asked, by identity, with their rows and what was reported: one that is gone asks no more.
 _asked: dict[int, tuple[weakref.ref[torch.nn.Module], int, Outcome]] = {}
@@ -36,7 +37,8 @@ def bind(model: torch.nn.Module, settings: Settings) -> None:
         return
     reason = _turned_off(settings)
     state = DISABLED if reason else APPLIED
-    outcome = Outcome(RULE, state, type(model).__qualname__, reason or f"up to {rows} rows")
+    number = "any number of" if rows == ROWS else f"up to {rows}"
+    outcome = Outcome(RULE, state, type(model).__qualname__, reason or f"{number} rows")
     key = id(model)
     with _lock:
         reference = weakref.ref(model, lambda _: _forget(key))
@@ -82,8 +84,10 @@ def rows_of(settings: Settings) -> int:
 
 def _set() -> None:
     rows = max([1, *(rows for _, rows, _ in _asked.values())])
-    torch.ops.liteboost._set_batch_invariant_rows(rows)
-    latent_attention.absorb(rows)
+    # A text that is speculated is that of plain decoding: of one row, and of a prompt, nothing may change.
+    is_asked_for_all = rows == ROWS
+    torch.ops.liteboost._set_batch_invariant_rows(rows, any_length=is_asked_for_all)
+    latent_attention.absorb(rows, prompts=is_asked_for_all)
 
 
 def _turned_off(settings: Settings) -> str:

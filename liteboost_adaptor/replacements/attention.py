@@ -52,7 +52,9 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
                 if is_whole and _is_absorbed(query, key, value, attention_mask, bias, dropout, kwargs):
                     counter.count_served()
                     mask = None if attention_mask is None else _four_dimensional(attention_mask)
-                    return key.latents.attend(query, mask, _scale(query, scaling)), None
+                    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+                    causal = causal and mask is None and query.shape[2] > 1
+                    return key.latents.attend(query, mask, _scale(query, scaling), causal), None
             key, value = expanded_kv(key), expanded_kv(value)
             key, value = _alike(key, value, shared is None)
             if shared is not None:

@@ -25,8 +25,8 @@ ops = torch.ops.liteboost
 #: Of the operator on an NPU: kv_lora_rank and what is rotated, and numbers of query heads.
 _NPU_SIZES, _NPU_HEADS = (512, 64), (1, 2, 4, 8, 16, 32, 64, 128)
 #: New tokens that attend to compressed keys at most, as one does: more than one where bits must not depend on
-#: how many tokens a step has. See `absorb`.
-_absorbed = 1
+#: how many tokens a step has, and whether a prompt is such a step. See `absorb`.
+_absorbed, _absorbs_prompts = 1, False
 Expand = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -70,7 +70,9 @@ class Latents:
         """Whether `attend` takes these: one token, or a few, of keys that nobody has expanded."""
         if query.ndim != 4 or self._expanded is not None:
             return False
-        if query.shape[2] != 1 and (query.shape[2] > _absorbed or mask is None or not query.is_cpu):
+        tokens = query.shape[2]
+        is_step = mask is not None or (_absorbs_prompts and tokens <= self.latent.shape[2])
+        if tokens != 1 and (tokens > _absorbed or not is_step or not query.is_cpu):
             return False
         if self.module.kv_b_proj._parameters["bias"] is not None:
             return False
@@ -85,18 +87,23 @@ class Latents:
             return False
         return not _is_310p()
 
-    def attend(self, query: torch.Tensor, mask: torch.Tensor | None, scaling: float) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, mask: torch.Tensor | None, scaling: float, is_causal: bool
+    ) -> torch.Tensor:
         """What ``[batch, num_heads, tokens, head_dim]`` find: as `torch.ops.liteboost.attention`."""
         module, heads = self.module, query.shape[1]
+        latent, shared = self.latent, self.rotated
+        if is_causal:  # of a static cache, what lies behind a prompt has not been written yet
+            latent, shared = latent[:, :, : query.shape[2]], shared[:, :, : query.shape[2]]
         unrotated, rotated = query.split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
-        weight = module.kv_b_proj._parameters["weight"].view(heads, -1, self.latent.shape[-1])
+        weight = module.kv_b_proj._parameters["weight"].view(heads, -1, latent.shape[-1])
         of_keys, of_values = weight.split([module.qk_nope_head_dim, module.v_head_dim], 1)
         absorbed = ops.head_linear(unrotated, of_keys.mT)
         if query.is_cpu:
-            queries, keys = torch.cat([absorbed, rotated], -1), torch.cat([self.latent, self.rotated], -1)
-            mixed = ops.attention(queries, keys, self.latent, mask, scaling)
+            queries, keys = torch.cat([absorbed, rotated], -1), torch.cat([latent, shared], -1)
+            mixed = ops.attention(queries, keys, latent, mask, scaling, is_causal)
         else:
-            mixed = ops._npu_latent_attention(absorbed, rotated, self.latent, self.rotated, scaling)
+            mixed = ops._npu_latent_attention(absorbed, rotated, latent, shared, scaling)
         return ops.head_linear(mixed.transpose(1, 2), of_values).transpose(1, 2)
 
 
@@ -126,10 +133,11 @@ class LatentKVTensor(torch.Tensor):
         return f"LatentKVTensor({expanded_kv(self)!r})"
 
 
-def absorb(tokens: int) -> None:
-    """Have up to ``tokens`` new tokens of a step behind others attend to compressed keys, on a CPU."""
-    global _absorbed  # noqa: PLW0603 - of the process, as the kernels' number of rows is
-    _absorbed = tokens
+def absorb(tokens: int, prompts: bool) -> None:
+    """Have up to ``tokens`` new tokens of a step, or of a prompt, attend to compressed keys, on a CPU."""
+    # Of the process, as the kernels' number of rows is.
+    global _absorbed, _absorbs_prompts
+    _absorbed, _absorbs_prompts = tokens, prompts
 
 
 def expanded_kv(tensor: Any) -> Any:

@@ -20,5 +20,6 @@ void test_delta_rule();
 void test_causal_conv();
 void test_head_linear();
 void test_quantize_weight();
+void test_batch_invariant();
 
 }  // namespace testing

@@ -20,5 +20,6 @@ int main() {
   testing::test_causal_conv();
   testing::test_head_linear();
   testing::test_quantize_weight();
+  testing::test_batch_invariant();
   return testing::report("loops_test");
 }

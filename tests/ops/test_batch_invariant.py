@@ -149,6 +149,161 @@ def check_attention(
     assert torch.equal(torch.cat(parts, 1), alone)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_more_rows_than_the_loops_take_at_once(isa: str, dtype: torch.dtype) -> None:
+    """Of products, packed and not, of experts, and of attention with all that it may have."""
+    ops._set_batch_invariant_rows(2**40)
+    x, weight = torch.randn(201, 130).to(dtype), torch.randn(37, 130).to(dtype)
+    packed_x, tiles = torch.randn(201, 384).to(dtype), packed(w4(50, 384, *W4_FORMS[0], torch.bfloat16))
+    chosen, experts, bias, index = make(201, 2, 3, 40, 130, dtype, "rows")
+    products = [
+        (lambda rows: ops.linear(rows, weight), x),
+        (lambda rows: torch.mm(rows, weight.t()), x),
+        (lambda rows: ops.linear_packed(rows, *tiles, None, 50), packed_x),
+    ]
+    for product, rows in products:
+        assert torch.equal(product(rows), torch.cat([product(row[None]) for row in rows]))
+    found = ops.experts_linear(chosen, experts, bias, index)
+    each = [ops.experts_linear(chosen[i : i + 1], experts, bias, index[i : i + 1]) for i in range(201)]
+    assert torch.equal(found, torch.cat(each))
+    query, key = torch.randn(2, 4, 150, 40).to(dtype), torch.randn(2, 2, 900, 40).to(dtype)
+    seen = torch.rand(2, 1, 150, 900) < 0.7
+    sinks = torch.randn(4)
+    for mask, causal, window in ((None, True, 0), (None, True, 300), (seen, False, 0), (None, False, 0)):
+
+        def alone(i: int, mask: torch.Tensor | None, causal: bool, window: int) -> torch.Tensor:
+            keys = 900 - 149 + i if causal else 900
+            own = None if mask is None else mask[:, :, i : i + 1]
+            given = query[:, :, i : i + 1], key[:, :, :keys], key[:, :, :keys], own
+            return ops.attention(*given, 0.2, causal, window, 3.0, sinks)
+
+        together = ops.attention(query, key, key, mask, 0.2, causal, window, 3.0, sinks)
+        assert torch.equal(together, torch.cat([alone(i, mask, causal, window) for i in range(150)], 1))
+    found, lse = ops.attention_part(query, key, key, None, 0.2, True)
+    last = ops.attention_part(query[:, :, -1:], key, key, None, 0.2, True)
+    assert torch.equal(found[:, -1:], last[0]) and torch.equal(lse[:, -1:], last[1])
+    # More queries than keys: the first see none.
+    few = ops.attention(query, key[:, :, :70], key[:, :, :70], None, 0.2, True)
+    assert torch.equal(few[:, :80], torch.zeros(2, 80, 4, 40, dtype=dtype)) and few[:, 80:].abs().min() > 0
+
+
+MASKS = ["bool", "lowest", "infinite"]
+
+
+def padded_mask(
+    kind: str, padding: int, tokens: int, past: int, window: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """``[1, 1, tokens, keys]``: causal, with a window or none, behind keys of padding."""
+    keys = padding + past + tokens
+    distance = torch.arange(padding + past, keys)[:, None] - torch.arange(keys)
+    seen = (distance >= 0) & (torch.arange(keys) >= padding)
+    if window:
+        seen &= distance < window
+    if kind == "bool":
+        return seen[None, None]
+    hidden = -torch.inf if kind == "infinite" else torch.finfo(dtype).min
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, hidden)[None, None]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("window", [0, 130, 600])
+def test_padding(isa: str, window: int, kind: str, dtype: torch.dtype) -> None:
+    """Keys of padding before those that a query sees, of rows of a batch each as many as it needs."""
+    for past, tokens, paddings in (
+        (0, 9, (1, 3)),
+        (130, 7, (0, 5)),
+        (700, 5, (515, 600)),
+        (1100, 3, (1, 511)),
+    ):
+        check_padding(dtype, (4, 2), kind, window, past, tokens, paddings)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(DTYPES),
+    st.sampled_from([(2, 1), (6, 3), (5, 5)]),
+    st.sampled_from(MASKS),
+    st.sampled_from([0, 5, 150, 700]),
+    st.integers(0, 1200),
+    st.integers(1, 16),
+    st.tuples(st.integers(0, 1200), st.integers(0, 1200)),
+)
+def test_padding_of_any_lengths(dtype, heads, kind, window, past, tokens, paddings) -> None:
+    check_padding(dtype, heads, kind, window, past, tokens, paddings)
+
+
+def check_padding(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    kind: str,
+    window: int,
+    past: int,
+    tokens: int,
+    paddings: tuple[int, ...],
+) -> None:
+    """Each row of a batch against its own keys: in a call without a mask, or with one of floats as there."""
+    ops._set_batch_invariant_rows(64, any_length=True)
+    width, channels = max(paddings) + past + tokens, 40
+    query = torch.randn(len(paddings), heads[0], tokens, channels).to(dtype)
+    key, value = (torch.randn(len(paddings), heads[1], width, channels).to(dtype) for _ in range(2))
+    masks = [padded_mask(kind, p, tokens, width - tokens - p, window, dtype) for p in paddings]
+    together = ops.attention(query, key, value, torch.cat(masks), 0.2)
+    for row, padding in enumerate(paddings):
+        own = slice(row, row + 1)
+        given = query[own], key[own, :, padding:], value[own, :, padding:]
+        if kind == "bool":
+            alone = ops.attention(*given, None, 0.2, True, window)
+        else:
+            alone = ops.attention(*given, masks[row][..., padding:], 0.2)
+        assert torch.equal(together[own], alone), f"row {row} of {padding} keys of padding"
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_delta_rule(isa: str, dtype: torch.dtype, normalize: bool) -> None:
+    """Prompts, chunks of them and single tokens."""
+    ops._set_batch_invariant_rows(64, any_length=True)
+    query, key = (torch.randn(2, 23, 2, 24).to(dtype) for _ in range(2))
+    value = torch.randn(2, 23, 4, 40).to(dtype)
+    g, beta = -torch.rand(2, 23, 4), torch.rand(2, 23, 4).to(dtype)
+
+    def run(sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        state, found, begin = None, [], 0
+        for size in sizes:
+            given = [x[:, begin : begin + size] for x in (query, key, value, g, beta)]
+            out, state = ops.chunk_gated_delta_rule(*given, state, scaling=0.2, normalize=normalize)
+            found.append(out)
+            begin += size
+        assert state is not None
+        return torch.cat(found, 1), state
+
+    alone = run([1] * 23)
+    for sizes in ([23], [7, 7, 7, 2], [1, 16, 6]):
+        assert all(map(torch.equal, run(sizes), alone)), sizes
+    state = torch.zeros(2, 4, 24, 40)
+    out = ops.recurrent_gated_delta_rule(
+        *(query, key, value, g, beta, state), scaling=0.2, normalize=normalize
+    )
+    assert torch.equal(out, alone[0]) and torch.equal(state, alone[1])
+
+
+def test_speculation_leaves_what_it_is_compared_with_alone() -> None:
+    """Of one row behind padding, and of a prompt's state: bits that they have where nothing is asked for."""
+    query, key = torch.randn(1, 4, 1, 40), torch.randn(1, 2, 400, 40)
+    mask = torch.arange(400)[None, None, None] >= 30
+    inputs = [torch.randn(1, 12, 2, 24) for _ in range(3)], [-torch.rand(1, 12, 2), torch.rand(1, 12, 2)]
+
+    def found() -> tuple[torch.Tensor, ...]:
+        state = ops.chunk_gated_delta_rule(*inputs[0], *inputs[1], None, scaling=0.2)
+        return ops.attention(query, key, key, mask, 0.2), *state, torch.softmax(query, -1)
+
+    ops._set_batch_invariant_rows(1)
+    plain = found()
+    ops._set_batch_invariant_rows(16)
+    assert all(map(torch.equal, found(), plain))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     before = torch.get_num_threads()

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 from support import families, tiny_models
+from transformers import StaticCache
 
 import liteboost_adaptor
 from liteboost_adaptor.errors import ConfigError
 from liteboost_adaptor.huggingface import batch_invariant
 
 #: Grouped heads, norms of them, a cap and a window, a bias, experts, Conv1D, sinks; routers and gates that
-#: take a sigmoid of fewer numbers than a vector has.
+#: take a sigmoid of fewer numbers than a vector has; attention that is a model's own products; a state;
+#: latent attention. tests/models/test_batch_invariance.py goes through all families.
 FAMILIES = [
     *("llama", "qwen3", "gemma2", "mistral", "opt", "phi", "mixtral", "qwen3_moe", "gpt2", "gpt_oss"),
-    *("glm4_moe", "llama4_text", "qwen2_moe"),
+    *("glm4_moe", "llama4_text", "qwen2_moe", "bloom", "gpt_neo", "qwen3_next", "deepseek_v3"),
 ]
 TOKENS = 40
 
@@ -27,9 +29,10 @@ def rows_asked() -> int:
     return torch.ops.liteboost._batch_invariant_rows()
 
 
-def logits(model: torch.nn.Module, ids: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+def logits(
+    model: torch.nn.Module, ids: torch.Tensor, sizes: Sequence[int], cache: Any = None
+) -> torch.Tensor:
     """Of all positions of ``ids``, read in parts of these sizes."""
-    cache: Any = None
     found, begin = [], 0
     with torch.no_grad():
         for size in sizes:
@@ -52,6 +55,49 @@ def test_chunks_batches_and_single_tokens_agree(family: str, dtype: torch.dtype)
         assert torch.equal(logits(model, ids[:1], sizes), one_by_one), f"chunks {sizes}"
     assert torch.equal(logits(model, ids, [1] * TOKENS)[:1], one_by_one), "a batch, token by token"
     assert torch.equal(logits(model, ids, [7] * 5 + [5])[:1], one_by_one), "a batch, in chunks"
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("qwen3", torch.bfloat16),
+        ("gemma2", torch.float32),
+        ("gpt_oss", torch.bfloat16),
+        ("gpt_neo", torch.float32),
+    ],
+    ids=str,
+)
+def test_long_prompts_and_padding_agree(family: str, dtype: torch.dtype) -> None:
+    """Of more tokens than loops take at once, behind padding that is no multiple of anything."""
+    model = tiny_models.build(family).eval()
+    families.cast(model, dtype)
+    liteboost_adaptor.apply(model, batch_invariant=True)
+    tokens, padding = 150, 37
+    ids = tiny_models.example_inputs(model, batch=2, length=tokens + padding)["input_ids"]
+    alone = logits(model, ids[:1, padding:], [120, *[1] * 30])
+    for sizes in ([tokens], [64, 64, 22], [7] * 17 + [31]):
+        assert torch.equal(logits(model, ids[:1, padding:], sizes), alone), f"chunks {sizes}"
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        padded = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:1, padding:]
+    assert torch.equal(padded, alone)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3"])
+def test_static_caches_agree(family: str) -> None:
+    """A prompt has no mask, and a cache with more room than it has tokens."""
+    model = tiny_models.build(family).eval()
+    liteboost_adaptor.apply(model, batch_invariant=True)
+    ids = tiny_models.example_inputs(model, batch=1, length=TOKENS)["input_ids"]
+
+    def static() -> StaticCache:
+        return StaticCache(config=model.config, max_cache_len=TOKENS + 24)
+
+    one_by_one = logits(model, ids, [1] * TOKENS)
+    for sizes in ([TOKENS], [7] * 5 + [5], [1] * TOKENS):
+        assert torch.equal(logits(model, ids, sizes, static()), one_by_one), f"chunks {sizes}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,6 +1,7 @@
-// torch's own products (mm, addmm) of up to batch_invariant_rows() rows in the order of one row, and its activations row by
-// row: those of layers that no rule serves, such as routers of experts. They stand in torch's place only while more than one
-// row is asked for.
+// Kernels in the place of torch's own, for layers that no rule serves, such as routers of experts: products (mm, addmm) of up
+// to batch_invariant_rows() rows in the order of one row, and activations row by row. Where bits are to depend on a row's
+// own elements alone (is_length_invariant), also products of batches and softmax, of attention that no rule serves. They
+// stand there from the first time on that more than one row is asked for, and call torch's own while only one is.
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/zeros.h>
@@ -11,7 +12,7 @@
 #include <mutex>
 #include <optional>
 
-#include "activation/activation_aten_cpu.h"
+#include "batch_invariant/aten_cpu.h"
 #include "common/batch_invariant.h"
 #include "common/checks.h"
 #include "common/tensors.h"
@@ -61,23 +62,33 @@ class Unheard : public c10::WarningHandler {
 
 std::mutex mutex;
 
-void set_batch_invariant_rows_everywhere(int64_t rows) {
-  // Never destroyed: at the end of the process torch's dispatcher may go first.
+void add(torch::Library& library) {
+  library.impl("mm", &mm);
+  library.impl("addmm", &addmm);
+  library.impl("bmm", &bmm_of_any_length);
+  library.impl("baddbmm", &baddbmm_of_any_length);
+  library.impl("_softmax", &softmax_of_any_length);
+  library.impl("sigmoid", &sigmoid_alone);
+  library.impl("silu", &silu_alone);
+  library.impl("softplus", &softplus_alone);
+  library.impl("mish", &mish_alone);
+  library.impl("exp2", &exp2_alone);
+  library.impl("rsqrt", &rsqrt_alone);
+  library.impl("gelu", &gelu_alone);
+  library.impl("elu", &elu_alone);
+}
+
+void set_batch_invariant_rows_everywhere(int64_t rows, bool any_length) {
+  // Never taken back: another thread may be in one of these kernels, and at the end of the process torch's dispatcher may
+  // go first.
   static auto* const library = new std::optional<torch::Library>();
   const std::lock_guard<std::mutex> lock(mutex);
-  set_batch_invariant_rows(rows);
-  if (rows > 1 && !library->has_value()) {
-    Unheard unheard;
-    const c10::WarningUtils::WarningHandlerGuard guard(&unheard);
-    library->emplace(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
-    (*library)->impl("mm", &mm);
-    (*library)->impl("addmm", &addmm);
-    (*library)->impl("sigmoid", &sigmoid_by_rows);
-    (*library)->impl("silu", &silu_by_rows);
-    (*library)->impl("softplus", &softplus_by_rows);
-  } else if (rows == 1) {
-    library->reset();
-  }
+  set_batch_invariant_rows(rows, any_length);
+  if (rows == 1 || library->has_value()) return;
+  Unheard unheard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&unheard);
+  library->emplace(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  add(**library);
 }
 
 }  // namespace
@@ -85,5 +96,6 @@ void set_batch_invariant_rows_everywhere(int64_t rows) {
 
 TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_batch_invariant_rows() -> int", &liteboost::batch_invariant_rows);
-  m.def("_set_batch_invariant_rows(int rows) -> ()", &liteboost::set_batch_invariant_rows_everywhere);
+  m.def("_set_batch_invariant_rows(int rows, bool any_length=False) -> ()",
+        &liteboost::set_batch_invariant_rows_everywhere);
 }
