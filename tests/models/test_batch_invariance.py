@@ -7,7 +7,7 @@ is nothing to keep. Everywhere else all bits are the same, in fp32 and bf16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -40,7 +40,9 @@ FEWER_WAYS = {
     **dict.fromkeys(["falcon_mamba", "mamba"], 7),
 }
 WAYS = 8
-Groups = dict[str, torch.Tensor]
+#: The two that others are measured by.
+ALONE, BESIDE = "one by one", "rows, one by one"
+Groups = dict[str, Sequence[torch.Tensor]]
 
 
 def sizes_of(length: int, size: int) -> list[int]:
@@ -66,30 +68,31 @@ def logits(
     return torch.cat(found, 1)
 
 
-def padded(model: Any, ids: torch.Tensor, tokens: int, size: int) -> torch.Tensor:
-    """Of the first ``tokens`` of the first row, in a batch whose rows are padded to different lengths."""
-    width = tokens + PADDING
+def padded(model: Any, ids: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Of each row, in a batch whose rows are padded to different lengths; the first has ``TOKENS``."""
+    width = TOKENS + PADDING
     row_padding = [PADDING, 0, PADDING - 1, PADDING + 2, 1]
     batch, mask = torch.ones(ROWS, width, dtype=torch.long), torch.zeros(ROWS, width, dtype=torch.long)
     for row, padding in enumerate(row_padding):
         batch[row, padding:] = ids[row, : width - padding]
         mask[row, padding:] = 1
-    return logits(model, batch, sizes_of(width, size), mask)[:1, PADDING:]
+    found = logits(model, batch, sizes_of(width, size), mask)
+    return [found[row, padding:] for row, padding in enumerate(row_padding)]
 
 
 def grouped(model: Any) -> Groups:
-    """The logits of one row of tokens by every way to group them, and of what the model refuses none."""
+    """The logits of each row of tokens by every way to group them, and of what the model refuses none."""
     ids = tiny_models.example_inputs(model, batch=ROWS, length=TOKENS + PADDING)["input_ids"]
     first, width = ids[:1, :TOKENS], ids[:, :TOKENS]
-    ways = {
-        "one by one": lambda: logits(model, first, sizes_of(TOKENS, 1)),
-        "in one piece": lambda: logits(model, first, [TOKENS]),
-        "in chunks": lambda: logits(model, first, sizes_of(TOKENS, 7)),
-        "rows, one by one": lambda: logits(model, width, sizes_of(TOKENS, 1))[:1],
-        "rows, in chunks": lambda: logits(model, width, sizes_of(TOKENS, 7))[:1],
-        "padded, in one piece": lambda: padded(model, ids, TOKENS, TOKENS + PADDING),
-        "padded, one by one": lambda: padded(model, ids, TOKENS, 1),
-        "padded, in chunks": lambda: padded(model, ids, TOKENS, 7),
+    ways: dict[str, Callable[[], Sequence[torch.Tensor]]] = {
+        ALONE: lambda: [*logits(model, first, sizes_of(TOKENS, 1))],
+        "in one piece": lambda: [*logits(model, first, [TOKENS])],
+        "in chunks": lambda: [*logits(model, first, sizes_of(TOKENS, 7))],
+        BESIDE: lambda: [*logits(model, width, sizes_of(TOKENS, 1))],
+        "rows, in chunks": lambda: [*logits(model, width, sizes_of(TOKENS, 7))],
+        "padded, in one piece": lambda: padded(model, ids, TOKENS + PADDING),
+        "padded, one by one": lambda: padded(model, ids, 1),
+        "padded, in chunks": lambda: padded(model, ids, 7),
     }
     found = {}
     for way, run in ways.items():
@@ -110,28 +113,29 @@ def batches(model: Any) -> Groups:
 
     alone = {name: first(value) for name, value in inputs.items()}
     with torch.no_grad():
-        return {"one by one": model(**alone).logits, "rows, in one piece": model(**inputs).logits[:rows]}
+        return {ALONE: [model(**alone).logits], "rows, in one piece": [model(**inputs).logits[:rows]]}
 
 
 def ways_of(model: Any) -> Groups:
     found = grouped(model)
-    return found if "one by one" in found else batches(model)
+    return found if ALONE in found else batches(model)
 
 
 def differing(found: Groups, limit: float) -> dict[str, float]:
-    """Ways whose logits are farther from those of single tokens than ``limit`` of the largest."""
-    alone = found["one by one"].float()
-    largest = float(alone.abs().max())
+    """Ways whose logits are farther from those of single tokens than ``limit`` of the largest.
 
-    def distance(other: torch.Tensor) -> float:
-        same = alone[:, : other.shape[1]]
-        if (
-            same.shape != other.shape or not other.numel()
-        ):  # Mamba takes a mask's last token, and all of a mask
+    Of the first row these are alone; of the others in a batch, in which the first has to have its own.
+    """
+    expected = [*found[ALONE], *found.get(BESIDE, [])[1:]]
+
+    def distance(row: torch.Tensor, same: torch.Tensor) -> float:
+        tokens = min(len(row), len(same))
+        if not tokens or row.shape[1:] != same.shape[1:]:
             return torch.inf
-        return float((other.float() - same).abs().max()) / largest
+        far = (row[:tokens].float() - same[:tokens].float()).abs().max()
+        return float(far / same.float().abs().max())
 
-    distances = {way: distance(other) for way, other in found.items()}
+    distances = {way: max(map(distance, rows, expected)) for way, rows in found.items()}
     return {way: far for way, far in distances.items() if not far <= limit}
 
 
