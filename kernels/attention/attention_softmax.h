@@ -182,9 +182,10 @@ struct StoreProbabilities<WordsBf16> {
     return sum_pairs(pairs);
   }
   static LB_INLINE VF one(float* row, int64_t j, VF p) {
-    const VH half = round_half(p);
-    memcpy(row + j / 2, &half, sizeof(half));
-    return bf16_to_float(half);
+    // Summed in the pairs of two vectors: whether zeros follow must change no bit.
+    const VF pairs = round_pairs(p, VF{});
+    memcpy(row + j / 2, &pairs, sizeof(pairs) / 2);
+    return sum_pairs(pairs);
   }
 };
 #endif

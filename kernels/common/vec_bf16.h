@@ -20,7 +20,6 @@ namespace {
 #if defined(__AVX512BF16__)
 LB_INLINE VF dot_pairs(VF sum, VF a, VF b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 LB_INLINE VF round_pairs(VF low, VF high) { return (VF)_mm512_cvtne2ps_pbh(high, low); }
-LB_INLINE VH round_half(VF v) { return (VH)_mm512_cvtneps_pbh(v); }
 LB_INLINE VF sum_pairs(VF words) { return dot_pairs(VF{}, words, as_float(splat_u(0x3f803f80u))); }
 // Numbers that bf16 holds, such as integers of 8 bits.
 LB_INLINE VF exact_pairs(VF low, VF high) { return round_pairs(low, high); }
@@ -43,7 +42,6 @@ LB_INLINE VF dot_pairs(VF sum, VF a, VF b) {
 LB_INLINE VF round_pairs(VF low, VF high) {
   return (VF)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)low), (float32x4_t)high);
 }
-LB_INLINE VH round_half(VF v) { return (VH)vcvt_bf16_f32((float32x4_t)v); }
 // Not by a product with ones, for which GCC 12 writes an instruction of f16.
 LB_INLINE VF sum_pairs(VF words) {
   return as_float(as_uint(words) << 16) + as_float(as_uint(words) & 0xffff0000u);

@@ -28,6 +28,7 @@ NOT_KEPT = {
     **dict.fromkeys(["bailing_hybrid", "falcon_h1", "granitemoehybrid", "jamba"], STATES),
     **dict.fromkeys(["kimi_linear", "minimax", "nemotron_h", "zamba", "zamba2"], STATES),
     "deepseek_v4": "keys that are compressed in groups",
+    "hy_v4": "keys of equal scores, of which topk takes others where there are more keys",
     "mpt": "a bias that is counted from the last key",
     "roformer": "positions that count padding",
     "zaya": "torch's own convolution over tokens",

@@ -288,6 +288,19 @@ def test_delta_rule(isa: str, dtype: torch.dtype, normalize: bool) -> None:
     assert torch.equal(out, alone[0]) and torch.equal(state, alone[1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("keys", [3, 14, 16, 30, 47, 100])
+def test_hidden_keys_behind_those_that_are_seen(isa: str, keys: int, dtype: torch.dtype) -> None:
+    """Of so many rows that sums in another order show: a vector of keys more, and all of them hidden."""
+    query = torch.randn(64, 16, 1, 32).to(dtype)
+    key, value = (torch.randn(64, 16, keys + 40, 32).to(dtype) for _ in range(2))
+    alone = ops.attention(query, key[:, :, :keys], value[:, :, :keys], None, 1.0)
+    for hidden in (1, 5, 16, 40):
+        every = key[:, :, : keys + hidden], value[:, :, : keys + hidden]
+        mask = torch.arange(keys + hidden)[None, None, None] < keys
+        assert torch.equal(ops.attention(query, *every, mask, 1.0), alone), f"{hidden} hidden keys"
+
+
 def test_speculation_leaves_what_it_is_compared_with_alone() -> None:
     """Of one row behind padding, and of a prompt's state: bits that they have where nothing is asked for."""
     query, key = torch.randn(1, 4, 1, 40), torch.randn(1, 2, 400, 40)
