@@ -9,6 +9,7 @@
 #include "batch_invariant/aten_cpu.h"
 #include "batch_invariant/batch_invariant.h"
 #include "common/batch_invariant.h"
+#include "common/checks.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
 
