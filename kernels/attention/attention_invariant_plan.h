@@ -1,7 +1,7 @@
 // The plan of a call in which each query is to have the bits that it has in a call of its own (common/batch_invariant.h).
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <vector>
 
 #include "attention/attention.h"
