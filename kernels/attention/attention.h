@@ -44,6 +44,8 @@
 
 namespace liteboost {
 
+// Keys of a block read where it lies (AttentionArgs::direct): they stay in the first-level cache.
+constexpr int64_t kDirectKeys = 128;
 // Bytes of the float behind a row of integers.
 constexpr int64_t kInt8ScaleBytes = 4;
 

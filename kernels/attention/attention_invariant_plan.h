@@ -13,11 +13,19 @@ namespace liteboost {
 // So many that merging the splits takes little beside reading them.
 constexpr int64_t kSplitKeys = 512;
 
-// Queries of one plan: so many that partial results take no more memory than this.
+// Numbers that partial results of one call take, unless those of a single query take more.
+constexpr int64_t kMostPartialFloats = 8 << 20;
+
+// Numbers that the partial results of one query take at most.
+inline int64_t query_partial_floats(int64_t batch, int64_t heads, int64_t keys, int64_t value_dim) {
+  return batch * heads * (ceil_div(keys, kSplitKeys) + 1) * (value_dim + 2);
+}
+
+// Queries of one plan.
 inline int64_t most_queries(int64_t batch, int64_t heads, int64_t keys, int64_t value_dim) {
-  constexpr int64_t kMost = 64, kPartialFloats = 8 << 20;
-  const int64_t of_one = batch * heads * (ceil_div(keys, kSplitKeys) + 1) * (value_dim + 2);
-  return std::clamp<int64_t>(kPartialFloats / std::max<int64_t>(1, of_one), 1, kMost);
+  constexpr int64_t kMost = 64;
+  const int64_t of_one = query_partial_floats(batch, heads, keys, value_dim);
+  return std::clamp<int64_t>(kMostPartialFloats / std::max<int64_t>(1, of_one), 1, kMost);
 }
 
 // Numbers of a float mask down to which they hide a key: the least of a dtype, and -inf, are below.

@@ -12,10 +12,8 @@ namespace liteboost {
 namespace LB_ISA {
 namespace {
 
-// A block of packed keys and one of values stay in the second-level cache with a chunk of logits; a block
-// read in place, in the first.
+// A block of packed keys and one of values stay in the second-level cache with a chunk of logits.
 constexpr int64_t kBlockKeys = 256;
-constexpr int64_t kDirectKeys = 128;
 constexpr int64_t kChunkRows = 64;
 static_assert(kBlockKeys % kPanel == 0 && kPanel % kLanes == 0, "panels tile a block");
 

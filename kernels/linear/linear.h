@@ -19,8 +19,9 @@
 // With few rows the product is bound by reading the weight once from memory, and everything here serves
 // that: a thread walks its own contiguous part of the rows of weight, each element read is used for all rows of x
 // while it is in a register or in the L1 cache, and what comes next is prefetched. Many rows are bound by arithmetic:
-// they have loops of their own (linear_gemm.h), whose order does not depend on the number of rows either, or are
-// at::linear's. max_rows in linear_cpu.cpp says which of them runs where, with the measurements behind it.
+// they have loops of their own (linear_gemm.h, and with the bits of one row linear_gemm_one_row.h), whose order does not
+// depend on the number of rows either, or are at::linear's. max_rows in linear_cpu.cpp says which of them runs where,
+// with the measurements behind it.
 //
 // gated_linear(x, gate_weight, gate_bias, up_weight, up_bias, activation, alpha): the two layers of a gated MLP
 // and its activation, act(linear(x, gate)) * linear(x, up), with the roundings of linear and gated_activation.
@@ -60,12 +61,14 @@ struct LinearArgs {
 
 // Of many rows: all of x as it lies.
 struct GemmArgs {
-  const void* x;       // [rows, k], contiguous; float32 where LinearKernels::gemm_widens
+  const void*
+      x;  // [rows, k], contiguous; float32 where LinearKernels::gemm_widens; in the order of one row as packed
   const void* weight;  // [n, k], rows weight_stride elements apart
   const void* bias;    // [n] or null
   void* out;           // [rows, n], contiguous
   int64_t rows, n, k;
   int64_t weight_stride;
+  Order order = Order::fastest;
 };
 
 // Torch-free loops. `dtype` is that of x, weight, bias and out.
@@ -84,9 +87,12 @@ struct LinearKernels {
   void (*run)(DType dtype, const LinearArgs& args, int64_t begin, int64_t end);
   // Rows of weight in a panel of gemm; 0 where such products have no loops of their own here, or n outputs leave too
   // much of a panel empty.
-  int64_t (*gemm_columns)(DType dtype, int64_t n, int64_t k);
+  int64_t (*gemm_columns)(DType dtype, int64_t n, int64_t k, Order order);
+  // Floats that a row of x takes in the order of one row, and rows [0, rows) of x, contiguous, so packed.
+  int64_t (*gemm_row_floats)(DType dtype, int64_t k);
+  void (*gemm_pack_rows)(DType dtype, const void* x, int64_t rows, int64_t k, float* packed);
   // Floats that gemm needs as scratch for so many panels, aligned to 64 bytes.
-  int64_t (*gemm_scratch)(DType dtype, int64_t k, int64_t panels);
+  int64_t (*gemm_scratch)(DType dtype, int64_t k, int64_t panels, Order order);
   // out[row_begin:row_end] of the columns of panels [panel, end).
   void (*gemm)(DType dtype, const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin,
                int64_t row_end, float* scratch);

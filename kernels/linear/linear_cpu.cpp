@@ -89,7 +89,22 @@ static int64_t gemm_columns(const at::Tensor& weight, [[maybe_unused]] int64_t r
 #ifdef LB_X86_ISAS
   if (dtype == at::kFloat && is_torch_faster(kernels, weight.size(0), rows)) return 0;
 #endif
-  return kernels.gemm_columns(dtype_of(weight), weight.size(0), weight.size(1));
+  return kernels.gemm_columns(dtype_of(weight), weight.size(0), weight.size(1), Order::fastest);
+}
+
+// The same where each row is to have the bits it has alone, which the loops of linear_one_row.h give, too; to pack a weight
+// takes as long as to multiply some rows. Their time over gemm's, one thread of a Zen 4, weights in bf16 from memory:
+//
+//                     rows  20    24    32    48    64
+//     [3072, 1024]          1.0   1.0   1.1   1.25  1.3
+//     [1024, 3072]          1.1   1.0   1.2   1.35  1.4
+//     [1024, 1024]          1.0   1.0   1.05  1.2   1.25
+static int64_t gemm_of_one_row_columns(const at::Tensor& weight, int64_t rows) {
+  constexpr int64_t kLeastRows = 24;
+  if (order_of(rows) != Order::of_one_row || rows < kLeastRows) return 0;
+  if (weight.size(0) == 0 || weight.stride(1) != 1) return 0;
+  return LB_KERNELS(linear_kernels)
+      .gemm_columns(dtype_of(weight), weight.size(0), weight.size(1), Order::of_one_row);
 }
 
 // The same of one weight in fp32, where the CPU has AVX2 alone: from a core's own cache MKL multiplies faster. Its time
@@ -161,8 +176,26 @@ bool is_own(const at::Tensor& weight, int64_t rows) {
   return rows == 0 || weight.size(0) == 0 || served(weight, rows);
 }
 
+// Rows of x as gemm takes them in the order of one row.
+at::Tensor packed_rows(const at::Tensor& x, int64_t rows) {
+  // Fewer take a thread no longer than it takes to wake another.
+  constexpr int64_t kRowsPerThread = 16;
+  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
+  const DType dtype = dtype_of(x);
+  const int64_t k = x.size(-1), floats = kernels.gemm_row_floats(dtype, k), row_bytes = k * x.element_size();
+  const auto contiguous = x.expect_contiguous();
+  const auto* from = static_cast<const char*>(contiguous->const_data_ptr());
+  at::Tensor packed = empty_cpu({rows, floats}, at::kFloat);
+  float* to = packed.mutable_data_ptr<float>();
+  parallel_for(0, rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
+    kernels.gemm_pack_rows(dtype, from + begin * row_bytes, end - begin, k, to + begin * floats);
+  });
+  return packed;
+}
+
+// `packed`: packed_rows of x, for the order of one row.
 at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       int64_t rows, int64_t columns) {
+                       int64_t rows, int64_t columns, const at::Tensor* packed = nullptr) {
   c10::DimVector sizes(x.sizes());
   sizes.back() = weight.size(0);
   at::Tensor out = empty_cpu(sizes, x.scalar_type());
@@ -174,22 +207,25 @@ at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std:
   args.n = weight.size(0);
   args.k = weight.size(1);
   args.weight_stride = weight.stride(0);
+  args.order = packed == nullptr ? Order::fastest : Order::of_one_row;
   const DType dtype = dtype_of(x);
   char* const first_out = static_cast<char*>(out.mutable_data_ptr());
   const auto multiply = [&](const at::Tensor& some, int64_t first) {
     args.x = some.const_data_ptr();
     args.out = first_out + first * args.n * x.element_size();
-    args.rows = some.numel() / args.k;
+    args.rows = some.size(0);
     share_gemm((args.n + columns - 1) / columns, args.rows,
-               [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels); },
+               [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels, args.order); },
                [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
                  kernels.gemm(dtype, args, panel, end, row_begin, row_end, scratch);
                });
   };
-  if (linear_widens(x.scalar_type())) {
+  if (packed != nullptr) {
+    multiply(*packed, 0);
+  } else if (linear_widens(x.scalar_type())) {
     for_widened_rows(x.reshape({rows, args.k}), multiply);
   } else {
-    multiply(x.contiguous(), 0);
+    multiply(x.reshape({rows, args.k}).contiguous(), 0);
   }
   return out;
 }
@@ -205,6 +241,10 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
 at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias) {
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
+  if (const int64_t columns = gemm_of_one_row_columns(weight, rows); columns > 0) {
+    const at::Tensor packed = packed_rows(x, rows);
+    return gemm_linear(x, weight, bias, rows, columns, &packed);
+  }
   if (is_own(weight, rows)) return own_linear(x, weight, bias, order_of(rows));
   const int64_t columns = gemm_columns(weight, rows);
   return columns > 0 ? gemm_linear(x, weight, bias, rows, columns) : torch_linear(x, weight, bias);
@@ -212,11 +252,17 @@ at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
 
 std::vector<at::Tensor> fastest_linears(const at::Tensor& x, c10::ArrayRef<LinearLayer> layers) {
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
-  const bool are_own = std::all_of(layers.begin(), layers.end(), [&](const LinearLayer& layer) {
-    return layer.weight.size(1) > 0 && is_own(layer.weight, rows);
-  });
-  if (are_own) return own_linears(x, layers, order_of(rows));
+  const auto are_all = [&](const auto& is) { return std::all_of(layers.begin(), layers.end(), is); };
   std::vector<at::Tensor> outs;
+  if (are_all([&](const LinearLayer& of) { return gemm_of_one_row_columns(of.weight, rows) > 0; })) {
+    const at::Tensor packed = packed_rows(x, rows);
+    for (const LinearLayer& of : layers)
+      outs.push_back(
+          gemm_linear(x, of.weight, of.bias, rows, gemm_of_one_row_columns(of.weight, rows), &packed));
+    return outs;
+  }
+  if (are_all([&](const LinearLayer& of) { return of.weight.size(1) > 0 && is_own(of.weight, rows); }))
+    return own_linears(x, layers, order_of(rows));
   for (const LinearLayer& layer : layers) outs.push_back(linear_cpu(x, layer.weight, layer.bias));
   return outs;
 }

@@ -26,6 +26,7 @@
 #if defined(__AVX2__)
 #define LB_HAS_GEMM 1
 #include "linear/linear_gemm.h"
+#include "linear/linear_gemm_one_row.h"
 #endif
 
 namespace liteboost {
@@ -308,31 +309,69 @@ LB_INLINE void with_gemm(DType dtype, const F& f) {
   }
   f(float{});
 }
-int64_t gemm_columns_any(DType dtype, int64_t n, int64_t k) {
-  return gemm_serves(dtype, k) && gemm_fills_strips(n) ? kGemmColumns : 0;
+// The same of gemm_panels_of_one_row.
+template <typename F>
+LB_INLINE void with_gemm_of_one_row([[maybe_unused]] DType dtype, const F& f) {
+#if defined(__AVX512BF16__)
+  if (dtype == DType::bf16) return f(bf16{});
+#endif
+  f(float{});
 }
-int64_t gemm_scratch_any(DType dtype, int64_t k, int64_t panels) {
+int64_t gemm_columns_any(DType dtype, int64_t n, int64_t k, Order order) {
+  const bool serves = order == Order::fastest ? gemm_serves(dtype, k) : gemm_of_one_row_serves(dtype, k);
+  return serves && gemm_fills_strips(n) ? kGemmColumns : 0;
+}
+int64_t gemm_row_floats_any(DType dtype, int64_t k) {
   int64_t floats = 0;
-  with_gemm(dtype, [&](auto t) { floats = gemm_scratch<decltype(t)>(k, panels); });
+  with_gemm_of_one_row(dtype, [&](auto t) { floats = chains_of(gemm_words<decltype(t)>(k)).blocks().words; });
+  return floats;
+}
+void gemm_pack_rows_any(DType dtype, const void* x, int64_t rows, int64_t k, float* packed) {
+  with_gemm_of_one_row(dtype, [&](auto t) {
+    typedef decltype(t) T;
+    const Chains chains = chains_of(gemm_words<T>(k));
+    for (int64_t row = 0; row < rows; ++row)
+      pack_chains(static_cast<const T*>(x) + row * k, k, chains, packed + row * chains.blocks().words);
+  });
+}
+int64_t gemm_scratch_any(DType dtype, int64_t k, int64_t panels, Order order) {
+  int64_t floats = 0;
+  if (order == Order::of_one_row) {
+    with_gemm_of_one_row(dtype, [&](auto t) {
+      floats = gemm_scratch(chains_of(gemm_words<decltype(t)>(k)).blocks(), panels);
+    });
+  } else {
+    with_gemm(dtype, [&](auto t) { floats = gemm_scratch<decltype(t)>(k, panels); });
+  }
   return floats;
 }
 void gemm_any(DType dtype, const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin,
               int64_t row_end, float* scratch) {
-  with_gemm(dtype, [&](auto t) { gemm_panels<decltype(t)>(args, panel, end, row_begin, row_end, scratch); });
+  if (args.order == Order::of_one_row) {
+    with_gemm_of_one_row(dtype, [&](auto t) {
+      gemm_panels_of_one_row<decltype(t)>(args, panel, end, row_begin, row_end, scratch);
+    });
+  } else {
+    with_gemm(dtype,
+              [&](auto t) { gemm_panels<decltype(t)>(args, panel, end, row_begin, row_end, scratch); });
+  }
 }
 #else
 constexpr bool kGemmWidens = false;
-int64_t gemm_columns_any(DType, int64_t, int64_t) { return 0; }
-int64_t gemm_scratch_any(DType, int64_t, int64_t) { return 0; }
+int64_t gemm_columns_any(DType, int64_t, int64_t, Order) { return 0; }
+int64_t gemm_row_floats_any(DType, int64_t) { return 0; }
+void gemm_pack_rows_any(DType, const void*, int64_t, int64_t, float*) {}
+int64_t gemm_scratch_any(DType, int64_t, int64_t, Order) { return 0; }
 void gemm_any(DType, const GemmArgs&, int64_t, int64_t, int64_t, int64_t, float*) {}
 #endif
 
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {most_rows_any, packed_bytes_any, pack_any,         pack_parts_any,
-                                      pack_some_any, run_any,          gemm_columns_any, gemm_scratch_any,
-                                      gemm_any,      kGemmWidens,      stream_sum};
+const LinearKernels linear_kernels = {
+    most_rows_any,    packed_bytes_any,    pack_any,           pack_parts_any,   pack_some_any, run_any,
+    gemm_columns_any, gemm_row_floats_any, gemm_pack_rows_any, gemm_scratch_any, gemm_any,      kGemmWidens,
+    stream_sum};
 
 }  // namespace LB_ISA
 }  // namespace liteboost

@@ -38,7 +38,7 @@ struct GemmWords {
   }
   static LB_INLINE VF multiply_add(VF sum, VF x, VF weight) { return fma(x, weight, sum); }
 };
-#if defined(LB_GEMM_BF16)
+#if defined(__AVX512BF16__)
 template <>
 struct GemmWords<bf16> {
   typedef bf16 X;
@@ -75,22 +75,36 @@ LB_INLINE bool gemm_fills_strips(int64_t n) {
   return 4 * n >= 3 * ((n + kGemmStrip - 1) / kGemmStrip * kGemmStrip);
 }
 
-// Floats that gemm_panels needs beside its arguments: the panels, and the sums of a chunk.
+// How a panel is packed, and multiplied: words of a strip and of a block of it, and how many sums of a chunk are kept.
+struct GemmBlocks {
+  int64_t words, block_words, sums;
+};
+
+// Floats that gemm_blocks needs beside its arguments: the panels, and the sums of a chunk.
+LB_INLINE int64_t gemm_scratch(const GemmBlocks& blocks, int64_t panels) {
+  return (blocks.words * panels + kGemmChunk * blocks.sums) * kGemmColumns;
+}
+template <typename T>
+LB_INLINE GemmBlocks gemm_words_in_order(int64_t k) {
+  return {gemm_words<T>(k), kGemmWords, 1};
+}
 template <typename T>
 LB_INLINE int64_t gemm_scratch(int64_t k, int64_t panels) {
-  return (gemm_words<T>(k) * panels + kGemmChunk) * kGemmColumns;
+  return gemm_scratch(gemm_words_in_order<T>(k), panels);
 }
 
-// panel[strip][word][column] of `columns` rows of weight; zero behind the last, as far as its strip goes.
-template <typename T>
-void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k, float* panel) {
+// panel[strip][place(word)][column] of `columns` rows of weight, of so many words a strip; zero behind the last row, as far
+// as its strip goes.
+template <typename T, typename Place>
+void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k, int64_t strip_words,
+                     float* panel, const Place& place) {
   typedef GemmWords<T> W;
   const int64_t words = gemm_words<T>(k);
   const int64_t end = (columns + kGemmStrip - 1) / kGemmStrip * kGemmStrip;
   for (int64_t first = 0; first < end; first += kLanes) {
     const T* rows = weight + first * stride;
     const int64_t count = columns - first;
-    float* strip = panel + first / kGemmStrip * kGemmStrip * words + first % kGemmStrip;
+    float* strip = panel + first / kGemmStrip * kGemmStrip * strip_words + first % kGemmStrip;
     for (int64_t w = 0; w < words; w += kLanes) {
       const int64_t at = w * W::kSize;
       VF block[kLanes];
@@ -98,9 +112,8 @@ void pack_gemm_panel(const T* weight, int64_t stride, int64_t columns, int64_t k
         block[i] = i < count ? W::load_some(rows + i * stride + at, k - at) : VF{};
       }
       transpose(block);
-      float* out = strip + w * kGemmStrip;
       const int64_t valid = words - w < kLanes ? words - w : kLanes;
-      for (int64_t i = 0; i < valid; ++i) store(out + i * kGemmStrip, block[i]);
+      for (int64_t i = 0; i < valid; ++i) store(strip + place(w + i) * kGemmStrip, block[i]);
     }
   }
 }
@@ -137,21 +150,26 @@ constexpr void (*kGemmTiles[kGemmRows])(const typename GemmWords<T>::X*, int64_t
                                                    gemm_tile<T, 4>, gemm_tile<T, 5>, gemm_tile<T, 6>};
 
 // out[row_begin:row_end] of the columns of panels [panel, end). pack(column, columns, packed) packs the panel of that many
-// rows of weight, from row `column` on; `ahead` are lines that will be read when these panels are done.
-template <typename T, typename Pack>
-void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
-                 float* scratch, LinesAhead ahead, const Pack& pack) {
-  const int64_t words = gemm_words<T>(args.k), first = panel * kGemmColumns;
+// rows of weight, from row `column` on; `ahead` are lines that will be read when these panels are done. tile(rows, x, block,
+// word, words, totals) multiplies up to kRows by a block of a strip, which begins at `word`, as gemm_tile does. Rows of x have
+// the words of a strip.
+template <typename T, int kRows, typename X, typename Pack, typename Tile>
+void gemm_blocks(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
+                 float* scratch, LinesAhead ahead, const GemmBlocks& of, const X* all_x, const Pack& pack,
+                 const Tile& tile) {
+  const int64_t words = of.words, block_words = of.block_words, first = panel * kGemmColumns;
   const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
-  float* packed = scratch + kGemmChunk * kGemmColumns;
+  float* packed = scratch + of.sums * kGemmChunk * kGemmColumns;
   for (int64_t column = first; column < last; column += kGemmColumns) {
     pack(column, last - column < kGemmColumns ? last - column : kGemmColumns,
          packed + (column - first) * words);
   }
 
+  constexpr int64_t kWordSize = static_cast<int64_t>(sizeof(float) / sizeof(X));
+  const int64_t row_size = words * kWordSize;
   constexpr int64_t kStrips = kGemmColumns / kGemmStrip;
-  const int64_t blocks = (words + kGemmWords - 1) / kGemmWords * kStrips * (end - panel);
-  const int64_t tiles = (row_end - row_begin + kGemmRows - 1) / kGemmRows * blocks;
+  const int64_t blocks = (words + block_words - 1) / block_words * kStrips * (end - panel);
+  const int64_t tiles = (row_end - row_begin + kRows - 1) / kRows * blocks;
   const int64_t lines = (ahead.rows * (ahead.row_bytes / kLine + 1) + tiles - 1) / tiles;
 
   LinearArgs written{};
@@ -160,17 +178,16 @@ void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
   written.n = args.n;
   for (int64_t chunk = row_begin; chunk < row_end; chunk += kGemmChunk) {
     const int64_t rows = row_end - chunk < kGemmChunk ? row_end - chunk : kGemmChunk;
-    const auto* x = static_cast<const typename GemmWords<T>::X*>(args.x) + chunk * args.k;
+    const X* x = all_x + chunk * row_size;
     for (int64_t column = 0; column < last - first; column += kGemmColumns) {
       const int64_t left = last - first - column < kGemmColumns ? last - first - column : kGemmColumns;
-      for (int64_t w = 0; w < words; w += kGemmWords) {
-        const int64_t some = words - w < kGemmWords ? words - w : kGemmWords;
+      for (int64_t w = 0; w < words; w += block_words) {
+        const int64_t some = words - w < block_words ? words - w : block_words;
         for (int64_t strip = 0; strip < left; strip += kGemmStrip) {
           const float* block = packed + (column + strip) * words + w * kGemmStrip;
           for (int64_t row = 0, width; row < rows; row += width) {
-            width = group_of<kGemmRows>(rows - row);
-            kGemmTiles<T>[width - 1](x + row* args.k + w* GemmWords<T>::kSize, args.k, block, some, w == 0,
-                                     scratch + row* kGemmColumns + strip);
+            width = group_of<kRows>(rows - row);
+            tile(width, x + row * row_size, block, w, some, scratch + row * kGemmColumns + strip);
             ahead.ask(lines);
           }
         }
@@ -181,21 +198,40 @@ void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_b
   }
 }
 
-// The same of weights as they lie.
+// The same, of words in the order of K.
+template <typename T, typename Pack>
+void gemm_packed(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
+                 float* scratch, LinesAhead ahead, const Pack& pack) {
+  typedef GemmWords<T> W;
+  gemm_blocks<T, kGemmRows>(args, panel, end, row_begin, row_end, scratch, ahead,
+                            gemm_words_in_order<T>(args.k), static_cast<const typename W::X*>(args.x), pack,
+                            [&](int64_t rows, const typename W::X* x, const float* block, int64_t word,
+                                int64_t words, float* totals) {
+                              kGemmTiles<T>[rows - 1](x + word* W::kSize, args.k, block, words, word == 0,
+                                                      totals);
+                            });
+}
+
+// What is read when panels [panel, end) are done.
+template <typename T>
+LB_INLINE LinesAhead rows_behind(const GemmArgs& args, int64_t panel, int64_t end) {
+  const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
+  const int64_t next = last - panel * kGemmColumns, behind = args.n - last;
+  return {reinterpret_cast<const char*>(static_cast<const T*>(args.weight) + last * args.weight_stride),
+          args.weight_stride * static_cast<int64_t>(sizeof(T)), args.k * static_cast<int64_t>(sizeof(T)),
+          behind < next ? behind : next};
+}
+
+// gemm_packed of weights as they lie.
 template <typename T>
 void gemm_panels(const GemmArgs& args, int64_t panel, int64_t end, int64_t row_begin, int64_t row_end,
                  float* scratch) {
   if (row_begin >= row_end) return;
-  const T* weight = static_cast<const T*>(args.weight);
   const int64_t stride = args.weight_stride;
-  const int64_t last = args.n < end * kGemmColumns ? args.n : end * kGemmColumns;
-  const int64_t next = last - panel * kGemmColumns, behind = args.n - last;
-  const LinesAhead ahead{reinterpret_cast<const char*>(weight + last * stride),
-                         stride * static_cast<int64_t>(sizeof(T)), args.k * static_cast<int64_t>(sizeof(T)),
-                         behind < next ? behind : next};
-  gemm_packed<T>(args, panel, end, row_begin, row_end, scratch, ahead,
+  gemm_packed<T>(args, panel, end, row_begin, row_end, scratch, rows_behind<T>(args, panel, end),
                  [&](int64_t column, int64_t columns, float* packed) {
-                   pack_gemm_panel(weight + column * stride, stride, columns, args.k, packed);
+                   pack_gemm_panel(static_cast<const T*>(args.weight) + column * stride, stride, columns,
+                                   args.k, gemm_words<T>(args.k), packed, [](int64_t word) { return word; });
                  });
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from ..config import Settings, turned_off
-from ..replacements import latent_attention
+from ..replacements import latent_attention, paged
 from ..report import APPLIED, DISABLED, IDLE, Listed, Outcome, report
 
 RULE = "ops.batch_invariant"
@@ -88,6 +88,7 @@ def _set() -> None:
     is_asked_for_all = rows == ROWS
     torch.ops.liteboost._set_batch_invariant_rows(rows, any_length=is_asked_for_all)
     latent_attention.absorb(rows, prompts=is_asked_for_all)
+    paged.keep_order(is_asked_for_all)
 
 
 def _turned_off(settings: Settings) -> str:

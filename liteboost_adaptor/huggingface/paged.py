@@ -35,6 +35,10 @@ _DESCRIBES = {"cu_seq_lens_q", "cu_seq_lens_k", "read_index", "write_index"}
 #: Methods of a cache's part for layers of one kind, by which its pages are written and read.
 _METHODS = ("update", "register_cache_tensor", "get_cache_for_block_table")
 
+#: Why the keys of a window are left to the cache to gather, which no program does.
+WINDOWS = "several new tokens of a request in layers with a window"
+RINGS = "keys of a window that do not fill pages in order"
+
 
 @dataclass
 class Group:
@@ -47,6 +51,7 @@ class Group:
         write: The slot of each query's own key.
         table: The pages of each, or None where keys and values are read packed.
         window: How many keys a query sees at most; 0 for all before it.
+        unrecorded: Why such a step is not recorded, or empty.
         masks: Those compared already: by identity and version the outcome, and what keeps the identity.
         on_device: The table beside the pages, and into how many pages each page is split there.
     """
@@ -57,6 +62,7 @@ class Group:
     write: Tensor
     table: Tensor | None = None
     window: int = 0
+    unrecorded: str = ""
     masks: dict[tuple[int, int], tuple[Any, bool]] = field(default_factory=dict)
     on_device: tuple[Tensor, int] | None = None
 
@@ -255,8 +261,10 @@ def _describe(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> Group:
     table = None
     if batch.is_decode:
         table = paged.table_of_ring(batch, read, write, rows, allocator.sentinel_index)
-    # Otherwise the cache itself puts the window before the new keys: they may take its place.
-    return group("", table=table, window=window)
+    if table is not None:
+        return group("", table=table, window=window)
+    # The cache itself puts the window before the new keys: they may take its place.
+    return group("", window=window, unrecorded=RINGS if batch.is_decode else WINDOWS)
 
 
 def _unserved(
@@ -280,7 +288,9 @@ def _unserved(
         return "mixed dtypes"
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[3] != key.shape[3]:
         return "heads that do not match"
-    if logits is not None and (logits.shape != query.shape[1:2] or logits.dtype != query.dtype):
+    if logits is None:
+        return ""
+    if logits.shape != query.shape[1:2] or logits.dtype not in (query.dtype, torch.float32):
         return "sinks of another shape or dtype"
     return ""
 

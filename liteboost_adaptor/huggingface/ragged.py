@@ -35,7 +35,6 @@ _PLAIN = (bool, int, float, str, type(None))
 #: step takes as much once more.
 _PROMPT_TOKENS = 256
 
-WINDOWS = "several new tokens of a request in layers with a window"
 ON_DEVICE = "continuous batching is recorded on a CPU only"
 
 
@@ -97,10 +96,7 @@ def _fault_of(ids: Any, groups: dict[int, paged.Group] | None) -> str:
         return ON_DEVICE
     if groups is None:
         return "no description of the batch"
-    if fault := next((group.reason for group in groups.values() if group.reason), ""):
-        return fault
-    has_table = {group.table is not None for group in groups.values()}
-    return WINDOWS if len(has_table) > 1 else ""
+    return next((each for group in groups.values() if (each := group.reason or group.unrecorded)), "")
 
 
 def _given(kwargs: dict[str, Any]) -> dict[str, Any] | str:

@@ -17,6 +17,18 @@ ops = torch.ops.liteboost
 _MASK_ROWS = 256
 #: The most rows of a page that an NPU's operator takes with packed queries.
 _NPU_PAGE_ROWS = 128
+#: Whether keys are added up in the order of their positions. See `keep_order`.
+_keeps_order = False
+
+
+def keep_order(is_kept: bool) -> None:
+    """Have the keys of a window added up in the order of their positions, whatever that of their pages is.
+
+    So they are outside of a paged cache: a token's bits are then those that it has there.
+    """
+    # Of the process, as the kernels' number of rows is.
+    global _keeps_order  # noqa: PLW0603
+    _keeps_order = is_kept
 
 
 @dataclass(frozen=True)
@@ -66,15 +78,18 @@ def table_in_order(batch: Batch, read: Tensor, write: Tensor, page_rows: int) ->
     tokens, keys = int(batch.sums_q[-1]), int(batch.sums_k[-1])
     if read.shape[0] < keys or write.shape[0] < tokens:
         return None
-    read = read[:keys]
-    place = torch.arange(keys) - batch.sums_k[:-1].repeat_interleave(batch.kv_lens)
+    if not torch.equal(read[batch.ends_of_keys()], write[:tokens]):
+        return None
+    return _table_of_slots(batch, read[:keys], page_rows)
+
+
+def _table_of_slots(batch: Batch, read: Tensor, page_rows: int) -> Tensor | None:
+    """The table by which keys are read in the order of these slots, or None where there is none."""
+    place = torch.arange(read.shape[0]) - batch.sums_k[:-1].repeat_interleave(batch.kv_lens)
     row = place % page_rows
-    pages = torch.div(read, page_rows, rounding_mode="floor")
-    first = pages[row == 0]
+    first = torch.div(read[row == 0], page_rows, rounding_mode="floor")
     which = (row == 0).cumsum(0) - 1
     if not torch.equal(read, first[which] * page_rows + row):
-        return None
-    if not torch.equal(read[batch.ends_of_keys()], write[:tokens]):
         return None
     return _rows_of_table(first, -(-batch.kv_lens // page_rows))
 
@@ -83,7 +98,8 @@ def table_of_ring(batch: Batch, read: Tensor, write: Tensor, page_rows: int, own
     """The block table of requests of one query that see all they have of a window, in any order.
 
     A window's pages are a ring: the newest key takes the place of the one that has slid out. To a query that
-    sees them all the order of keys does not matter: the pages are read where they are, whole ones first.
+    sees them all the order of keys does not matter but for rounding: the pages are read where they are, whole
+    ones first, or, where order is kept (`keep_order`), as the keys lie.
 
     Args:
         batch: The requests; each has one query.
@@ -94,7 +110,7 @@ def table_of_ring(batch: Batch, read: Tensor, write: Tensor, page_rows: int, own
 
     Returns:
         ``[requests, most pages]`` int64, or None where the slots do not fill pages from their first rows on,
-        all but one page whole.
+        all but one page whole; while order is kept, where they do not do so in the order of the keys.
     """
     tokens, keys = int(batch.sums_q[-1]), int(batch.sums_k[-1])
     if read.shape[0] < keys or write.shape[0] < tokens:
@@ -104,6 +120,8 @@ def table_of_ring(batch: Batch, read: Tensor, write: Tensor, page_rows: int, own
         return None
     read = read[:keys].clone()
     read[last] = write[:tokens]
+    if _keeps_order:
+        return _table_of_slots(batch, read, page_rows)
     tables = []
     for slots in read.split(batch.kv_lens.tolist()):
         places = slots.sort().values

@@ -1,4 +1,4 @@
-"""torch's products of batches, softmax and functions of elements, as `LITEBOOST_BATCH_INVARIANT` has them."""
+"""Products, softmax and functions of elements as `LITEBOOST_BATCH_INVARIANT` has them, also torch's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-
 @pytest.fixture(autouse=True)
 def any_length() -> Iterator[None]:
     before = ops._batch_invariant_rows()
-    ops._set_batch_invariant_rows(64, any_length=True)
+    ops._set_batch_invariant_rows(2**40, any_length=True)
     yield
     ops._set_batch_invariant_rows(before)
 
@@ -57,6 +57,40 @@ def test_products_against_float64(dtype, batch, rows, k, columns, x_lies, y_lies
     sums = 0.5 * add.double() - 2 * exact
     found = torch.baddbmm(add, x, y, beta=0.5, alpha=-2)
     assert ((found.double() - sums).abs() <= bound * sums.abs() + least).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [256, 512, 514, 1024, 1090, 1531, 3000])
+def test_products_of_many_rows(isa: str, dtype: torch.dtype, k: int) -> None:
+    """Packed chain by chain: of whole turns of all sums, of steps behind them and of a part of one."""
+    check_many_rows(dtype, 200, 120, k, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(DTYPES),
+    st.integers(1, 420),
+    st.integers(1, 330) | st.sampled_from([64, 128, 192]),
+    st.integers(1, 2500),
+    st.integers(1, 3),
+)
+def test_products_of_any_shape(dtype, rows, n, k, threads) -> None:
+    torch.set_num_threads(threads)
+    check_many_rows(dtype, rows, n, k, threads)
+
+
+def check_many_rows(dtype: torch.dtype, rows: int, n: int, k: int, offset: int) -> None:
+    """Of weights whose rows lie apart, and an x that is not contiguous, against products of one row."""
+    weight, bias = torch.randn(n, k + offset)[:, offset:].to(dtype), torch.randn(n).to(dtype)
+    weight = torch.nn.functional.pad(weight, (0, 3))[:, :k]
+    x = torch.randn(rows, 2, k).to(dtype)[:, 1]
+    alone = torch.cat([ops.linear(row, weight, bias) for row in x.split(1)])
+    assert torch.equal(ops.linear(x, weight, bias), alone)
+    both = ops._linears(x, [weight, weight.flip(0)], [bias, None])
+    assert torch.equal(both[0], alone)
+    assert torch.equal(both[1], torch.cat([ops.linear(row, weight.flip(0)) for row in x.split(1)]))
+    if n % 4 == 0:
+        assert torch.equal(ops.linear(x.unflatten(0, (-1, 1)), weight, bias).flatten(0, 1), alone)
 
 
 def lying(batch: int, rows: int, columns: int, is_transposed: bool) -> torch.Tensor:
@@ -126,7 +160,7 @@ def test_softmax_of_what_is_not_finite() -> None:
         found = torch.softmax(x, -1)
         ops._set_batch_invariant_rows(1)
         theirs = torch.softmax(x, -1)
-        ops._set_batch_invariant_rows(64, any_length=True)
+        ops._set_batch_invariant_rows(2**40, any_length=True)
         torch.testing.assert_close(found, theirs, equal_nan=True, rtol=1e-6, atol=0)
 
 
@@ -144,7 +178,7 @@ def test_functions_of_elements(name: str, dtype: torch.dtype) -> None:
         assert function(columns).stride() == columns.stride()
         ops._set_batch_invariant_rows(1)
         torch.testing.assert_close(function(x), found, rtol=4 * TOLERANCE[dtype], atol=2e-6)
-        ops._set_batch_invariant_rows(64, any_length=True)
+        ops._set_batch_invariant_rows(2**40, any_length=True)
     for shape in ((), (0, 4), (7,)):
         assert function(torch.zeros(shape, dtype=dtype)).shape == shape
 

@@ -324,6 +324,25 @@ def test_tables_of_rings() -> None:
     assert paged.table_of_ring(batch, read, write, 4, 7) is None
 
 
+def test_tables_of_rings_in_the_order_of_keys() -> None:
+    """Of windows that are no multiple of a page: one that is not whole may lie anywhere in the ring."""
+    own = 1
+    paged.keep_order(True)
+    try:
+        for slots, table in (
+            ([20, 21, 22, 23, 12, 13], [[5, 3]]),  # before it goes round
+            ([12, 13, 14, 15, 20, 21], [[3, 5]]),
+            ([12, 13, 20, 21, 22, 23], None),  # the next key takes the first place of the last page
+            ([21, 22, 23, 12, 13, 20], None),
+            ([20, 21, 22, 23, 13, 12], None),
+        ):
+            read = torch.tensor([*slots[:-1], own])
+            found = paged.table_of_ring(described([1], [6]), read, torch.tensor(slots[-1:]), 4, own)
+            assert (None if found is None else found.tolist()) == table, slots
+    finally:
+        paged.keep_order(False)
+
+
 @pytest.mark.parametrize("window", [0, 3])
 def test_masks_are_compared_whole(window: int) -> None:
     from transformers.generation.continuous_batching.utils import build_attention_mask

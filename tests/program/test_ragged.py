@@ -74,7 +74,7 @@ def test_the_tokens_of_the_original(family: str) -> None:
     with calls.served() as second:
         assert batched(model, requests) == expected
         assert batched(model, requests[3:4]) == alone
-    assert unserved(first) | unserved(second) <= {ragged.WINDOWS}
+    assert unserved(first) | unserved(second) <= {paged.WINDOWS}
     assert first.rules[RULE] > NEW / 2
     # Of the second run all but what comes for the first time: one request by itself, or a chunk of a window.
     assert second.rules[RULE] > 2 * NEW - 20

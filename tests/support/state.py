@@ -75,7 +75,12 @@ class Snapshot:
         self._own = [dict(vars(part)) for model in models for part in model.modules()]
 
     def _copy(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(space) for name, space in {**_registries(), **_namespaces(self.models)}.items()}
+        spaces = {**_registries(), **_namespaces(self.models)}
+        # `copy.deepcopy` keeps the names of a class's slots in it.
+        return {
+            name: {key: value for key, value in space.items() if key != "__slotnames__"}
+            for name, space in spaces.items()
+        }
 
     def differences(self) -> list[str]:
         """A sentence for each thing that is not the very object it was."""
