@@ -100,7 +100,9 @@ void run_all(std::vector<AttentionArgs>& requests) {
   std::vector<AttentionArgs> some;
   int64_t floats = 0;
   for (const AttentionArgs& args : requests) {
-    const int64_t own = args.q_len * query_partial_floats(1, args.num_heads, args.kv_len, args.value_dim);
+    const bool is_split = args.kv_len > kSplitKeys || args.window > 0;
+    const int64_t of_query = query_partial_floats(1, args.num_heads, args.kv_len, args.value_dim);
+    const int64_t own = is_split ? args.q_len * of_query : 0;
     if (!some.empty() && floats + own > kMostPartialFloats) {
       run_requests(some);
       some.clear();
@@ -135,13 +137,14 @@ at::Tensor paged_attention_cpu(const at::Tensor& query, const at::Tensor& key, c
     common.sinks = sink_logits.const_data_ptr<float>();
     common.sink_strides[1] = sink_logits.stride(0);
   }
+  const int64_t window = hiding_window(spans, sliding_window);
   if (leaves_rows(spans, output.size(0))) output.zero_();
   const auto run = [&](const AttentionArgs& of_all, const PagedCache& of, const Spans& some) {
-    std::vector<AttentionArgs> requests = requests_of(of_all, q, output, of, some, sliding_window);
+    std::vector<AttentionArgs> requests = requests_of(of_all, q, output, of, some, window);
     if (!requests.empty()) run_all(requests);
   };
-  if (is_length_invariant() && cache.cuts_blocks(sliding_window)) {
-    each_copied(cache, spans, sliding_window, [&](const PagedCache& copied, const Spans& some) {
+  if (is_length_invariant() && cache.cuts_blocks(window)) {
+    each_copied(cache, spans, window, [&](const PagedCache& copied, const Spans& some) {
       AttentionArgs of_copied = common;
       set_cache(of_copied, copied);
       run(of_copied, copied, some);

@@ -121,10 +121,19 @@ bool leaves_rows(const Spans& spans, int64_t queries) {
   return leaves;
 }
 
+// The window, or 0 where it is as long as the keys of each request: then it hides none.
+int64_t hiding_window(const Spans& spans, int64_t window) {
+  for (int64_t r = 0; r < spans.count(); ++r) {
+    if (spans.kv_len(r) > window) return window;
+  }
+  return 0;
+}
+
 // The keys of request r that its queries see: the last ones.
 int64_t seen_keys(const Spans& spans, int64_t r, int64_t window) {
   if (spans.q_len(r) == 0) return 0;
-  return window > 0 ? std::min(spans.kv_len(r), window + spans.q_len(r) - 1) : spans.kv_len(r);
+  const int64_t keys = spans.kv_len(r);
+  return window > 0 && window < keys ? std::min(keys, window + spans.q_len(r) - 1) : keys;
 }
 
 // Keys or values of requests [first, first + some.count()), as many of the last of each as `some` says, one behind the

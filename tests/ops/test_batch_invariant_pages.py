@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"is_causal": False},
     "window": {"sliding_window": 21},
     "long window": {"sliding_window": 700},
+    "endless window": {"sliding_window": 2**63 - 1},
     "sinks": {"sinks": True},
     "softcap": {"softcap": 3.0, "sliding_window": 300},
 }
