@@ -176,58 +176,81 @@ bool is_own(const at::Tensor& weight, int64_t rows) {
   return rows == 0 || weight.size(0) == 0 || served(weight, rows);
 }
 
-// Rows of x as gemm takes them in the order of one row.
-at::Tensor packed_rows(const at::Tensor& x, int64_t rows) {
+at::Tensor outputs_of(const at::Tensor& x, const at::Tensor& weight) {
+  c10::DimVector sizes(x.sizes());
+  sizes.back() = weight.size(0);
+  return empty_cpu(sizes, x.scalar_type());
+}
+
+// Rows of out from `first` on, of so many rows of x as gemm takes them in that order.
+void gemm_rows(const LinearLayer& layer, const at::Tensor& some, int64_t columns, Order order, int64_t first,
+               const at::Tensor& out) {
+  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
+  const at::Tensor bias = layer.bias.has_value() ? layer.bias->contiguous() : at::Tensor();
+  GemmArgs args;
+  args.x = some.const_data_ptr();
+  args.weight = layer.weight.const_data_ptr();
+  args.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  args.rows = some.size(0);
+  args.n = layer.weight.size(0);
+  args.k = layer.weight.size(1);
+  args.weight_stride = layer.weight.stride(0);
+  args.out = static_cast<char*>(out.mutable_data_ptr()) + first * args.n * out.element_size();
+  args.order = order;
+  const DType dtype = dtype_of(out);
+  share_gemm((args.n + columns - 1) / columns, args.rows,
+             [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels, order); },
+             [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
+               kernels.gemm(dtype, args, panel, end, row_begin, row_end, scratch);
+             });
+}
+
+at::Tensor gemm_linear(const at::Tensor& x, const LinearLayer& layer, int64_t rows, int64_t columns) {
+  const at::Tensor out = outputs_of(x, layer.weight), matrix = x.reshape({rows, x.size(-1)});
+  const auto multiply = [&](const at::Tensor& some, int64_t first) {
+    gemm_rows(layer, some, columns, Order::fastest, first, out);
+  };
+  if (linear_widens(x.scalar_type())) {
+    for_widened_rows(matrix, multiply);
+  } else {
+    multiply(matrix.contiguous(), 0);
+  }
+  return out;
+}
+
+// Rows of a contiguous matrix as gemm takes them in the order of one row.
+at::Tensor packed_rows(const at::Tensor& matrix) {
   // Fewer take a thread no longer than it takes to wake another.
   constexpr int64_t kRowsPerThread = 16;
   const LinearKernels& kernels = LB_KERNELS(linear_kernels);
-  const DType dtype = dtype_of(x);
-  const int64_t k = x.size(-1), floats = kernels.gemm_row_floats(dtype, k), row_bytes = k * x.element_size();
-  const auto contiguous = x.expect_contiguous();
-  const auto* from = static_cast<const char*>(contiguous->const_data_ptr());
-  at::Tensor packed = empty_cpu({rows, floats}, at::kFloat);
+  const DType dtype = dtype_of(matrix);
+  const int64_t k = matrix.size(1), floats = kernels.gemm_row_floats(dtype, k);
+  const auto* from = static_cast<const char*>(matrix.const_data_ptr());
+  at::Tensor packed = empty_cpu({matrix.size(0), floats}, at::kFloat);
   float* to = packed.mutable_data_ptr<float>();
-  parallel_for(0, rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
-    kernels.gemm_pack_rows(dtype, from + begin * row_bytes, end - begin, k, to + begin * floats);
+  parallel_for(0, matrix.size(0), kRowsPerThread, [&](int64_t begin, int64_t end) {
+    kernels.gemm_pack_rows(dtype, from + begin * k * matrix.element_size(), end - begin, k,
+                           to + begin * floats);
   });
   return packed;
 }
 
-// `packed`: packed_rows of x, for the order of one row.
-at::Tensor gemm_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       int64_t rows, int64_t columns, const at::Tensor* packed = nullptr) {
-  c10::DimVector sizes(x.sizes());
-  sizes.back() = weight.size(0);
-  at::Tensor out = empty_cpu(sizes, x.scalar_type());
-  const LinearKernels& kernels = LB_KERNELS(linear_kernels);
-  const at::Tensor bias_vector = bias.has_value() ? bias->contiguous() : at::Tensor();
-  GemmArgs args;
-  args.weight = weight.const_data_ptr();
-  args.bias = bias_vector.defined() ? bias_vector.const_data_ptr() : nullptr;
-  args.n = weight.size(0);
-  args.k = weight.size(1);
-  args.weight_stride = weight.stride(0);
-  args.order = packed == nullptr ? Order::fastest : Order::of_one_row;
-  const DType dtype = dtype_of(x);
-  char* const first_out = static_cast<char*>(out.mutable_data_ptr());
-  const auto multiply = [&](const at::Tensor& some, int64_t first) {
-    args.x = some.const_data_ptr();
-    args.out = first_out + first * args.n * x.element_size();
-    args.rows = some.size(0);
-    share_gemm((args.n + columns - 1) / columns, args.rows,
-               [&](int64_t panels) { return kernels.gemm_scratch(dtype, args.k, panels, args.order); },
-               [&](int64_t panel, int64_t end, int64_t row_begin, int64_t row_end, float* scratch) {
-                 kernels.gemm(dtype, args, panel, end, row_begin, row_end, scratch);
-               });
-  };
-  if (packed != nullptr) {
-    multiply(*packed, 0);
-  } else if (linear_widens(x.scalar_type())) {
-    for_widened_rows(x.reshape({rows, args.k}), multiply);
-  } else {
-    multiply(x.reshape({rows, args.k}).contiguous(), 0);
+// The same of layers with one x, each row with the bits it has alone. x is packed once, some rows at a time: those of a long
+// prompt take its memory again.
+std::vector<at::Tensor> gemm_linears_of_one_row(const at::Tensor& x, c10::ArrayRef<LinearLayer> layers,
+                                                int64_t rows) {
+  constexpr int64_t kMostRows = 2048;
+  std::vector<at::Tensor> outs;
+  for (const LinearLayer& layer : layers) outs.push_back(outputs_of(x, layer.weight));
+  const at::Tensor matrix = x.reshape({rows, x.size(-1)}).contiguous();
+  for (int64_t row = 0; row < rows; row += kMostRows) {
+    const at::Tensor packed = packed_rows(matrix.narrow(0, row, std::min(kMostRows, rows - row)));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const int64_t columns = gemm_of_one_row_columns(layers[i].weight, rows);
+      gemm_rows(layers[i], packed, columns, Order::of_one_row, row, outs[i]);
+    }
   }
-  return out;
+  return outs;
 }
 
 }  // namespace
@@ -241,28 +264,21 @@ at::Tensor linear_cpu(const at::Tensor& x, const at::Tensor& weight, const std::
 at::Tensor fastest_linear(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias) {
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
-  if (const int64_t columns = gemm_of_one_row_columns(weight, rows); columns > 0) {
-    const at::Tensor packed = packed_rows(x, rows);
-    return gemm_linear(x, weight, bias, rows, columns, &packed);
-  }
+  if (gemm_of_one_row_columns(weight, rows) > 0)
+    return std::move(gemm_linears_of_one_row(x, {{weight, bias}}, rows).front());
   if (is_own(weight, rows)) return own_linear(x, weight, bias, order_of(rows));
   const int64_t columns = gemm_columns(weight, rows);
-  return columns > 0 ? gemm_linear(x, weight, bias, rows, columns) : torch_linear(x, weight, bias);
+  return columns > 0 ? gemm_linear(x, {weight, bias}, rows, columns) : torch_linear(x, weight, bias);
 }
 
 std::vector<at::Tensor> fastest_linears(const at::Tensor& x, c10::ArrayRef<LinearLayer> layers) {
   const int64_t rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
   const auto are_all = [&](const auto& is) { return std::all_of(layers.begin(), layers.end(), is); };
-  std::vector<at::Tensor> outs;
-  if (are_all([&](const LinearLayer& of) { return gemm_of_one_row_columns(of.weight, rows) > 0; })) {
-    const at::Tensor packed = packed_rows(x, rows);
-    for (const LinearLayer& of : layers)
-      outs.push_back(
-          gemm_linear(x, of.weight, of.bias, rows, gemm_of_one_row_columns(of.weight, rows), &packed));
-    return outs;
-  }
+  if (are_all([&](const LinearLayer& of) { return gemm_of_one_row_columns(of.weight, rows) > 0; }))
+    return gemm_linears_of_one_row(x, layers, rows);
   if (are_all([&](const LinearLayer& of) { return of.weight.size(1) > 0 && is_own(of.weight, rows); }))
     return own_linears(x, layers, order_of(rows));
+  std::vector<at::Tensor> outs;
   for (const LinearLayer& layer : layers) outs.push_back(linear_cpu(x, layer.weight, layer.bias));
   return outs;
 }

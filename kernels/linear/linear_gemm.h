@@ -6,7 +6,7 @@
 // strips so that one vector holds a word of kLanes of them. It is packed once for all rows of x, one or several at a
 // time; a block of a strip, kGemmWords of K, stays in the first cache while all rows of a *chunk* of x are multiplied by
 // it. x is not packed. Sums of a block are accumulated in registers and then added to those of the chunk, which stay in
-// the second cache.
+// the second cache. The loops of linear_gemm_one_row.h, which pack x, share gemm_blocks.
 #pragma once
 
 #include "common/prefetch.h"

@@ -28,7 +28,7 @@ constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 constexpr int kPairLevels = log2_of(kPairs);
 // 12 sums of each chain of a pair, 4 vectors of weights and a word of x fit 32 registers; 6, 2 and a word fit 16.
 constexpr int kPairRows = kGemmRows / 2;
-// Words of a block, but of a single pair: they stay in the first cache.
+// Words of a block, unless a single pair has more: they stay in the first cache.
 constexpr int64_t kPairsWords = 112;
 
 // Which words are those of a chain: word `lane` of step i is of sum i % kRowSums, what is left of K behind whole kRowSums of the
@@ -86,7 +86,14 @@ LB_INLINE Chains chains_of(int64_t words) {
 template <typename T>
 void pack_chains(const T* x, int64_t k, const Chains& chains, float* packed) {
   const int64_t words = gemm_words<T>(k);
-  if (chains.has_zeros()) memset(packed, 0, static_cast<size_t>(kPairs * chains.stride) * sizeof(float));
+  if (chains.has_zeros()) {
+    // Times the zeros of a weight nothing is added to a chain, not even to one that is -0; one row adds 0 in the lanes behind
+    // a part of a step.
+    const uint32_t negative = GemmWords<T>::kSize == 2 ? 0x80008000u : 0x80000000u;
+    for (int64_t at = 0; at < kPairs * chains.stride; ++at) memcpy(packed + at, &negative, sizeof(float));
+    for (int64_t lane = words % kLanes; lane % kLanes != 0; ++lane)
+      packed[chains.begin[1][lane] + chains.turns * 2] = 0.0f;
+  }
   for (int64_t word = 0; word < words; ++word)
     memcpy(packed + chains.place(word), x + word * GemmWords<T>::kSize, sizeof(float));
 }

@@ -79,6 +79,15 @@ def test_products_of_any_shape(dtype, rows, n, k, threads) -> None:
     check_many_rows(dtype, rows, n, k, threads)
 
 
+@pytest.mark.parametrize("k", [512, 544, 1040, 1043, 1056])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_signs_of_zero(isa: str, dtype: torch.dtype, k: int) -> None:
+    """Of sums whose products are below all numbers: zeros that fill a chain change no sign."""
+    x, weight = torch.full((32, k), 1e-30).to(dtype), torch.full((64, k), -1e-30).to(dtype)
+    alone = ops.linear(x[:1], weight)
+    assert torch.equal(ops.linear(x, weight)[:1].signbit(), alone.signbit())
+
+
 def check_many_rows(dtype: torch.dtype, rows: int, n: int, k: int, offset: int) -> None:
     """Of weights whose rows lie apart, and an x that is not contiguous, against products of one row."""
     weight, bias = torch.randn(n, k + offset)[:, offset:].to(dtype), torch.randn(n).to(dtype)
