@@ -296,7 +296,7 @@ def _process() -> tuple[Any, ...]:
         torch._C._get_math_sdp_enabled(),
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
-        *[_fp32_precision(*each) for each in _PRECISIONS],
+        *_fp32_precisions(),
         torch.get_num_threads(),
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
@@ -305,9 +305,17 @@ def _process() -> tuple[Any, ...]:
     )
 
 
-#: Backends and operators whose precision in fp32 torch keeps apart.
+#: Backends and operators whose precision in fp32 torch keeps apart, from 2.9 on.
 _PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("cuda", "matmul"))
-_fp32_precision = torch._C._get_fp32_precision_getter
+
+
+def _fp32_precisions() -> list[Any]:
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if read is None:
+        return [torch._C._get_float32_matmul_precision(), torch._C._get_cublas_allow_tf32()]
+    return [read(*each) for each in _PRECISIONS]
+
+
 #: What code of the user's may ask of torch beside that, and operators of NPUs do.
 _GETTERS = [
     getattr(torch._C, name)

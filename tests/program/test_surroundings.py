@@ -16,7 +16,7 @@ from packaging.version import Version
 from torch import nn
 from transformers.utils import output_capturing
 
-from liteboost_adaptor.program import execution
+from liteboost_adaptor.program import execution, state
 
 from .conftest import Pair, reasons, served
 
@@ -306,3 +306,10 @@ def test_a_handler_of_signals_runs_though_nobody_has_read_it() -> None:
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert ran == ["handler"]
+
+
+def test_the_precision_of_fp32_in_torch_before_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_get_fp32_precision_getter", raising=False)
+    before = state._process()
+    monkeypatch.setattr(torch._C, "_get_float32_matmul_precision", lambda: "medium")
+    assert state._process() != before
