@@ -78,17 +78,31 @@ void add(torch::Library& library) {
   library.impl("elu", &elu_alone);
 }
 
-void set_batch_invariant_rows_everywhere(int64_t rows, bool any_length) {
+// Has torch call the functions above, under `mutex`.
+void replace_operators() {
   // Never taken back: another thread may be in one of these kernels, and at the end of the process torch's dispatcher may
   // go first.
   static auto* const library = new std::optional<torch::Library>();
-  const std::lock_guard<std::mutex> lock(mutex);
-  set_batch_invariant_rows(rows, any_length);
-  if (rows == 1 || library->has_value()) return;
+  if (library->has_value()) return;
   Unheard unheard;
   const c10::WarningUtils::WarningHandlerGuard guard(&unheard);
   library->emplace(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
   add(**library);
+}
+
+void set_batch_invariant_rows_everywhere(int64_t rows, bool any_length) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  set_batch_invariant_rows(rows, any_length);
+  if (rows > 1) replace_operators();
+}
+
+int64_t set_batch_invariant_rows_of_thread(int64_t rows) {
+  const int64_t before = set_batch_invariant_rows_here(rows);
+  if (rows > 1) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    replace_operators();
+  }
+  return before;
 }
 
 }  // namespace
@@ -98,4 +112,5 @@ TORCH_LIBRARY_FRAGMENT(liteboost, m) {
   m.def("_batch_invariant_rows() -> int", &liteboost::batch_invariant_rows);
   m.def("_set_batch_invariant_rows(int rows, bool any_length=False) -> ()",
         &liteboost::set_batch_invariant_rows_everywhere);
+  m.def("_set_batch_invariant_rows_here(int rows) -> int", &liteboost::set_batch_invariant_rows_of_thread);
 }

@@ -6,6 +6,7 @@ numbers of rows; see ``kernels/common/batch_invariant.h``.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ RULE = "ops.batch_invariant"
 TITLE = "Bits of a row do not depend on the rows beside it (LITEBOOST_BATCH_INVARIANT)"
 LEVEL = 1
 
-#: Rows of a batch, or new tokens of a step, that are asked for: all there can be, and by what speculates as
-#: many as a step of it has.
+#: Rows of a batch, or new tokens of a step, that are asked for: all there can be, and where candidates are
+#: checked as many as such a step has.
 ROWS, SPECULATED_ROWS = 2**40, 16
 
 #: Bound models that asked, by identity, with their rows and what was reported: one that is gone asks no more.
@@ -32,17 +33,18 @@ _lock = threading.RLock()  # a model may be collected while it is held
 def bind(model: torch.nn.Module, settings: Settings) -> None:
     """Have the kernels keep the bits of a bound ``model``'s rows, if its settings ask for that."""
     unbind(model)
-    rows = rows_of(settings)
-    if rows == 1:
+    if not _is_asked(settings):
         return
     reason = _turned_off(settings)
     state = DISABLED if reason else APPLIED
-    number = "any number of" if rows == ROWS else f"up to {rows}"
-    outcome = Outcome(RULE, state, type(model).__qualname__, reason or f"{number} rows")
+    number = "any number of rows"
+    if not settings.batch_invariant:
+        number = f"up to {SPECULATED_ROWS} rows, in steps that check candidates"
+    outcome = Outcome(RULE, state, type(model).__qualname__, reason or number)
     key = id(model)
     with _lock:
         reference = weakref.ref(model, lambda _: _forget(key))
-        _asked[key] = reference, 1 if reason else rows, outcome
+        _asked[key] = reference, ROWS if settings.batch_invariant and not reason else 1, outcome
         _set()
     report.add(outcome)
 
@@ -65,9 +67,9 @@ def _forget(key: int) -> Outcome | None:
 
 def rows(settings: Settings) -> Iterator[Listed]:
     """Its row where somebody asked for it."""
-    if rows_of(settings) > 1 or len(_asked):
+    if _is_asked(settings) or len(_asked):
         reason = _turned_off(settings)
-        yield Listed(RULE, TITLE, DISABLED if reason or rows_of(settings) == 1 else IDLE, reason)
+        yield Listed(RULE, TITLE, DISABLED if reason or not _is_asked(settings) else IDLE, reason)
 
 
 def asked(model: torch.nn.Module, settings: Settings) -> str:
@@ -75,20 +77,34 @@ def asked(model: torch.nn.Module, settings: Settings) -> str:
     return "LITEBOOST_BATCH_INVARIANT" if settings.batch_invariant and not _turned_off(settings) else ""
 
 
-def rows_of(settings: Settings) -> int:
-    """How many rows ``settings`` ask for; 1 for nothing."""
-    if settings.batch_invariant:
-        return ROWS
-    return SPECULATED_ROWS if settings.speculate else 1
+def _is_asked(settings: Settings) -> bool:
+    return bool(settings.batch_invariant or settings.speculate)
+
+
+@contextlib.contextmanager
+def checking(settings: Settings) -> Iterator[None]:
+    """A step that checks candidates: its rows have, in this thread, the bits that each has alone.
+
+    A text that is speculated is that of plain decoding, so nothing else may change: no prompt, no other call.
+    """
+    if _turned_off(settings):
+        yield
+        return
+    before = torch.ops.liteboost._set_batch_invariant_rows_here(SPECULATED_ROWS)
+    latent_attention.absorb_here(SPECULATED_ROWS)
+    try:
+        yield
+    finally:
+        latent_attention.absorb_here(before)
+        torch.ops.liteboost._set_batch_invariant_rows_here(before)
 
 
 def _set() -> None:
     rows = max([1, *(rows for _, rows, _ in _asked.values())])
-    # A text that is speculated is that of plain decoding: of one row, and of a prompt, nothing may change.
-    is_asked_for_all = rows == ROWS
-    torch.ops.liteboost._set_batch_invariant_rows(rows, any_length=is_asked_for_all)
-    latent_attention.absorb(rows, prompts=is_asked_for_all)
-    paged.keep_order(is_asked_for_all)
+    is_asked_for = rows > 1
+    torch.ops.liteboost._set_batch_invariant_rows(rows, any_length=is_asked_for)
+    latent_attention.absorb(rows, prompts=is_asked_for)
+    paged.keep_order(is_asked_for)
 
 
 def _turned_off(settings: Settings) -> str:

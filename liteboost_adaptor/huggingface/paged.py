@@ -24,6 +24,7 @@ from ..program import ragged
 from ..program.ragged import RaggedBatch
 from ..program.stand_in import ReadsArgument
 from ..replacements import paged
+from ..replacements.attention import has_readers
 from ..report import CallCounter
 from ..watch import Watch, place_in_class
 from . import paged_updates
@@ -70,7 +71,9 @@ class Group:
         """Whether ``mask`` is what the requests' causality and window hide."""
         if not isinstance(mask, Tensor):
             return False
-        place = (id(mask), -1 if mask.is_inference() else mask._version)
+        if mask.is_inference():  # such a tensor does not say whether somebody has changed it since
+            return paged.is_causal_mask(mask, self.batch, self.window)
+        place = (id(mask), mask._version)
         if place not in self.masks:
             self.masks[place] = (mask, paged.is_causal_mask(mask, self.batch, self.window))
         return self.masks[place][1]
@@ -117,7 +120,13 @@ def _group_of(cache: Any, allocator: Any, kwargs: dict[str, Any]) -> Group:
 
 
 def attention(
-    original: Callable[..., Any], counter: CallCounter, *, rule: str, known: list[str], sinks: str = ""
+    original: Callable[..., Any],
+    counter: CallCounter,
+    *,
+    rule: str,
+    known: list[str],
+    sinks: str = "",
+    has_weights: bool = False,
 ) -> Callable[..., tuple[Tensor, Any]]:
     """An entry of the registry, for calls with a paged cache; the others are the original's.
 
@@ -127,6 +136,7 @@ def attention(
         rule: Id of the rule, which a served module is marked with.
         known: Digests of the methods of caches by which keys and values are written.
         sinks: Attribute of the module that holds one sink logit a head, or empty: the original reads none.
+        has_weights: Whether the original returns attention weights, which a hook of the module may read.
     """
     _known.update(known)
     _rules.add(rule)
@@ -151,6 +161,8 @@ def attention(
         logits = getattr(module, sinks, None) if sinks else None
         reason = liteboost_refusal or ("positional arguments beyond the mask" if args else "")
         reason = reason or _unserved(query, key, value, logits, kwargs)
+        if has_weights and has_readers(module):
+            reason = reason or "attention weights wanted"
         if isinstance(cache, RaggedBatch):
             counter.count_served()
             states = _recorded(cache, layer, key, value, attention_mask, reason)

@@ -78,6 +78,8 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
             )
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
+            # The original gives none either, and says so.
+            reason = reason or ("attention weights wanted" if kwargs.get("output_attentions") else "")
             if not reason:
                 counter.count_served()
                 causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -192,7 +194,7 @@ def _eager_unserved(
         return "positional arguments beyond the mask"
     if is_asked_for:
         return "eager attention was asked for"
-    if kwargs.get("output_attentions") or _weights_wanted() or _has_readers(module):
+    if kwargs.get("output_attentions") or _weights_wanted() or has_readers(module):
         return "attention weights wanted"
     return ""
 
@@ -269,17 +271,17 @@ def _weights_wanted() -> bool:
     return collector is not None and any("attentions" in key for key in collector)
 
 
-def _has_readers(module: torch.nn.Module) -> bool:
+def has_readers(module: torch.nn.Module) -> bool:
     """Whether a hook or wrapper may read the weights; `_weights_wanted` asks transformers' collector."""
     # transformers up to 5.1 collects by wrapping forward on the instance; the class's own reads nothing.
     kept = module.__dict__.get("forward")
     if kept is not None and getattr(kept, "__func__", None) is not type(module).forward:
-        return not _is_moving_weights(module, kept)
+        return not is_moving_weights(module, kept)
     hooks = module._forward_hooks.values()
     return any(getattr(hook, "__name__", "") != "output_capturing_hook" for hook in hooks)
 
 
-def _is_moving_weights(module: torch.nn.Module, forward: Any) -> bool:
+def is_moving_weights(module: torch.nn.Module, forward: Any) -> bool:
     """Whether accelerate put ``forward`` there to move weights and inputs; it reads nothing."""
     function = getattr(forward, "func", None)
     hook = type(module.__dict__.get("_hf_hook"))

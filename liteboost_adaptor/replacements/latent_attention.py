@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ _NPU_SIZES, _NPU_HEADS = (512, 64), (1, 2, 4, 8, 16, 32, 64, 128)
 #: New tokens that attend to compressed keys at most, as one does: more than one where bits must not depend on
 #: how many tokens a step has, and whether a prompt is such a step. See `absorb`.
 _absorbed, _absorbs_prompts = 1, False
+#: The same number for steps of one thread, as its attribute ``tokens``. See `absorb_here`.
+_here = threading.local()
 Expand = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -72,7 +75,8 @@ class Latents:
             return False
         tokens = query.shape[2]
         is_step = mask is not None or (_absorbs_prompts and tokens <= self.latent.shape[2])
-        if tokens != 1 and (tokens > _absorbed or not is_step or not query.is_cpu):
+        most = max(_absorbed, getattr(_here, "tokens", 1))
+        if tokens != 1 and (tokens > most or not is_step or not query.is_cpu):
             return False
         if self.module.kv_b_proj._parameters["bias"] is not None:
             return False
@@ -131,6 +135,11 @@ class LatentKVTensor(torch.Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override] # torch's has no types
         return f"LatentKVTensor({expanded_kv(self)!r})"
+
+
+def absorb_here(tokens: int) -> None:
+    """Have at least ``tokens`` new tokens of a step do so in this thread."""
+    _here.tokens = tokens
 
 
 def absorb(tokens: int, prompts: bool) -> None:

@@ -164,6 +164,16 @@ def test_a_softcap_is_no_business_of_a_body_without_one() -> None:
     torch.testing.assert_close(found, original(module, *inputs, None, scaling=0.3, softcap=0.1)[0])
 
 
+def test_weights_that_sdpa_does_not_give() -> None:
+    """The original gives none either, and warns: it is asked."""
+    model = tiny_models.build("llama")
+    liteboost_adaptor.apply(model, level=1)
+    with calls.served() as served:
+        output = model(**tiny_models.example_inputs(model), output_attentions=True)
+    assert not output.attentions
+    assert ("attention.sdpa", "attention weights wanted") in served.fallbacks
+
+
 def test_queries_may_have_no_sinks() -> None:
     original, counter = modeling("inkling2").eager_attention_forward, CallCounter()
     ours = attention.eager(original, counter, **rule_of(original).parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support import families, tiny_models
 from transformers import StaticCache
 
 import liteboost_adaptor
+from liteboost_adaptor.config import Settings
 from liteboost_adaptor.errors import ConfigError
 from liteboost_adaptor.huggingface import batch_invariant
 
@@ -108,9 +110,10 @@ def test_steps_of_latent_attention(family: str, dtype: torch.dtype) -> None:
     families.cast(model, dtype)
     liteboost_adaptor.apply(model, speculate="lookup")
     ids = tiny_models.example_inputs(model, batch=1, length=TOKENS)["input_ids"]
-    one_by_one = logits(model, ids, [16] + [1] * 24)
-    for sizes in ([16, 7, 7, 7, 3], [16, 16, 8], [16, 2, 1, 4, 15, 2]):
-        assert torch.equal(logits(model, ids, sizes), one_by_one), f"steps {sizes}"
+    with batch_invariant.checking(Settings(speculate="lookup")):
+        one_by_one = logits(model, ids, [16] + [1] * 24)
+        for sizes in ([16, 7, 7, 7, 3], [16, 16, 8], [16, 2, 1, 4, 15, 2]):
+            assert torch.equal(logits(model, ids, sizes), one_by_one), f"steps {sizes}"
 
 
 def test_a_model_that_is_gone_asks_no_more() -> None:
@@ -119,10 +122,11 @@ def test_a_model_that_is_gone_asks_no_more() -> None:
     liteboost_adaptor.apply(first, batch_invariant=True)
     liteboost_adaptor.apply(second, speculate="lookup")
     gc.collect()
+    assert rows_asked() == batch_invariant.ROWS
     del first
-    assert rows_asked() == batch_invariant.SPECULATED_ROWS
-    del second
     assert rows_asked() == 1
+    del second
+    assert not batch_invariant._asked
 
 
 def test_a_model_asks_while_it_is_bound() -> None:
@@ -133,11 +137,26 @@ def test_a_model_asks_while_it_is_bound() -> None:
     liteboost_adaptor.apply(second, speculate="lookup")
     assert rows_asked() == batch_invariant.ROWS
     liteboost_adaptor.undo(first)
-    assert rows_asked() == batch_invariant.SPECULATED_ROWS
-    rule = next(rule for rule in liteboost_adaptor.status().rules if rule.id == batch_invariant.RULE)
-    assert (rule.state, rule.reason) == ("applied", "up to 16 rows")
-    liteboost_adaptor.undo(second)
     assert rows_asked() == 1
+    rule = next(rule for rule in liteboost_adaptor.status().rules if rule.id == batch_invariant.RULE)
+    assert (rule.state, rule.reason) == ("applied", "up to 16 rows, in steps that check candidates")
+    liteboost_adaptor.undo(second)
+
+
+def test_steps_that_check_candidates_ask_in_their_thread() -> None:
+    def elsewhere() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(rows_asked).result()
+
+    settings = Settings(speculate="lookup")
+    with batch_invariant.checking(settings):
+        assert (rows_asked(), elsewhere()) == (batch_invariant.SPECULATED_ROWS, 1)
+    assert rows_asked() == 1
+    with pytest.raises(KeyError), batch_invariant.checking(settings):
+        raise KeyError
+    assert rows_asked() == 1
+    with batch_invariant.checking(Settings(speculate="lookup", disable=("ops.*",))):
+        assert rows_asked() == 1
 
 
 @pytest.mark.parametrize(

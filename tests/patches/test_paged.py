@@ -29,6 +29,7 @@ from transformers.generation import ContinuousBatchingConfig  # noqa: E402
 from transformers.integrations import eager_paged  # noqa: E402
 
 NEW_TOKENS = 6
+WEIGHTS = "attention weights wanted"
 #: Of 20 requests: one token, less than a page, its end, several pages, more than a batch takes at once.
 LENGTHS = (1, 3, 15, 16, 17, 2, 40, 61, 32, 33, 7, 90, 5, 48, 21, 9, 64, 11, 28, 4)
 #: Family -> the rule that serves it: plain, norms in the attention, a window in some layers or all, sinks.
@@ -234,6 +235,49 @@ def test_a_mask_of_somebody_elses_is_handed_back() -> None:
     assert {why for rule, why in served.fallbacks if rule == "paged.sdpa"} == {
         "a mask that is not the batch's own"
     }
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_mask_that_a_hook_changes_in_place(mode: Any) -> None:
+    """Tensors of inference mode do not count their changes: the mask is compared in each layer."""
+    requests = prompts(90)[5:9]
+
+    def texts(level: int) -> list[list[list[int]]]:
+        model = tiny_models.build("llama", seed=1)
+        liteboost_adaptor.apply(model, level=level)
+        found = []
+        for is_hooked in (False, True):
+            if is_hooked:
+                model.model.layers[1].register_forward_pre_hook(_hides_the_first_key, with_kwargs=True)
+            with mode():
+                found.append(batched(model, requests))
+        return found
+
+    expected = texts(0)
+    assert expected[0] != expected[1]
+    assert texts(2) == expected
+
+
+def _hides_the_first_key(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    mask = kwargs["attention_mask"]
+    mask[..., :1].fill_(torch.finfo(mask.dtype).min)
+
+
+def test_weights_of_eager_attention_are_there_for_hooks() -> None:
+    """Without a hook nobody reads them, and eager is served, too."""
+    model, seen = tiny_models.build("llama", seed=1, attn_implementation="eager"), []
+    requests = prompts(90)[:3]
+    expected = batched(model, requests)
+    liteboost_adaptor.apply(model, level=2)
+    with calls.served() as counted:
+        assert batched(model, requests) == expected
+    assert counted.rules["paged.eager"] and ("paged.eager", WEIGHTS) not in counted.fallbacks
+    reader = model.model.layers[0].self_attn
+    reader.register_forward_hook(lambda module, inputs, outputs: seen.append(outputs[1]))
+    with calls.served() as counted:
+        assert batched(model, requests) == expected
+    assert ("paged.eager", WEIGHTS) in counted.fallbacks
+    assert seen and all(isinstance(weights, torch.Tensor) for weights in seen)
 
 
 def test_a_cache_that_writes_otherwise_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from support import tiny_models
 from torch import nn
-from transformers import GenerationConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 from transformers.cache_utils import DynamicCache, StaticCache
 
 import liteboost_adaptor
@@ -151,6 +160,42 @@ def test_inputs_that_somebody_prepares(llama: nn.Module) -> None:
     finally:
         del llama.prepare_inputs_for_generation
     assert counts.reasons == {"somebody has replaced how the model prepares its inputs": 1}
+
+
+def _changing(forward: Any, calls: Iterator[int], *args: Any, **kwargs: Any) -> Any:
+    """``forward``, which says another token at every seventh call."""
+    output = forward(*args, **kwargs)
+    if next(calls) % 7 == 0:
+        output.logits = output.logits.roll(1, -1)
+    return output
+
+
+class OwnForward(LlamaForCausalLM):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls: Iterator[int] = vars(self).get("calls") or itertools.count(1)
+        return _changing(super().forward, self.calls, *args, **kwargs)
+
+
+def test_a_forward_that_may_keep_a_state() -> None:
+    def of_the_class(model: Any, speculate: str) -> None:
+        model.__class__ = OwnForward
+        liteboost_adaptor.apply(model, speculate=speculate)
+
+    def of_the_instance(model: Any, speculate: str) -> None:
+        liteboost_adaptor.apply(model, speculate=speculate)
+        model.forward = functools.partial(_changing, model.forward, itertools.count(1))
+
+    reasons = []
+    for change in (of_the_class, of_the_instance):
+        texts = []
+        for speculate in ("off", "lookup"):
+            model = tiny_models.build("llama", seed=1)
+            change(model, speculate)
+            counts = Counts()
+            texts.append(text(model, repeating()))
+        assert torch.equal(*texts) and not counts.served
+        reasons += counts.reasons
+    assert reasons == ["the model's forward is code of its own", "somebody has replaced the model's forward"]
 
 
 def test_training_mode(llama: nn.Module) -> None:

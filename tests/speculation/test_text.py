@@ -15,6 +15,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import nn
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
     PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -43,6 +47,16 @@ def other(ids: torch.Tensor) -> torch.Tensor:
     return torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(5))[None] + 32
 
 
+def spread(model: nn.Module) -> nn.Module:
+    """``model`` with weights by which it says something else each time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3, generator=generator)
+    return model.eval()
+
+
 @pytest.mark.parametrize("kind", ["repeating", "other"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_is_the_same(family: str, kind: str) -> None:
@@ -53,6 +67,47 @@ def test_greedy_text_is_the_same(family: str, kind: str) -> None:
     assert counts.served == 1 and not counts.reasons
     assert torch.equal(found, expected)
     assert counts.proposed >= counts.accepted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [2, 5, 8, 16, 17])
+def test_prompts_have_the_bits_that_they_have_without(length: int, dtype: torch.dtype) -> None:
+    """Also those as short as a step with candidates, and what is called beside `generate`."""
+    model = tiny_models.build("llama", seed=1).to(dtype)
+    ids = repeating()[:, :length]
+    expected, found = both(model, ids, output_logits=True, return_dict_in_generate=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected.logits, found.logits, strict=True))
+    with torch.no_grad():
+        scored = model(ids).logits
+        liteboost_adaptor.apply(model, speculate="off")
+        assert torch.equal(model(ids).logits, scored)
+
+
+def test_candidates_that_the_model_cannot_say() -> None:
+    """An encoder that has read tokens the decoder has not, and placeholders of what a kept cache has read."""
+    sides = {"layers": 1, "ffn_dim": 32, "attention_heads": 2}
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sides.items()}
+    tokens = {"vocab_size": 300, "decoder_vocab_size": 20, "pad_token_id": 0, "decoder_start_token_id": 0}
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    config = MarianConfig(d_model=32, max_position_embeddings=2048, **sizes, **tokens, **apart)
+    model = spread(MarianMTModel(config))
+    pairs = torch.tensor([[token for x in range(20) for y in range(20) for token in (x, y, 250)]])
+    counts = Counts()
+    expected, found = both(model, pairs)
+    assert torch.equal(found, expected) and counts.served == 1
+
+    decoder = {"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = spread(LlamaForCausalLM(LlamaConfig(vocab_size=20, hidden_size=32, **decoder)))
+
+    def behind_placeholders(speculate: str) -> torch.Tensor:
+        liteboost_adaptor.apply(model, speculate=speculate)
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(inputs_embeds=model.model.embed_tokens(pairs.clamp(max=19)), past_key_values=cache)
+        ids = torch.cat([torch.where(pairs < 20, pairs, -200), torch.tensor([[3, 4, 5]])], 1)
+        return text(model, ids, past_key_values=cache)
+
+    assert torch.equal(behind_placeholders("lookup"), behind_placeholders("off"))
 
 
 def test_candidates_are_accepted(llama: nn.Module) -> None:
@@ -79,12 +134,7 @@ def t5() -> nn.Module:
     torch.manual_seed(3)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 96}
     config = T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
-    model = T5ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.3)
-    return model
+    return spread(T5ForConditionalGeneration(config))
 
 
 def test_an_encoder_decoder(t5: nn.Module) -> None:

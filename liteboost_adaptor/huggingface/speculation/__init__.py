@@ -21,6 +21,7 @@ from ...engine import swap
 from ...kv_cache.names import KV_CACHES
 from ...report import APPLIED, DISABLED, IDLE, REFUSED, Listed, Outcome, report
 from ...setting_values import LOOKUP
+from .. import batch_invariant
 from ..steps import generates
 from . import draft
 from .pace import MOST_STEP_COST, Pace, step_cost
@@ -139,7 +140,7 @@ def _sampling(cls: Any, name: str, original: Callable[..., Any]) -> Callable[...
             report.counter(RULE).count_fallback(made)
             return theirs(self, input_ids, *args, **kwargs)
         report.counter(RULE).count_served()
-        return _speculate(self, cls.__bases__[0]._assisted_decoding, input_ids, made, kwargs)
+        return _speculate(self, cls, input_ids, made, kwargs)
 
     # `generate` hands what an encoder reads to those that have a parameter of that name.
     signature = inspect.signature(original)
@@ -198,10 +199,8 @@ def _prepare(
     )
 
 
-def _speculate(
-    model: Any, assisted: Callable[..., Any], input_ids: torch.Tensor, candidates: Any, kwargs: dict[str, Any]
-) -> Any:
-    """`_sample` by assisted decoding."""
+def _speculate(model: Any, cls: Any, input_ids: torch.Tensor, candidates: Any, kwargs: dict[str, Any]) -> Any:
+    """`_sample` by assisted decoding, in ``cls``, made for a bound model."""
     from .loop import Caller, StopAtToken, cut, take_back
 
     streamer = kwargs.get("streamer")
@@ -209,7 +208,9 @@ def _speculate(
     stops = StopAtToken(kwargs["stopping_criteria"], input_ids.shape[1], streamer)
     cache = next(kwargs[name] for name in KV_CACHES if kwargs.get(name) is not None)
     try:
-        with Caller(model, kwargs["generation_config"], candidates, stops) as caller:
+        checking = functools.partial(batch_invariant.checking, getattr(cls, _SETTINGS))
+        with Caller(model, kwargs["generation_config"], candidates, stops, checking) as caller:
+            assisted = cls.__bases__[0]._assisted_decoding
             result = assisted(caller, input_ids, **{**given, "stopping_criteria": stops})
         if streamer is not None:
             streamer.end()

@@ -20,11 +20,12 @@ class _Paced:
 
     Attributes:
         verified: Length of the text that the model has chosen.
+        pending: How many candidates the next step checks.
         steps, proposed, accepted, pauses: What became of the candidates.
     """
 
     def _begin(self, pace: Pace, verified: int) -> None:
-        self.pace, self.verified, self._pending = pace, verified, 0
+        self.pace, self.verified, self.pending = pace, verified, 0
         self.steps = self.proposed = self.accepted = self.pauses = 0
         self._is_prompt = True
 
@@ -33,23 +34,23 @@ class _Paced:
 
         So the prompt is computed as it is without candidates.
         """
-        self._pending = 0
+        self.pending = 0
         if self._is_prompt:
             self._is_prompt = False
             return 0
         return min(self.pace.candidates(length), longest - length - 1)
 
     def _propose(self, count: int) -> None:
-        self._pending = count
+        self.pending = count
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: Any) -> None:
         """Told by transformers what became of them; ``num_matches`` is a number or a tensor of one."""
         self.verified = input_ids.shape[1]
-        if not self._pending:
+        if not self.pending:
             return
         accepted, before = int(num_matches), self.pace.resumes_at
-        self.pace.judge(self._pending, accepted, self.verified)
-        self.steps, self.proposed = self.steps + 1, self.proposed + self._pending
+        self.pace.judge(self.pending, accepted, self.verified)
+        self.steps, self.proposed = self.steps + 1, self.proposed + self.pending
         self.accepted += accepted
         self.pauses += self.pace.resumes_at != before
 
@@ -68,6 +69,7 @@ class LookupCandidates(_Paced, PromptLookupCandidateGenerator):
         )
         self._begin(pace, verified)
         self._eos, self._known, self._index = eos, 0, NgramIndex()
+        self._vocabulary = 0  # until the model has said it
         if source:
             self._index.extend([*source, BOUNDARY])
 
@@ -79,12 +81,22 @@ class LookupCandidates(_Paced, PromptLookupCandidateGenerator):
         self._index.extend(input_ids[0, self._known :].tolist())
         self._known = length
         found = self._index.following(room)
-        # An older transformers may go on behind an end of text that is not the last token of a step.
-        end = next((at for at, token in enumerate(found) if token in self._eos), len(found))
+        end = next((at for at, token in enumerate(found) if self._ends(token)), len(found))
         if not end:
             return input_ids, None
         self._propose(end)
         return torch.cat((input_ids, input_ids.new_tensor([found[:end]])), dim=1), None
+
+    def _ends(self, token: int) -> bool:
+        """Whether candidates end before ``token``."""
+        # An older transformers may go on behind an end of text that is not the last token of a step. An
+        # encoder may have read tokens that the model cannot say, and a prompt may have placeholders.
+        return token in self._eos or not 0 <= token < self._vocabulary
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: Any) -> None:
+        """As of `_Paced`; ``scores`` are of all tokens that the model can say."""
+        self._vocabulary = scores.shape[-1]
+        super().update_candidate_strategy(input_ids, scores, num_matches)
 
 
 class DraftCandidates(_Paced, AssistedCandidateGenerator):

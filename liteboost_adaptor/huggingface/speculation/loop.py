@@ -78,10 +78,15 @@ class Caller:
     """
 
     def __init__(
-        self, model: Any, generation_config: Any, candidates: Callable[..., Any], stops: StopAtToken
+        self,
+        model: Any,
+        generation_config: Any,
+        candidates: Callable[..., Any],
+        stops: StopAtToken,
+        checking: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._model, self._generation_config = model, generation_config
-        self._candidates, self._stops = candidates, stops
+        self._candidates, self._stops, self._checking = candidates, stops, checking
         self._prompt: tuple[Tensor, dict[str, Any]] | None = None
         self._decoding = contextlib.ExitStack()
 
@@ -109,7 +114,8 @@ class Caller:
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         if self._prompt is None:
             # As `_sample` calls it, so that both run the same recorded steps.
-            return self._model(*args, **{**inputs, "return_dict": True})
+            with self._checking() if self._stops.candidates.pending else contextlib.nullcontext():
+                return self._model(*args, **{**inputs, "return_dict": True})
         (input_ids, kwargs), self._prompt = self._prompt, None
         outputs = self._model._prefill(input_ids, self._generation_config, kwargs)
         for_decoding = getattr(self._model, "_optimize_model_for_decode", None)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import config
 from ...kv_cache.names import KV_CACHES
+from ...replacements.attention import is_moving_weights
 from .loop import PREFILL
 
 #: Texts of fewer new tokens cannot pay.
@@ -119,10 +120,20 @@ def _of_model(model: Any) -> str:
         return "experts that take so many tokens of a call"
     if "prepare_inputs_for_generation" in vars(model):
         return "somebody has replaced how the model prepares its inputs"
-    prepare = inspect.unwrap(type(model).prepare_inputs_for_generation)
-    if not prepare.__module__.startswith("transformers."):
+    if _is_own(type(model).prepare_inputs_for_generation):
         return "the model prepares its inputs in code of its own"
+    # It may keep a state, as one that counts its calls does.
+    if _is_own(type(model).forward) or _is_own(type(model)._update_model_kwargs_for_generation):
+        return "the model's forward is code of its own"
+    forward = vars(model).get("forward")
+    if forward is not None and not is_moving_weights(model, forward):
+        return "somebody has replaced the model's forward"
     return ""
+
+
+def _is_own(method: Any) -> bool:
+    """Whether a method of a model's class is not transformers' own."""
+    return not inspect.unwrap(method).__module__.startswith("transformers.")
 
 
 def _words(value: Any) -> Iterator[str]:
