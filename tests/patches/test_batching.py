@@ -20,7 +20,7 @@ cache_module = pytest.importorskip(
     exc_type=ImportError,
 )
 
-from transformers import GenerationConfig  # noqa: E402
+from transformers import AutoModelForCausalLM, GenerationConfig  # noqa: E402
 from transformers.generation import ContinuousBatchingConfig  # noqa: E402
 from transformers.generation.continuous_batching import continuous_api  # noqa: E402
 
@@ -76,6 +76,34 @@ def test_the_cache_is_as_large_as_its_requests(llama: Any, caches: list[tuple[in
         pages <= sized < pages + 4 and tokens == fewest == 64 and limited == 16 and given >= 50
     )  # sectors are whole
     assert whole > 10 * sized
+
+
+@pytest.mark.parametrize("windows, whole", [(43, 9), (28, 9)])
+def test_kinds_of_layers_that_share_pages_in_large_pieces(
+    windows: int, whole: int, caches: list[tuple[int, int]]
+) -> None:
+    """Of Beam, and of others: a piece is as large as seven pages of all layers; each kind takes its own."""
+    config = tiny_models.tiny_config("gemma3_text")
+    config.num_hidden_layers = windows + whole
+    config.layer_types = ["sliding_attention"] * windows + ["full_attention"] * whole
+    config.sliding_window = 16
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+    def texts(prompts: list[list[int]], config: Any) -> list[list[int]]:
+        outputs = model.generate_batch(
+            prompts, generation_config=settings, continuous_batching_config=config, warmup=False
+        )
+        assert [each.error for each in outputs.values()] == [None] * len(prompts)
+        return [each.generated_tokens for each in outputs.values()]
+
+    requests = [PROMPTS[:1], PROMPTS * 4]
+    expected = [texts(each, ContinuousBatchingConfig(page_size=8, num_blocks=150)) for each in requests]
+    liteboost_adaptor.apply(model, level=2)
+    caches.clear()
+    assert [texts(each, ContinuousBatchingConfig(page_size=8)) for each in requests] == expected
+    assert all(blocks < 100 for blocks, _ in caches)
 
 
 def test_the_cache_takes_memory_where_it_is_used(
