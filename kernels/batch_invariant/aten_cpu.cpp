@@ -1,8 +1,9 @@
 // Kernels in the place of torch's own, for layers that no rule serves, such as routers of experts: products (mm, addmm) of up
-// to batch_invariant_rows() rows in the order of one row, and activations row by row. Where bits are to depend on a row's
+// to batch_invariant_rows() rows, row by row or in the order of one row, and activations row by row. Where bits are to depend on a row's
 // own elements alone (is_length_invariant), also products of batches and softmax, of attention that no rule serves. They
 // stand there from the first time on that more than one row is asked for, and call torch's own while only one is.
 #include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -42,16 +43,37 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const std::optional
   return experts_linear_cpu(a, weight.unsqueeze(0), biases, index).squeeze(1);
 }
 
+// Weights of up to so many bytes, of routers of experts and adapters, are multiplied by torch row by row where a few rows are to
+// have what each has alone: the bits that torch gives it. Larger ones would be read from memory once a row.
+constexpr size_t kReadByRows = size_t{1} << 20;
+
+bool is_read_by_rows(const at::Tensor& b) { return !is_length_invariant() && b.nbytes() <= kReadByRows; }
+
+// `multiply` of each row of a [m, k], which gives [1, n].
+template <typename Multiply>
+at::Tensor by_rows(const at::Tensor& a, int64_t n, const Multiply& multiply) {
+  const at::NoGradGuard below_autograd;  // as above
+  const at::Tensor out = at::empty({a.size(0), n}, a.options());
+  // Each row where a tensor of its own lies: bits may depend on the alignment.
+  for (int64_t row = 0; row < a.size(0); ++row)
+    out.select(0, row).copy_(multiply(a.narrow(0, row, 1).clone())[0]);
+  return out;
+}
+
 at::Tensor mm(const at::Tensor& self, const at::Tensor& mat2) {
-  return follows_one_row(self, mat2) ? product(self, mat2, std::nullopt) : at::cpu::mm(self, mat2);
+  if (!follows_one_row(self, mat2)) return at::cpu::mm(self, mat2);
+  if (!is_read_by_rows(mat2)) return product(self, mat2, std::nullopt);
+  return by_rows(self, mat2.size(1), [&](const at::Tensor& row) { return at::cpu::mm(row, mat2); });
 }
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2,
                  const at::Scalar& beta, const at::Scalar& alpha) {
   const bool is_bias = self.dim() == 1 && mat2.dim() == 2 && self.size(0) == mat2.size(1) &&
                        self.scalar_type() == mat1.scalar_type() && beta.equal(1) && alpha.equal(1);
-  if (is_bias && follows_one_row(mat1, mat2)) return product(mat1, mat2, self);
-  return at::cpu::addmm(self, mat1, mat2, beta, alpha);
+  if (!is_bias || !follows_one_row(mat1, mat2)) return at::cpu::addmm(self, mat1, mat2, beta, alpha);
+  if (!is_read_by_rows(mat2)) return product(mat1, mat2, self);
+  return by_rows(mat1, mat2.size(1),
+                 [&](const at::Tensor& row) { return at::cpu::addmm(self, row, mat2, beta, alpha); });
 }
 
 // torch warns of every operator that gets another kernel than its own, and this one is meant to.

@@ -381,6 +381,22 @@ def test_activations_of_torch_itself_have_gradients(function: Callable[[torch.Te
     torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small_products_of_torch_have_the_bits_of_torch(dtype: torch.dtype) -> None:
+    """Each row those that it has, in a tensor of its own, where nothing is asked for: a speculated text's."""
+    weight, bias = torch.randn(40, 130).to(dtype), torch.randn(40).to(dtype)
+    x = torch.randn(16, 130).to(dtype)
+    products: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: torch.mm(x, weight.t()),
+        lambda x: torch.addmm(bias, x, weight.t()),
+        lambda x: torch.nn.functional.linear(x, weight, bias),
+    ]
+    ops._set_batch_invariant_rows(1)
+    alone = [torch.cat([product(row[None].clone()) for row in x]) for product in products]
+    ops._set_batch_invariant_rows(64)
+    assert all(torch.equal(product(x), rows) for product, rows in zip(products, alone, strict=True))
+
+
 def test_torch_keeps_its_products_where_one_row_is_asked_for(recwarn: pytest.WarningsRecorder) -> None:
     x, weight = torch.randn(7, 300), torch.randn(300, 50)
     ours = torch.mm(x, weight.t().contiguous().t())

@@ -116,6 +116,29 @@ def test_steps_of_latent_attention(family: str, dtype: torch.dtype) -> None:
             assert torch.equal(logits(model, ids, sizes), one_by_one), f"steps {sizes}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "family", ["qwen3", "gpt2", "phi", "qwen3_moe", "glm4_moe", "llama4_text", "deepseek_v3"]
+)
+def test_steps_that_check_candidates_have_the_bits_of_single_ones(family: str, dtype: torch.dtype) -> None:
+    """Of those that nothing is asked for, also where torch multiplies by the weights of a router."""
+    model = tiny_models.build(family).eval()
+    families.cast(model, dtype)
+    liteboost_adaptor.apply(model, speculate="lookup")
+    ids = tiny_models.example_inputs(model, batch=1, length=TOKENS)["input_ids"]
+
+    def behind_a_prompt(sizes: Sequence[int], settings: Settings) -> torch.Tensor:
+        with torch.no_grad():
+            cache = model(input_ids=ids[:, :16], use_cache=True).past_key_values
+        with batch_invariant.checking(settings):
+            return logits(model, ids[:, 16:], sizes, cache)
+
+    nothing = Settings(speculate="lookup", disable=(batch_invariant.RULE,))
+    single = behind_a_prompt([1] * 24, nothing)
+    for sizes in ([7, 7, 7, 3], [16, 8], [2, 3, 4, 15]):
+        assert torch.equal(behind_a_prompt(sizes, Settings(speculate="lookup")), single), f"steps {sizes}"
+
+
 def test_a_model_that_is_gone_asks_no_more() -> None:
     liteboost_adaptor.undo()
     first, second = tiny_models.build("llama"), tiny_models.build("llama")
