@@ -78,10 +78,10 @@ def sdpa(original: Callable[..., Any], counter: CallCounter) -> Callable[..., tu
             )
             # The original refuses a softcap; sliding windows reach it in the mask, so they do here.
             reason = reason or ("argument softcap" if kwargs.get("softcap") is not None else "")
-            # The original gives none either, and says so.
-            reason = reason or ("attention weights wanted" if kwargs.get("output_attentions") else "")
             if not reason:
                 counter.count_served()
+                if kwargs.get("output_attentions"):
+                    _say_there_are_no_weights()
                 causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
                 choice = sparse_attention.choice_of(module) if query.shape[2] > 1 else None
                 if is_cast:
@@ -184,6 +184,16 @@ def eager(
 
     vars(attention)["takes_refusal"] = True
     return attention
+
+
+def _say_there_are_no_weights() -> None:
+    """As the original does, by its logger, once."""
+    from transformers.utils import logging
+
+    logging.get_logger("transformers.integrations.sdpa_attention").warning_once(
+        "output_attentions=True: sdpa gives no attention weights. Load the model with "
+        "attn_implementation='eager' for them."
+    )
 
 
 def _eager_unserved(

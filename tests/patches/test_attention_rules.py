@@ -15,6 +15,7 @@ import pytest
 import torch
 from support import calls, numbers, planted, state, tiny_models
 from torch import Tensor, nn
+from transformers.utils import logging
 
 import liteboost_adaptor
 from liteboost_adaptor.engine.catalogue import Rule
@@ -164,14 +165,24 @@ def test_a_softcap_is_no_business_of_a_body_without_one() -> None:
     torch.testing.assert_close(found, original(module, *inputs, None, scaling=0.3, softcap=0.1)[0])
 
 
-def test_weights_that_sdpa_does_not_give() -> None:
-    """The original gives none either, and warns: it is asked."""
+def test_weights_that_sdpa_does_not_give(caplog: pytest.LogCaptureFixture) -> None:
+    """It is served, and says that there are none, once, as the original does."""
     model = tiny_models.build("llama")
+    logger = logging.get_logger("transformers.integrations.sdpa_attention")
+
+    def warnings() -> list[str]:
+        caplog.clear()
+        logger.warning_once.cache_clear()
+        output = model(**tiny_models.example_inputs(model), output_attentions=True)
+        assert not output.attentions
+        return [each.message for each in caplog.records if each.name == logger.name]
+
+    expected = warnings()
     liteboost_adaptor.apply(model, level=1)
     with calls.served() as served:
-        output = model(**tiny_models.example_inputs(model), output_attentions=True)
-    assert not output.attentions
-    assert ("attention.sdpa", "attention weights wanted") in served.fallbacks
+        found = warnings()
+    assert served.rules["attention.sdpa"] and not served.fallbacks
+    assert len(found) == len(expected) == 1 and "output_attentions=True" in found[0] and "eager" in found[0]
 
 
 def test_queries_may_have_no_sinks() -> None:
