@@ -119,12 +119,11 @@ void set_batch_invariant_rows_everywhere(int64_t rows, bool any_length) {
 }
 
 int64_t set_batch_invariant_rows_of_thread(int64_t rows) {
-  const int64_t before = set_batch_invariant_rows_here(rows);
   if (rows > 1) {
     const std::lock_guard<std::mutex> lock(mutex);
     replace_operators();
   }
-  return before;
+  return set_batch_invariant_rows_here(rows);  // last: who sees an exception would not set it back
 }
 
 }  // namespace

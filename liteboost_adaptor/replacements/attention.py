@@ -283,15 +283,22 @@ def _weights_wanted() -> bool:
 
 def has_readers(module: torch.nn.Module) -> bool:
     """Whether a hook or wrapper may read the weights; `_weights_wanted` asks transformers' collector."""
-    # transformers up to 5.1 collects by wrapping forward on the instance; the class's own reads nothing.
-    kept = module.__dict__.get("forward")
-    if kept is not None and getattr(kept, "__func__", None) is not type(module).forward:
-        return not is_moving_weights(module, kept)
+    if is_forward_replaced(module):
+        return True
     hooks = module._forward_hooks.values()
     return any(getattr(hook, "__name__", "") != "output_capturing_hook" for hook in hooks)
 
 
-def is_moving_weights(module: torch.nn.Module, forward: Any) -> bool:
+def is_forward_replaced(module: torch.nn.Module) -> bool:
+    """Whether the instance has a ``forward`` of somebody's; one that accelerate put there is none."""
+    # transformers up to 5.1 collects by wrapping forward on the instance, and leaves the class's own there.
+    kept = module.__dict__.get("forward")
+    if kept is None or getattr(kept, "__func__", None) is type(module).forward:
+        return False
+    return not _is_moving_weights(module, kept)
+
+
+def _is_moving_weights(module: torch.nn.Module, forward: Any) -> bool:
     """Whether accelerate put ``forward`` there to move weights and inputs; it reads nothing."""
     function = getattr(forward, "func", None)
     hook = type(module.__dict__.get("_hf_hook"))

@@ -198,6 +198,18 @@ def test_a_forward_that_may_keep_a_state() -> None:
     assert reasons == ["the model's forward is code of its own", "somebody has replaced the model's forward"]
 
 
+def test_a_forward_of_the_class_on_the_instance(llama: nn.Module) -> None:
+    """Releases that collect outputs by wrapping it there leave it behind."""
+    liteboost_adaptor.apply(llama, speculate="lookup")
+    llama.forward = llama.forward
+    try:
+        counts = Counts()
+        text(llama, repeating())
+        assert counts.served == 1 and not counts.reasons
+    finally:
+        del llama.forward
+
+
 def test_training_mode(llama: nn.Module) -> None:
     liteboost_adaptor.apply(llama, speculate="lookup")
     counts = Counts()

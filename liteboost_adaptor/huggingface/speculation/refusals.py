@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import config
 from ...kv_cache.names import KV_CACHES
-from ...replacements.attention import is_moving_weights
+from ...replacements.attention import is_forward_replaced
 from .loop import PREFILL
 
 #: Texts of fewer new tokens cannot pay.
@@ -125,8 +125,7 @@ def _of_model(model: Any) -> str:
     # It may keep a state, as one that counts its calls does.
     if _is_own(type(model).forward) or _is_own(type(model)._update_model_kwargs_for_generation):
         return "the model's forward is code of its own"
-    forward = vars(model).get("forward")
-    if forward is not None and not is_moving_weights(model, forward):
+    if is_forward_replaced(model):
         return "somebody has replaced the model's forward"
     return ""
 
