@@ -7,13 +7,14 @@
 // reads wait behind the weights that are being fetched from memory.
 //
 // x is packed as [block][group of up to kTileX rows][step][row][lanes]: what a tile is multiplied by is then one stream. Tiles of
-// other sizes are in linear_few_rows.h and linear_more_rows.h.
+// other sizes are in linear_few_rows.h, linear_lanes.h and linear_more_rows.h.
 #include "linear/linear.h"
 
 #include "common/prefetch.h"
 #include "common/vec.h"
 #include "common/vec_sums.h"
 #include "linear/linear_few_rows.h"
+#include "linear/linear_lanes.h"
 #include "linear/linear_more_rows.h"
 #include "linear/linear_one_row.h"
 #include "linear/linear_steps.h"
@@ -57,7 +58,7 @@ LB_INLINE int64_t group_rows(int64_t rows) { return group_of<kTileX>(rows); }
 template <typename T>
 int64_t block_steps(int64_t rows, int64_t k) {
   typedef Step<T> S;
-  if (is_few_rows<T>(rows, k)) return few_block_steps<T>(rows, k);
+  if (is_stream<T>(rows, k)) return steps_of<T>(k);
   if (is_more_rows<T>(rows)) return kMoreSteps;
   constexpr int64_t kStepBytes = S::kSize * static_cast<int64_t>(sizeof(T));
   constexpr int64_t kLeast = kLeastRun / kStepBytes;
@@ -79,10 +80,9 @@ void pack(const T* x, int64_t rows, int64_t k, Order order, char* packed) {
   for (int64_t begin = 0; begin < k; begin += block) {
     const int64_t end = k - begin < block ? k : begin + block;
     for (int64_t group = 0, width; group < rows; group += width) {
-      width = is_each                   ? group_of<kRowsAtOnce>(rows - group)
-              : is_few_rows<T>(rows, k) ? group_of<kStretchX>(rows - group)
-              : is_more_rows<T>(rows)   ? group_of<kMoreX>(rows - group)
-                                        : group_rows(rows - group);
+      width = is_each                 ? group_of<kRowsAtOnce>(rows - group)
+              : is_more_rows<T>(rows) ? group_of<kMoreX>(rows - group)
+                                      : group_rows(rows - group);
       for (int64_t at = begin; at < end; at += S::kSize) {
         for (int64_t row = group; row < group + width; ++row) {
           const T* source = x + row * k + at;
@@ -209,8 +209,8 @@ void run(const LinearArgs& args, int64_t begin, int64_t end) {
     run_one_row<T>(args, begin, end);
   } else if (args.order == Order::of_one_row) {
     run_each_row<T>(args, begin, end);
-  } else if (is_few_rows<T>(args.rows, args.k)) {
-    run_few_rows<T>(args, begin, end);
+  } else if (is_stream<T>(args.rows, args.k)) {
+    run_streams<T>(args, begin, end);
   } else if (is_more_rows<T>(args.rows)) {
     if constexpr (kHasMoreRows<T>) run_more_rows<T>(args, begin, end);
   } else if (args.rows <= kTileX) {
@@ -250,6 +250,12 @@ bool has_tiles(DType dtype, int64_t rows, int64_t k, Order order) {
 }
 #endif
 
+#if defined(LB_HAS_LANES)
+bool in_lanes(DType dtype, int64_t rows, Order order) {
+  return dtype == DType::bf16 && rows > 1 && rows <= kMostLaneRows && order == Order::fastest;
+}
+#endif
+
 int64_t most_rows_any([[maybe_unused]] DType dtype, [[maybe_unused]] Order order) {
 #if defined(__AMX_BF16__)
   if (dtype == DType::bf16 && order == Order::fastest) return kMostTiledRows;
@@ -262,6 +268,9 @@ int64_t most_rows_any([[maybe_unused]] DType dtype, [[maybe_unused]] Order order
 int64_t packed_bytes_any(DType dtype, int64_t rows, int64_t k, [[maybe_unused]] Order order) {
 #if defined(__AMX_BF16__)
   if (has_tiles(dtype, rows, k, order)) return packed_tile_bytes(rows, k);
+#endif
+#if defined(LB_HAS_LANES)
+  if (in_lanes(dtype, rows, order)) return packed_lanes_bytes(rows, k);
 #endif
   LB_DISPATCH_DTYPE(dtype, T, return rows * steps_of<T>(k) * Step<T>::kPackedBytes);
   return 0;
@@ -282,6 +291,10 @@ void pack_some_any(DType dtype, const void* x, int64_t rows, int64_t k, Order or
     return pack_tiles(static_cast<const bf16*>(x), rows, k, begin, end, static_cast<char*>(packed));
 #endif
   if (begin == end) return;
+#if defined(LB_HAS_LANES)
+  if (in_lanes(dtype, rows, order))
+    return pack_lanes(static_cast<const bf16*>(x), rows, k, static_cast<char*>(packed));
+#endif
   LB_DISPATCH_DTYPE(dtype, T, pack<T>(static_cast<const T*>(x), rows, k, order, static_cast<char*>(packed)));
 }
 
@@ -292,6 +305,12 @@ void pack_any(DType dtype, const void* x, int64_t rows, int64_t k, Order order, 
 void run_any(DType dtype, const LinearArgs& args, int64_t begin, int64_t end) {
 #if defined(__AMX_BF16__)
   if (has_tiles(dtype, args.rows, args.k, args.order)) return run_tiles(args, begin, end);
+#endif
+#if defined(LB_HAS_LANES)
+  if (in_lanes(dtype, args.rows, args.order)) {
+    with_lanes(args.rows, [&](auto of) { run_lanes<decltype(of)>(args, begin, end); });
+    return;
+  }
 #endif
   LB_DISPATCH_DTYPE(dtype, T, run<T>(args, begin, end));
 }

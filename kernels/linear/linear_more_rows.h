@@ -3,7 +3,8 @@
 // rare. Part of linear_cpu_isa.cpp; compiled once an instruction set.
 #pragma once
 
-#include "linear/linear_few_rows.h"
+#include "linear/linear_rows.h"
+#include "linear/linear_tile.h"
 
 namespace liteboost {
 namespace LB_ISA {
@@ -29,6 +30,19 @@ template <typename T>
 LB_INLINE bool is_more_rows(int64_t rows) {
   return kHasMoreRows<T> && rows > kMoreThan;
 }
+
+// A tile, for each line of which so many `lines` of what is `next` are asked for.
+template <typename T, int N, int X>
+void asking_tile(const T* weight, int64_t stride, const char* x, int64_t k, int64_t lines, LinesAhead& next,
+                 float* totals) {
+  LinesAhead rest = next;  // in registers
+  const auto ask = [&] { rest.ask(lines); };
+  tile<T, N, X>(weight, stride, x, k, ask, totals);
+  next = rest;
+}
+
+template <typename T>
+using AskingTile = void (*)(const T*, int64_t, const char*, int64_t, int64_t, LinesAhead&, float*);
 
 template <typename T, int N>
 LB_INLINE void more_rows_tiles(const LinearArgs& args, const T* weight, LinesAhead& next, float* totals) {
