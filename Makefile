@@ -9,7 +9,8 @@ PYTHON ?= python3
 # Nothing here downloads a model; transformers is told not to look for one.
 export HF_HUB_OFFLINE := 1
 VENV_PYTHON := .venv/bin/python
-PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+# Python compiles what it imports: of all that is installed that is little.
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 
 # The set-up is as old as what goes into it: the interpreter, the place (scripts in .venv hold it), the
 # requirements, and what is compiled. `build_support` and the kernels are compiled on a change.
@@ -28,8 +29,10 @@ WHEEL_READY := .venv-demo/ready-$(WHEEL_KEY)
 # torch_npu has an environment of its own: without CANN it breaks `import torch` for everybody.
 NPU_PYTHON := .venv-npu/bin/python
 NPU_READY := .venv-npu/ready-$(SETUP_KEY)
-# What .venv has compiled already is not compiled again: the same sources for the same torch.
-COMPILED = $(wildcard build/editable-*/kernels)
+NPU_VENV := .venv-npu/torch-$(SETUP_KEY)
+# What .venv has compiled already is not compiled again: the same sources for the same torch. Looked up by the shell: make
+# may have listed the folder before it was there.
+COMPILED := $$(echo "$$PWD"/build/editable-*/kernels)
 NPU_RUN := PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim run -m pytest
 # The programs in tests/csrc come with it: they hold the very objects of the library (tests/cross).
 WITH_CXX_TESTS := --config-settings=cmake.define.LITEBOOST_CXX_TESTS=ON
@@ -97,14 +100,13 @@ $(READY):
 		$(WITH_RUNNER) --editable '.[test,bench,dev]'
 	@touch $@
 
-# Less of the same: what the example needs. Of the kernels those for this CPU, from which `make setup` goes on; Python
-# compiles what it imports, not all that is installed.
+# Less of the same: what the example needs. Of the kernels those for this CPU, from which `make setup` goes on.
 $(DEMO_READY): export PYTHONDONTWRITEBYTECODE :=
 $(DEMO_READY):
 	@echo "Setting up .venv for the example (once; a few minutes, most of it for torch and the kernels)"
 	$(CREATE_VENV)
-	@$(PIP_INSTALL) --no-compile torch scikit-build-core cmake ninja
-	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-compile --no-build-isolation $(WITH_WERROR) $(WITH_NATIVE_ISAS) \
+	@$(PIP_INSTALL) torch scikit-build-core cmake ninja
+	@LITEBOOST_REQUIRE_NATIVE=1 $(PIP_INSTALL) --no-build-isolation $(WITH_WERROR) $(WITH_NATIVE_ISAS) \
 		--editable .
 	@touch $@
 
@@ -113,7 +115,7 @@ $(WHEEL_READY):
 	@test -f "$(WHEEL)" || { echo "WHEEL names no file: $(WHEEL). \`make wheels\` makes some, in dist/" >&2; exit 1; }
 	@echo "Setting up .venv-demo for the example (once; a minute, most of it for torch)"
 	@"$(PYTHON)" -m venv --clear .venv-demo
-	@$(subst $(VENV_PYTHON),$(WHEEL_PYTHON),$(PIP_INSTALL)) --no-compile "$(WHEEL)"
+	@$(subst $(VENV_PYTHON),$(WHEEL_PYTHON),$(PIP_INSTALL)) "$(WHEEL)"
 	@touch $@
 
 ifeq ($(WHEEL),)
@@ -134,17 +136,21 @@ test-fast: $(READY)
 .PHONY: setup-npu test-npu test-npu-full
 setup-npu: $(NPU_READY)
 
-$(NPU_READY): export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
-$(NPU_READY): | $(READY)
+# Apart, because it may go on beside the compiler.
+$(NPU_VENV):
 	@echo "Setting up .venv-npu (once; a few minutes)"
 	@made="$$PWD $$("$(PYTHON)" -VV)"; if [ "$$(cat .venv-npu/made 2>/dev/null)" != "$$made" ]; then \
 		"$(PYTHON)" -m venv --clear .venv-npu; printf '%s' "$$made" > .venv-npu/made; \
 	fi
-	@rm -f .venv-npu/ready-*
+	@rm -f .venv-npu/ready-* .venv-npu/torch-*
 	@$(subst $(VENV_PYTHON),$(NPU_PYTHON),$(PIP_INSTALL)) torch torch_npu scikit-build-core cmake ninja
+	@touch $@
+
+$(NPU_READY): export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
+$(NPU_READY): | $(READY) $(NPU_VENV)
 	@LITEBOOST_REQUIRE_NATIVE=1 $(subst $(VENV_PYTHON),$(NPU_PYTHON),$(PIP_INSTALL)) --no-build-isolation \
 		--config-settings=build-dir=build/npu-{state} \
-		--config-settings=cmake.define.LITEBOOST_COMPILED="$$PWD/$(COMPILED)" --editable '.[test,npu]'
+		--config-settings=cmake.define.LITEBOOST_COMPILED="$(COMPILED)" --editable '.[test,npu]'
 	@PYTHONPATH=tests $(NPU_PYTHON) -m cann_sim build >/dev/null
 	@touch $@
 
