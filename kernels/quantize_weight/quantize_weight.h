@@ -22,7 +22,8 @@
 // is that of least squares, rounded to scale_dtype. The candidate whose squared error is least gives scale and zero
 // point; integers are then rounded again, by that scale. Sums are in fp64, where products are exact.
 //
-// A group of zeros has scale 1. The scale is NaN, and the integers stand for zero, where a group holds what is no number
+// A group of zeros has scale 1 and, without symmetry, zero point 8: kernels multiply integers less 8, so that its products are
+// zeros without rounding. The scale is NaN, and the integers stand for zero, where a group holds what is no number
 // or infinite, or where no candidate has a finite scale.
 //
 // Source: Frantar et al. 2022, arXiv:2210.17323 (groups); the candidates are our own. No backward.

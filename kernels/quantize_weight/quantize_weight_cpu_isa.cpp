@@ -21,6 +21,9 @@ struct Limits {
   float low, high;
 };
 
+// What stands for zero in a group of zeros with zero points: integers less 8 are what kernels multiply, and add up to none.
+constexpr float kMiddle = 8.0f;
+
 LB_INLINE float no_zero(float divisor) { return divisor == 0.0f ? 1.0f : divisor; }
 
 // Clamped before they are rounded, which gives the same integers.
@@ -131,9 +134,9 @@ LB_INLINE Fit best_of(const Candidates& candidates, double total, DType scale_dt
   }
   int best = kCandidates;
   for (int i = kCandidates; i-- > 0;) best = errors[i] == least ? i : best;
-  if (best == kCandidates || least == __builtin_inf()) return {__builtin_nanf(""), 0.0f};
+  if (best == kCandidates || least == __builtin_inf()) return {__builtin_nanf(""), kMiddle};
   // Of numbers so small that no scale is left of them, it is 1.
-  return {no_zero(scales[best]), candidates.zeros[best]};
+  return scales[best] == 0.0f ? Fit{1.0f, kMiddle} : Fit{scales[best], candidates.zeros[best]};
 }
 
 template <typename T>
@@ -221,13 +224,13 @@ void w4_rows(const QuantizeWeightArgs& args, int64_t begin, int64_t end) {
       const T* weights = static_cast<const T*>(args.weight) + row * args.stride + group * size;
       uint8_t* out = static_cast<uint8_t*>(args.integers) + (row * args.cols + group * size) / 2;
       const Extent extent = extent_of(weights, size);
-      Fit fit = {extent.squares == 0.0 ? 1.0f : __builtin_nanf(""), 0.0f};
+      Fit fit = {extent.squares == 0.0 ? 1.0f : __builtin_nanf(""), kMiddle};
       if (is_finite(extent.squares) && extent.squares > 0.0) {
         fit = args.symmetric
                   ? symmetric_fit(weights, size, extent, kW4Ends, 5, {-8.0f, 7.0f}, args.scale_dtype)
                   : asymmetric_fit(weights, size, extent, args.scale_dtype);
       }
-      const float zero = args.symmetric ? 8.0f : fit.zero;
+      const float zero = args.symmetric ? kMiddle : fit.zero;
       const int64_t at = row * groups + group;
       store_scale(args.scales, at, fit.scale, args.scale_dtype);
       args.zero_points[at] = static_cast<uint8_t>(zero);

@@ -106,14 +106,14 @@ def fit_scales(groups: Tensor, bits: int, symmetric: bool, scale_dtype: torch.dt
         scale_dtype: What scales are rounded to.
 
     Returns:
-        Scales, fp32, and zero points, fp32 (0 if symmetric), ``[out_features, groups]``. A scale is NaN where
-        a weight is NaN or infinite, or where no scale is finite.
+        Scales, fp32, and zero points, fp32 (0 if symmetric), ``[out_features, groups]``; 1 and 8 of zeros. A
+        scale is NaN where a weight is NaN or infinite, or where no scale is finite.
     """
     if bits == 8:
         return _best(groups, W8_ENDS, _symmetric(-127, 127), scale_dtype)
     if symmetric:
         return _best(groups, W4_ENDS, _symmetric(-8, 7), scale_dtype)
-    return _best(groups, W4_SHARES, _asymmetric, scale_dtype)
+    return _best(groups, W4_SHARES, _asymmetric, scale_dtype, 8)
 
 
 def round_to_integers(groups: Tensor, scales: Tensor, zeros: Tensor, bits: int, symmetric: bool) -> Tensor:
@@ -131,16 +131,20 @@ _Rounding = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor, Tens
 
 
 def _best(
-    groups: Tensor, candidates: tuple[float, ...], rounding: _Rounding, scale_dtype: torch.dtype
+    groups: Tensor,
+    candidates: tuple[float, ...],
+    rounding: _Rounding,
+    scale_dtype: torch.dtype,
+    middle: int = 0,
 ) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of the candidates of least error; 1 and ``middle`` of a group of zeros."""
     wide = groups.double()
     total = wide.square().sum(-1)
     least = torch.full_like(total, torch.inf)
-    # Zeros have scale 1.
     scales = torch.where(total == 0, 1.0, torch.nan).float()
-    zeros = torch.zeros_like(scales)
+    zeros = torch.full_like(scales, middle)
     # Zero is in the range of every group.
-    lowest = highest = zeros
+    lowest = highest = torch.zeros_like(scales)
     if groups.shape[-1]:
         lowest, highest = groups.amin(-1).clamp_(max=0), groups.amax(-1).clamp_(min=0)
     for candidate in candidates:
@@ -154,7 +158,7 @@ def _best(
         least = torch.where(better, error, least)
         scales, zeros = torch.where(better, fitted, scales), torch.where(better, zero, zeros)
     # Of numbers so small that no scale is left of them.
-    return torch.where(scales == 0, 1.0, scales), zeros
+    return torch.where(scales == 0, 1.0, scales), torch.where(scales == 0, middle, zeros)
 
 
 def _symmetric(low: int, high: int) -> _Rounding:

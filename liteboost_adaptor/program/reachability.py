@@ -185,6 +185,7 @@ class _Walk:
         if not is_first:
             return
         self.reached.tensors.append(value)
+        self.reached.objects.append(value)  # for its class, which may be exchanged
         if self._unread:
             self._add_dict(value.__dict__, path, self._is_used)
 

@@ -41,7 +41,8 @@ class Reached:
         slots: (object, name, value or `MISSING`) of attributes in slots.
         functions: With their code, defaults, keyword defaults and closure.
         described: (object, name, value): a name or annotations of a function or class, parts of a partial.
-        objects: Modules, also those that are not in the model, and whatever else has a class of its own.
+        objects: Modules, also those that are not in the model, tensors, and whatever else has a class of
+            its own.
         tensors: All that existed.
         fault: Something that code which had to be read may use, and whose state nobody can see.
     """

@@ -160,6 +160,8 @@ class LiteBoostQuantizer(HfQuantizer):
         if getattr(model, "_hf_peft_config_loaded", False):
             return super().get_state_dict_and_metadata(model)  # the adapter is saved, and nothing of ours
         state = model.state_dict()
+        for name in getattr(model, "_keys_to_ignore_on_save", None) or ():  # Marian's table of positions
+            state.pop(name, None)
         config = getattr(model.config, "quantization_config", None) or self.quantization_config
         return state, checksums.metadata(checksums.of_model(model, state), config.to_dict())
 
@@ -174,7 +176,9 @@ class LiteBoostQuantizer(HfQuantizer):
     def is_compileable(self) -> bool:
         return True
 
-    def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | str | None = None) -> torch.nn.Module:
+        if isinstance(dtype, str):  # which `save_pretrained` leaves in the configuration
+            dtype = getattr(torch, dtype.removeprefix("torch."))
         dtype = dtype or torch.float32
         for name, layer in list(model.named_modules()):
             if isinstance(layer, QuantizedLinear):

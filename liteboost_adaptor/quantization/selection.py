@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -15,6 +16,7 @@ from ..errors import QuantizationError
 from ..huggingface.class_code import is_product, methods
 from ..replacements.experts import weights_of
 from ..report import APPLIED, REFUSED, Outcome, report
+from .checkpoint import splits
 from .config import LiteBoostConfig
 from .identifiers import RULE
 from .layers import WeightShape
@@ -26,6 +28,7 @@ _ELSEWHERE = ("__init__", "_init_", "init_weights", "reset_", "tie_weights", "_t
 _CUDA = "cuda"
 #: What a configuration calls the setting that ties a head to the embedding.
 _TIE = "tie_word_embeddings"
+_BACK_REFERENCE = re.compile(r"\\\d")
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 
 
@@ -43,6 +46,8 @@ def targets_of(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Quan
     tied = getattr(model, "all_tied_weights_keys", {})
     sources = set(tied.values())
     read_directly = _layers_read_directly(model)
+    kept = _kept_by_conversions(model)
+    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, layer in model.named_modules():
         if not _is_linear(layer):
             yield from _experts_targets(name, layer, config, excluded)
@@ -61,7 +66,33 @@ def targets_of(model: torch.nn.Module, config: LiteBoostConfig) -> Iterator[Quan
                 reason = _why_tied_for_good(model, weight)
             if name in read_directly:
                 reason = "the model's code reads its weight, beside calling it"
+            reason = next((why for end, why in kept.items() if weight.endswith(end)), reason)
+            if places[id(layer)] > 1:
+                reason = "it stands in several places of the model"
         yield QuantTarget(name, layer, None if reason else scheme, reason, tied.get(weight, ""))
+
+
+def _kept_by_conversions(model: torch.nn.Module) -> dict[str, str]:
+    """Why weights stay for what transformers makes of their tensors in a checkpoint, by the end of a name.
+
+    Inkling2's head is cut to what its parameter says; another of its weights has a name there to which no
+    `scales` can be added.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # before transformers 5
+        return {}
+    reasons = {}
+    for conversion in get_model_conversion_mapping(model):
+        asks = any(splits.asks_for_parameter(each) for each in getattr(conversion, "operations", ()))
+        is_bare = not any(source.endswith("weight") for source in conversion.source_patterns)
+        for pattern in conversion.target_patterns:
+            name = _BACK_REFERENCE.sub("", pattern)
+            if asks:
+                reasons[name] = "what converts its checkpoint asks the layer for a parameter"
+            elif is_bare and name.endswith(".weight"):
+                reasons[name] = "its checkpoint names it otherwise than as a weight"
+    return reasons
 
 
 def _named_targets(model: torch.nn.Module, schemes: dict[str, QuantScheme]) -> Iterator[QuantTarget]:

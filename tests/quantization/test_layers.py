@@ -41,6 +41,21 @@ def test_values_are_those_of_the_weight_dequantized(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_products_of_zeros_are_zeros(
+    scheme: QuantScheme, dtype: torch.dtype, rows: int, no_grad: None
+) -> None:
+    linear = torch.nn.Linear(256, 33, bias=False).to(dtype)
+    linear.weight[5] = 0
+    linear.weight[7] = torch.finfo(dtype).smallest_normal / 64  # of which no scale is left
+    layer = quantized_layers.linear(linear, scheme)
+    x = torch.randn(rows, 256).to(dtype) * 1000
+    assert (layer(x)[:, 5] == 0).all()
+    assert layer(x)[:, 7].abs().max() < 1e-30
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_gradients_reach_the_input_and_the_bias(scheme: QuantScheme) -> None:
     layer = made(scheme)
     x = torch.randn(3, 128, requires_grad=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,13 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "is not empty" in capfd.readouterr().err
     assert cli.main(["quantize", str(tmp_path / "none"), str(target)]) == 1
     assert "SRC must be a folder" in capfd.readouterr().err
+
+
+def test_the_command_in_a_process_that_has_loaded_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "liteboost_adaptor", "quantize", str(FOLDER), str(tmp_path / "new")]
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert load(tmp_path / "new").model.layers[0].mlp.down_proj.weight.dtype == torch.uint8
 
 
 def test_names_that_are_not_the_models(tmp_path: Path) -> None:

@@ -76,6 +76,45 @@ def test_integers_come_with_their_scales() -> None:
         model.load_state_dict({key: state[key] for key in state if "layers.0.mlp" in key}, strict=False)
 
 
+def test_integers_come_without_the_zero_points_of_others() -> None:
+    model = quantized("w4a16")
+    with pytest.raises(StateError, match=r"q_proj.zero_points, and this model's w4a16 has none"):
+        model.load_state_dict(quantized("w4a16 asymmetric, head 16").state_dict(), strict=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_was_saved_is_dequantized(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = quantize_model(plain().to(dtype), LiteBoostConfig("w8a16"))
+    model.save_pretrained(tmp_path)
+    weight = model.dequantize().model.layers[0].self_attn.q_proj.weight
+    assert weight.dtype == dtype and weight.is_floating_point()
+
+
+@pytest.mark.parametrize("family", ["marian", "inkling2_text"])
+def test_what_is_kept_is_what_a_checkpoint_can_hold(family: str, tmp_path: Path) -> None:
+    model = tiny_models.build(family)
+    if family == "marian":
+        from transformers import MarianMTModel
+
+        model = MarianMTModel(model.config).eval()
+    quantize_model(model, LiteBoostConfig("w8a16")).save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert sum(isinstance(each, QuantizedLinear) for each in loaded.modules()) > 2
+    for (name, kept), (_, read) in zip(
+        sorted(model.state_dict().items()), sorted(loaded.state_dict().items()), strict=True
+    ):
+        assert torch.equal(kept, read), name
+
+
+def test_a_layer_in_several_places_stays() -> None:
+    model = plain()
+    model.model.layers[1].mlp.up_proj = model.model.layers[0].mlp.up_proj
+    quantize_model(model, LiteBoostConfig("w8a16"))
+    assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert model.model.layers[1].mlp.up_proj is model.model.layers[0].mlp.up_proj
+    assert isinstance(model.model.layers[1].mlp.gate_proj, QuantizedLinear)
+
+
 def test_numbers_for_experts_are_refused() -> None:
     model = quantize_model(tiny_models.build("mixtral"), LiteBoostConfig("w8a16"))
     state = {

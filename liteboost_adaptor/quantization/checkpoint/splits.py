@@ -6,6 +6,7 @@ Its `Split` cuts by the sizes of parameters, and a quantized layer has buffers.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,6 +33,21 @@ def of_layers(conversions: Iterable[Any], sizes: Sizes | None) -> list[Any]:
                 kind(each.dim, sizes) if type(each) in kind.__bases__ else each for each in operations
             ]
     return found
+
+
+def asks_for_parameter(operation: Any) -> bool:
+    """Whether a conversion asks for the parameter that it fills, and `of_layers` does not exchange it."""
+    kind = _kind()
+    if kind is not None and isinstance(operation, kind.__bases__):
+        return False
+    if not getattr(operation, "check_dims", True):  # of `Transpose`
+        return False
+    return "get_parameter" in _names_in(type(operation).convert)
+
+
+def _names_in(function: Callable[..., Any]) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return () if code is None else code.co_names
 
 
 @functools.cache

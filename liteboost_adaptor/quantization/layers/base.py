@@ -207,6 +207,12 @@ class QuantizedLayer(torch.nn.Module):
                     f"{prefix}{name} of the state_dict is {tensor.dtype}, and this model keeps {dtype} there "
                     f"({self.scheme.name}). {REMEDY}"
                 )
+        for name in ("zero_points", "columns"):
+            if name not in specs and state_dict.get(prefix + name) is not None:
+                raise StateError(
+                    f"the state_dict has {prefix}{name}, and this model's {self.scheme.name} has none: "
+                    f"integers mean something else without it. {REMEDY}"
+                )
         missing = [prefix + name for name in specs if name not in given]
         if given and missing:
             raise StateError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ... import native
 from ...errors import QuantizationError
 from .scheme import QuantScheme
 from .tensor import QuantizedTensor
@@ -27,6 +28,7 @@ def quantize(weight: Tensor, scheme: QuantScheme, name: str = "the weight") -> Q
         QuantizationError: The weight holds NaN or infinity, is too large for scales of the scheme, or does
             not suit it.
     """
+    native.require("rounding weights")
     reason = scheme.why_unsupported(*weight.shape)
     if reason:
         raise QuantizationError(f"{name} {list(weight.shape)} cannot be quantized to {scheme.name}: {reason}")
