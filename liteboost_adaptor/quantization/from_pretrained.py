@@ -54,7 +54,10 @@ def _reading(original: Any) -> Any:
         tensors = quantizer.tensors(tensors_of(checkpoint_files))
         quantizer.files = [str(file) for file in checkpoint_files]
         if not quantizer.pre_quantized:
-            return load(model, tensors, *arguments)
+            result = load(model, tensors, *arguments)
+            if quantizer.faults:
+                raise quantizer.faults[0]
+            return result
         verify.check_integers(model, tensors, load_config.weight_mapping)
         result = load(model, tensors, *arguments)
         verify.check_names(model, result[0], checkpoint_files)

@@ -47,6 +47,8 @@ class LiteBoostQuantizer(HfQuantizer):
         self.overrides_w4a16_by_w4a8 = False
         #: Where it reads, for errors.
         self.files: list[str] = []
+        #: Of weights that could not be rounded: transformers catches these, and says less.
+        self.faults: list[QuantizationError] = []
         #: Why nobody knows whether what was read is what was written, or an empty string.
         self.unverified = ""
         #: How transformers takes apart what holds experts, for when they are parameters again.
@@ -199,13 +201,20 @@ class _Quantize(ConversionOps):
         self._quantizer = quantizer
 
     def convert(
+        self, input_dict: dict[str, Any], *, model: torch.nn.Module, full_layer_name: str, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        try:
+            return self._converted(input_dict, model, full_layer_name, kwargs.get("missing_keys"))
+        except QuantizationError as fault:
+            self._quantizer.faults.append(fault)
+            raise
+
+    def _converted(
         self,
         input_dict: dict[str, Any],
-        *,
         model: torch.nn.Module,
         full_layer_name: str,
-        missing_keys: set[str] | None = None,
-        **kwargs: Any,
+        missing_keys: set[str] | None,
     ) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for given, value in input_dict.items():

@@ -12,6 +12,7 @@ from .config import LiteBoostConfig
 from .identifiers import PLAN, RULE
 from .layers import QuantizedLayer
 from .layers.target import QuantTarget
+from .schemes.rounding import check_finite
 from .selection import report_targets, targets_of, untie
 
 #: Bytes after which freed memory is given back: an allocator keeps what lies between other memory.
@@ -30,6 +31,8 @@ def convert(model: torch.nn.Module, config: LiteBoostConfig, targets: list[Quant
             f"{type(model).__name__} has no layer that {config.scheme} takes: "
             + ("; ".join(sorted({each.reason for each in targets if each.reason})) or "it has none at all")
         )
+    for target in chosen:  # before the first is replaced: a model is quantized whole, or not at all
+        check_finite(model.get_parameter(target.parameter).detach(), target.name)
     calibration = Calibration()
     if config.calibrate:
         calibration = calibrate(model, blocks_of(model, config.calibrate), config.method, targets)

@@ -106,6 +106,19 @@ def test_what_is_kept_is_what_a_checkpoint_can_hold(family: str, tmp_path: Path)
         assert torch.equal(kept, read), name
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_cannot_be_quantized_stays_whole(value: float, tmp_path: Path) -> None:
+    model = plain()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 5] = value
+    with pytest.raises(QuantizationError, match=r"layers.1.mlp.down_proj.* infinite or not a number"):
+        quantize_model(model, LiteBoostConfig("w8a16"))
+    assert not any(isinstance(each, QuantizedLinear) for each in model.modules())
+    model.save_pretrained(tmp_path)
+    with pytest.raises(QuantizationError, match=r"layers.1.mlp.down_proj.* infinite or not a number"):
+        LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=LiteBoostConfig("w8a16"))
+
+
 def test_a_layer_in_several_places_stays() -> None:
     model = plain()
     model.model.layers[1].mlp.up_proj = model.model.layers[0].mlp.up_proj

@@ -52,12 +52,17 @@ def check_scales(quantized: QuantizedTensor, weight: Tensor, name: str) -> None:
     """Raise `QuantizationError` where a scale of ``weight``, which is called ``name``, is none."""
     if not quantized.scales.isnan().any():
         return
-    if weight.isfinite().all():
-        raise QuantizationError(
-            f"{name} holds values up to {weight.abs().max():.3g}, too large for scales in "
-            f"{quantized.scales.dtype}: leave the layer out with modules_to_not_convert"
-        )
+    check_finite(weight, name)
     raise QuantizationError(
-        f"{name} holds values that are infinite or not a number: no scale is right for them. Repair the "
-        "checkpoint, or leave the layer out with modules_to_not_convert."
+        f"{name} holds values up to {weight.abs().max():.3g}, too large for scales in "
+        f"{quantized.scales.dtype}: leave the layer out with modules_to_not_convert"
     )
+
+
+def check_finite(weight: Tensor, name: str) -> None:
+    """Raise `QuantizationError` where ``weight``, which is called ``name``, holds NaN or infinity."""
+    if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():  # reads it, and makes no copy
+        raise QuantizationError(
+            f"{name} holds values that are infinite or not a number: no scale is right for them. Repair the "
+            "checkpoint, or leave the layer out with modules_to_not_convert."
+        )
