@@ -18,7 +18,13 @@ QUOTIENT = 1e-4
 
 
 def assert_rounds(
-    groups: Tensor, integers: Tensor, scales: Tensor, low: Tensor, high: Tensor, plain: Tensor
+    groups: Tensor,
+    integers: Tensor,
+    scales: Tensor,
+    low: Tensor,
+    high: Tensor,
+    plain: Tensor,
+    step: float = 0.0,
 ) -> None:
     """Assert that integers are the nearest, and that no more is lost than with scales of ``plain``.
 
@@ -28,14 +34,15 @@ def assert_rounds(
         scales: ``[..., 1]``, float64, as the op gives them.
         low, high: What integers are at least and at most.
         plain: ``[..., 1]``, float64: scales with which nothing is clipped, of the scales' dtype.
+        step: Between the least scales of that dtype.
     """
     want = torch.clamp(groups / scales, low, high)
     assert ((integers - want).abs() <= 0.5 + QUOTIENT).all()
     lost = (groups - integers * scales).square().sum(-1)
     plainly = (groups / plain).round().clamp(-128, 127)
     most = (groups - plainly * plain).square().sum(-1)
-    # Scales are rounded after they are fitted, by up to 2^-8.
-    rounding = (groups * 2.0**-8).square().sum(-1)
+    # Scales are rounded after they are fitted, by up to 2^-8, and by half a step where they are subnormal.
+    rounding = torch.maximum((groups * 2.0**-8).abs(), integers.abs() * step / 2).square().sum(-1)
     assert (lost <= 1.01 * most + rounding + 1e-30).all()
 
 
@@ -50,9 +57,11 @@ def _check(
     span = torch.maximum(-groups.amin(-1), groups.amax(-1)) / plain_end
     if low == 0:
         span = (groups.amax(-1).clamp(min=0) - groups.amin(-1).clamp(max=0)) / plain_end
+    span = span.to(dtype).double()  # of small weights, fp16 has few scales, or none
     span = torch.where(span == 0, 1.0, span)[..., None]
     wide = zeros.double()[..., None] if low == 0 else torch.zeros_like(span)
-    assert_rounds(groups, found, scales.double()[..., None], low - wide, high - wide, span)
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    assert_rounds(groups, found, scales.double()[..., None], low - wide, high - wide, span, step)
 
 
 @fuzzes("quantize_w8")
