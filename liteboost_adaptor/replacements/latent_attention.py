@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ..eligibility import AnyModule, unserved
 from ..report import CallCounter, report
-from .linear import layer_unserved
+from .linear import layer_unserved, weight_and_bias
 
 ops = torch.ops.liteboost
 #: Of the operator on an NPU: kv_lora_rank and what is rotated, and numbers of query heads.
@@ -49,7 +49,7 @@ class Latents:
         """Keys and values of every head, expanded when somebody reads them."""
         module, (batch, _, length, _) = self.module, self.latent.shape
         key_size = module.qk_nope_head_dim + module.qk_rope_head_dim
-        outputs = module.kv_b_proj._parameters["weight"].shape[0]
+        outputs = weight_and_bias(module.kv_b_proj)[0].shape[0]
         heads = outputs // (module.qk_nope_head_dim + module.v_head_dim)
         shapes = ((batch, heads, length, size) for size in (key_size, module.v_head_dim))
         key, value = (LatentKVTensor(self, which, shape) for which, shape in enumerate(shapes))
@@ -58,9 +58,9 @@ class Latents:
     def expanded(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys ``[batch, num_heads, kv_len, head_dim]`` and values of every head, made at most once."""
         if self._expanded is None:
-            module, parameters = self.module, self.module.kv_b_proj._parameters
+            module = self.module
             batch, _, length, _ = self.latent.shape
-            both = ops.linear(self.latent, parameters["weight"], parameters["bias"])
+            both = ops.linear(self.latent, *weight_and_bias(module.kv_b_proj))
             both = both.view(batch, length, -1, module.qk_nope_head_dim + module.v_head_dim).transpose(1, 2)
             unrotated, value = torch.split(both, [module.qk_nope_head_dim, module.v_head_dim], dim=-1)
             key = both.new_empty(*both.shape[:-1], module.qk_nope_head_dim + module.qk_rope_head_dim)
@@ -78,7 +78,7 @@ class Latents:
         most = max(_absorbed, getattr(_here, "tokens", 1))
         if tokens != 1 and (tokens > most or not is_step or not query.is_cpu):
             return False
-        if self.module.kv_b_proj._parameters["bias"] is not None:
+        if weight_and_bias(self.module.kv_b_proj)[1] is not None:
             return False
         return query.is_cpu or (mask is None and self._is_served_on_npu(query))
 
@@ -100,7 +100,7 @@ class Latents:
         if is_causal:  # of a static cache, what lies behind a prompt has not been written yet
             latent, shared = latent[:, :, : query.shape[2]], shared[:, :, : query.shape[2]]
         unrotated, rotated = query.split([module.qk_nope_head_dim, module.qk_rope_head_dim], -1)
-        weight = module.kv_b_proj._parameters["weight"].view(heads, -1, latent.shape[-1])
+        weight = weight_and_bias(module.kv_b_proj)[0].view(heads, -1, latent.shape[-1])
         of_keys, of_values = weight.split([module.qk_nope_head_dim, module.v_head_dim], 1)
         absorbed = ops.head_linear(unrotated, of_keys.mT)
         if query.is_cpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -29,13 +30,26 @@ def linear(original: torch.nn.Module, counter: CallCounter) -> Callable[..., tor
     return call
 
 
+def weight_and_bias(layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the attributes of a layer that `layer_unserved` has nothing against are.
+
+    FSDP has plain tensors on the instance while it computes, in place of parameters.
+    """
+    # Straight from the dictionaries: attribute access on a module goes through __getattr__. It finds there
+    # what neither the class (which is watched) nor the instance has.
+    own: dict[str, Any] = layer.__dict__
+    parameters: dict[str, Any] = layer._parameters
+    weight: Any = own["weight"] if "weight" in own else parameters.get("weight")
+    return weight, own["bias"] if "bias" in own else parameters["bias"]
+
+
 def operands(
     x: torch.Tensor, dtype: torch.dtype | None, *layers: torch.nn.Module
 ) -> list[torch.Tensor | None]:
     """``x``, and weight and bias of each layer, in ``dtype`` if autocast computes in one."""
     given: list[torch.Tensor | None] = [x]
     for layer in layers:
-        given += layer._parameters["weight"], layer._parameters["bias"]
+        given += weight_and_bias(layer)
     if dtype is None:
         return given
     return [each if each is None else in_dtype(each, dtype) for each in given]
@@ -54,12 +68,9 @@ def layer_unserved(layer: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype |
         return f"the layer is a {type(layer).__module__}.{type(layer).__qualname__}"
     if torch.nn.Linear.forward is not _FORWARD:
         return "nn.Linear.forward was patched by someone else"
-    # Straight from the dictionary: attribute access on a module goes through __getattr__. It finds there what
-    # neither the class (which is watched) nor the instance has.
-    parameters, own = layer._parameters, layer.__dict__
-    if "weight" in own or "bias" in own or "bias" not in parameters:
-        return "the weight or bias is no parameter"
-    weight, bias = parameters.get("weight"), parameters["bias"]
+    if "bias" not in layer._parameters and "bias" not in layer.__dict__:
+        return "the bias is no parameter"
+    weight, bias = weight_and_bias(layer)
     if weight is None:
         return "the weight is no parameter"
     # The layer first: accelerate's hooks (offloading) are on every one, whose calls pay for each question.

@@ -10,7 +10,7 @@ import torch
 from ..eligibility import autocast_dtype, class_as_written, observed, unserved
 from ..report import CallCounter
 from .layout import elementwise
-from .linear import layer_unserved, operands
+from .linear import layer_unserved, operands, weight_and_bias
 
 ops = torch.ops.liteboost
 
@@ -109,9 +109,8 @@ def _layers_unserved(
     reason = layer_unserved(gate, x, dtype) or layer_unserved(up, x, dtype)
     if reason:
         return reason
-    first: dict[str, Any] = gate._parameters  # both have a weight: else there was a reason
-    second: dict[str, Any] = up._parameters
-    return "layers of different shape" if first["weight"].shape != second["weight"].shape else ""
+    first, second = weight_and_bias(gate)[0], weight_and_bias(up)[0]
+    return "layers of different shape" if first.shape != second.shape else ""
 
 
 def _factors_unserved(gate: Any, up: Any) -> str:

@@ -133,6 +133,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.full
 def test_a_whole_run(work):
     (work / "tree" / "tests").mkdir(parents=True)
     (work / "tree" / "tests" / "test_them.py").write_text(TESTS)

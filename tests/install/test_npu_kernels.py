@@ -39,7 +39,9 @@ def box(sources: Path, sandbox: Callable[..., Sandbox]) -> Sandbox:
     return made
 
 
-@pytest.mark.parametrize("how", [(), ("--editable",)], ids=["wheel", "editable"])
+@pytest.mark.parametrize(
+    "how", [(), pytest.param(("--editable",), marks=pytest.mark.full)], ids=["wheel", "editable"]
+)
 def test_failing_npu_kernels_leave_those_of_the_cpu(
     how: tuple[str, ...], box: Sandbox, sources: Path
 ) -> None:

@@ -25,7 +25,7 @@ def assert_reference(look: dict[str, object]) -> None:
     assert look["kernels"] and look["typed"] and any(name.endswith(".toml") for name in look["rules"])
 
 
-@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.full), "editable"])
 def test_no_compiler(kind: str, sources: Path, sandbox: Make) -> None:
     box = sandbox()
     what = {"wheel": (sources,), "sdist": (make_sdist(sources),), "editable": ("--editable", sources)}[kind]

@@ -38,7 +38,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def fallback() -> dict:
-    return python_json(FALLBACK)
+    return python_json(FALLBACK, is_forked=True)
 
 
 def registered(name: str) -> str:

@@ -209,7 +209,7 @@ print(json.dumps([[peak(attend, length) for length in lengths] for attend in (de
 
 def test_memory_is_linear(native_only: None) -> None:
     """Dense, and sparse with its selection, as the allocator counts it: no scores, no mask, no copies."""
-    for peaks in python_json(PEAK):
+    for peaks in python_json(PEAK, is_forked=True):
         assert all(after <= 2.2 * before for before, after in itertools.pairwise(peaks)), peaks
         assert peaks[-1] < 8 * 2 * 16384 * 16 * 4  # of some tensors of states; the scores take 2 GiB
 

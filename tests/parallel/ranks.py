@@ -1,38 +1,22 @@
-"""Processes that work together: each runs one function of a test module and returns its result.
-
-They are forked from a server that has imported torch and transformers, so that a start costs little. Our own
-package is imported by each rank, under the settings that it is given.
-"""
+"""Processes that work together: each runs one function of a test module and returns its result."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import itertools
 import json
-import multiprocessing
-import os
 import socket
 import sys
 import tempfile
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_MARK = "RESULT "
-#: What the server has imported: all that ranks need and that is none of ours.
-_IMPORTED = (
-    "pytest",
-    "torch.distributed",
-    "torch._dynamo",
-    "transformers.modeling_utils",
-    "transformers.generation.utils",
-    "support.tiny_models",
-)
+from support import forked
 
+_MARK = "RESULT "
 
 #: Numbers of the groups that were started.
 _groups = itertools.count()
@@ -70,13 +54,6 @@ def reserved() -> socket.socket:
 
 
 @functools.cache
-def _server() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
-    return context
-
-
-@functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="ranks-")
 
@@ -111,10 +88,7 @@ def start(
         }
         environment = processes.environment(**(variables | changes | (each[rank] if each else {})))
         output = Path(_folder().name) / f"{group}-{rank}"
-        process = _server().Process(
-            target=_main, args=(environment, str(output), job, json.dumps(arguments)), daemon=True
-        )
-        process.start()
+        process = forked.start(_run, job, json.dumps(arguments), environment=environment, output=output)
         found.append(Rank(process, output, held))
     return found
 
@@ -156,27 +130,7 @@ def report(value: Any) -> None:
     sys.stdout.flush()
 
 
-def _main(environment: dict[str, str], output: str, job: str, arguments: str) -> None:
-    file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
-    os.environ.clear()
-    os.environ.update(environment)
-    status = 1
-    try:
-        _run(job, json.loads(arguments))
-        status = 0
-    except BaseException:  # noqa: BLE001 - the process ends with it
-        traceback.print_exc()
-    with contextlib.suppress(ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
-
-
-def _run(job: str, arguments: list[Any]) -> None:
+def _run(job: str, arguments: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -186,6 +140,6 @@ def _run(job: str, arguments: list[Any]) -> None:
     usual.update(vars(heartbeat.timeouts))
     heartbeat.timeouts.start = heartbeat.timeouts.absent = heartbeat.COLLECTIVE_TIMEOUT_S
     module, _, function = job.partition(":")
-    report(getattr(importlib.import_module(module), function)(*arguments))
+    report(getattr(importlib.import_module(module), function)(*json.loads(arguments)))
     if dist.is_initialized():
         dist.destroy_process_group()

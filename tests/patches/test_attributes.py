@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from support import numbers, tiny_models
+import torch.distributed as dist
+from support import calls, numbers, tiny_models
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import liteboost_adaptor
 
@@ -63,6 +65,21 @@ def test_what_the_original_reads_counts(edit: Callable[[nn.Module], None], is_bo
     expected, found = _logits(plain, ids), _logits(served, ids)
     assert numbers.relative(expected, _logits(tiny_models.build("llama"), ids)) > 1e-3
     assert numbers.relative(found, expected) <= TOLERANCE
+
+
+def test_fsdp_puts_plain_tensors_on_the_layers() -> None:
+    """They are computed with like parameters: the bits do not change as a model is wrapped."""
+    _, served, ids = _pair(True)
+    before = _logits(served, ids)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = FullyShardedDataParallel(served, use_orig_params=True, device_id=torch.device("cpu"))
+        with calls.served() as counted:
+            found = _logits(wrapped, ids)
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(found, before)
+    assert counted.rules["linear.call"] > 10 and not counted.fallbacks["linear.call"]
 
 
 @pytest.mark.parametrize("is_bound_before", [False, True])

@@ -309,7 +309,7 @@ def test_modes_that_change_no_result_are_no_reason() -> None:
 
 @pytest.mark.parametrize("name", ["linear", "silu", "scaled_dot_product_attention"])
 def test_replaced_before_we_are_imported(name: str) -> None:
-    found = processes.python(_BEFORE_IMPORT.replace("NAME", name))
+    found = processes.python(_BEFORE_IMPORT.replace("NAME", name), is_forked=True)
     assert found.stdout.split() == ["same", "called"], found.stdout + found.stderr
 
 

@@ -15,6 +15,6 @@ print(json.dumps([[str(place) for place in places], [pair.fault(place) for place
 
 
 def test_indexing_replaced_after_binding() -> None:
-    places, faults = processes.python_json(SCRIPT)
+    places, faults = processes.python_json(SCRIPT, is_forked=True)
     assert "torch.Tensor.__getitem__" in places
     assert not any(faults), faults

@@ -333,7 +333,7 @@ print(json.dumps({{"error": error, "rows": rows, "warned": warned, "notes": note
 
 
 def run(**variables: str) -> dict[str, object]:
-    return processes.python_json(SCRIPT.format(tests=str(processes.TESTS)), **variables)
+    return processes.python_json(SCRIPT.format(tests=str(processes.TESTS)), is_forked=True, **variables)
 
 
 @pytest.mark.parametrize("is_strict", [False, True], ids=["not strict", "strict"])

@@ -154,7 +154,7 @@ def test_a_script_gets_one_sentence_and_the_text_of_the_original(tmp_path: Path)
     model = tiny_models.build("llama")
     model.save_pretrained(tmp_path)
     expected = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=40, do_sample=False)
-    done = processes.python(SCRIPT, str(tmp_path))
+    done = processes.python(SCRIPT, str(tmp_path), is_forked=True)
     assert done.stdout.strip() == str(expected.tolist()), done.stderr
     assert done.stderr.count("liteboost_adaptor: ") == 1 and native.BUILD_COMMAND in done.stderr
     assert "Error" not in done.stderr.replace("RuntimeWarning", "")

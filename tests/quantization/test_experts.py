@@ -132,7 +132,7 @@ def test_a_fresh_process_writes_the_same_text(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     liteboost_adaptor.apply(model, level=2)
     expected = model.generate(IDS, max_new_tokens=8, do_sample=False)
-    assert python_json(SCRIPT, str(tmp_path), LITEBOOST_LEVEL="2") == expected.tolist()
+    assert python_json(SCRIPT, str(tmp_path), is_forked=True, LITEBOOST_LEVEL="2") == expected.tolist()
 
 
 def test_a_step_reads_integers_and_is_recorded_as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,7 +312,7 @@ print(json.dumps([str(vars(out.past_key_values.layers[0])["keys"].dtype), layers
 
 @pytest.mark.parametrize(("value", "layers"), [("kv8", 0), ("w8a16+kv8,head=16", 28)])
 def test_the_variable_is_all_that_a_script_needs(value: str, layers: int) -> None:
-    assert python_json(SCRIPT, LITEBOOST_QUANT=value) == ["torch.int8", layers]
+    assert python_json(SCRIPT, is_forked=True, LITEBOOST_QUANT=value) == ["torch.int8", layers]
 
 
 def test_names_of_schemes() -> None:

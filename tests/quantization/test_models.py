@@ -169,7 +169,7 @@ print(json.dumps({"head": type(model.lm_head).__name__, "mlp": str(model.model.l
 
 
 def test_the_variable_quantizes_in_front_of_a_script() -> None:
-    found = python_json(SCRIPT, str(FOLDER), LITEBOOST_QUANT="w4a16,group=64,head=16")
+    found = python_json(SCRIPT, str(FOLDER), is_forked=True, LITEBOOST_QUANT="w4a16,group=64,head=16")
     assert found["head"] == "Linear" and found["mlp"].startswith("QuantizedLinear(w4a16")
     assert "group_size=64" in found["mlp"]
 

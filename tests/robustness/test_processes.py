@@ -85,7 +85,8 @@ class Dataset(torch.utils.data.Dataset):
 
 def run(script: str, tmp_path: Path, **environment: str) -> Any:
     (tmp_path / "shared_work.py").write_text(SHARED.format(tolerance=TOLERANCE), encoding="utf-8")
-    return processes.python_json(PREPARE.format(folder=str(tmp_path)) + script, timeout=400, **environment)
+    text = PREPARE.format(folder=str(tmp_path)) + script
+    return processes.python_json(text, timeout=400, is_forked=True, **environment)
 
 
 # The parent's OpenMP threads are not in a forked child: one that waits for them hangs for ever. The usual way

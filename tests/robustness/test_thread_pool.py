@@ -92,4 +92,4 @@ def test_threads_of_this_thread_are_let_go(what: str) -> None:
         pytest.importorskip(
             "transformers.generation.continuous_batching.cache_allocators", exc_type=ImportError
         )
-    assert processes.python_json(f"{_BEGIN}{_SCRIPTS[what]}print('true')") is True
+    assert processes.python_json(f"{_BEGIN}{_SCRIPTS[what]}print('true')", is_forked=True) is True

@@ -25,6 +25,11 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "family_matrix.tsv"
 HEAD_SIZES = (16, 64, 80, 96, 128, 256)
 #: Query heads a key and value head -> heads and kv heads, in the order they are tried.
 RATIOS = {"1:1": ("2/2", "4/4", "1/1"), "4:1": ("8/2", "4/1"), "8:1": ("8/1", "16/2")}
+#: What configurations call the number of heads.
+COUNTS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "attention_heads",
+)
 LENGTHS = (1, 7, 63, 129)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LEVELS = (1, 2)
@@ -177,8 +182,20 @@ def _build(family: str, head_dim: int, heads: str, seed: int = 0) -> torch.nn.Mo
     return tiny_models.build(family, seed, tiny_models.sizes(family, head_dim, *_counts(heads)))
 
 
+@functools.cache
+def _has_heads(family: str) -> bool:
+    """Whether the small model of the family has attention; larger ones without take long to initialise."""
+    model = tiny_models.build(family)
+    if _attention_shapes(model):
+        return True
+    text = model.config.get_text_config(decoder=True)
+    return not {*vars(text), *text.attribute_map}.isdisjoint(COUNTS)
+
+
 def _why_not(family: str, head_dim: int, heads: str) -> str:
     """Why a model of the family has not this attention, or an empty string."""
+    if not _has_heads(family):
+        return "no attention heads"
     try:
         model = _build(family, head_dim, heads)
         seen = _attention_shapes(model)
@@ -193,11 +210,7 @@ def _why_not(family: str, head_dim: int, heads: str) -> str:
 
 def _why_not_by_config(text: Any, head_dim: int, heads: int, kv_heads: int) -> str:
     """For attention that calls no function of transformers: what the configuration says."""
-    counts = (
-        *("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
-        "attention_heads",
-    )
-    if heads not in [getattr(text, name, None) for name in counts]:
+    if heads not in [getattr(text, name, None) for name in COUNTS]:
         return "no attention heads"
     if kv_heads != heads:
         return "no grouped heads"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import liteboost_adaptor
+from support import forked
 
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGE_PARENT = Path(liteboost_adaptor.__file__).resolve().parents[1]
@@ -23,16 +24,23 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def python(
-    script: str, *arguments: str, timeout: float = 240, **changes: str
+    script: str, *arguments: str, timeout: float = 240, is_forked: bool = False, **changes: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``script`` with the variables in ``changes``; nothing is raised on failure."""
+    """Run ``script`` with the variables in ``changes``; nothing is raised on failure.
+
+    Args:
+        is_forked: The process has imported torch and transformers before, which saves most of its time. Not
+            for what depends on that order, or on variables that these two read as they are imported.
+    """
+    if is_forked:
+        return forked.python(script, *arguments, environment=environment(**changes), timeout=timeout)
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(
         command, env=environment(**changes), capture_output=True, text=True, timeout=timeout, check=False
     )
 
 
-def python_json(script: str, *arguments: str, **changes: str) -> Any:
+def python_json(script: str, *arguments: str, **changes: Any) -> Any:
     """The last line that ``script`` prints, as JSON; fails with its error output when it fails."""
     done = python(script, *arguments, **changes)
     if done.returncode:

@@ -378,6 +378,7 @@ def test_a_worker_that_fails_or_dies_is_reported_and_ended(tmp_path: Path) -> No
     assert worker.process.returncode == -9
 
 
+@pytest.mark.full
 def test_a_run_with_quantized_weights(tiny_folder: Path, tmp_path: Path) -> None:
     settings = Settings(
         str(tiny_folder),

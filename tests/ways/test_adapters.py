@@ -335,5 +335,5 @@ print(json.dumps([before.rules, after.rules]))
 
 
 def test_peft_may_come_after_the_model_was_bound() -> None:
-    before, after = processes.python_json(SCRIPT)
+    before, after = processes.python_json(SCRIPT, is_forked=True)
     assert before == after and before["linear.call"] == 15

@@ -45,7 +45,7 @@ with liteboost_adaptor.patched(level=0):
 
 
 def test_memory_of_a_prompt_grows_with_its_length() -> None:
-    ours, eager = processes.python_json(SCRIPT)
+    ours, eager = processes.python_json(SCRIPT, is_forked=True)
     # Scores of each head for each pair of positions would be 268 MB in 8 bits already.
     assert ours[1] < 2.5 * ours[0] and ours[1] < 100_000
     assert eager[1] > 3 * eager[0] and eager[1] > 250_000, "memory that grows with the square is not seen"

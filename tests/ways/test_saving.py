@@ -135,6 +135,6 @@ def test_files_are_the_same_and_are_read_without_us(saved: Path) -> None:
             assert list(before) == list(after), (name, at)
             assert all(torch.equal(before[key], after[key]) for key in before), (name, at)
     folders = [str(saved / kind / name) for kind in ("plain", "served") for name in WAYS]
-    figures = processes.python_json(READER, str(saved / "origin"), *folders)
+    figures = processes.python_json(READER, str(saved / "origin"), *folders, is_forked=True)
     assert len(figures) == 2 * len(WAYS)
     assert len(set(figures)) == 1, figures
