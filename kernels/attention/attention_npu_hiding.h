@@ -17,14 +17,11 @@
 
 #include "attention/attention_npu_infer.h"
 #include "attention/attention_npu_operands.h"
+#include "npu/aclnn.h"
 #include "npu/graph_tasks.h"
 #include "npu/kept.h"
 
 namespace liteboost {
-
-using OptionalTensor = std::optional<at::Tensor>;
-
-inline bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
 enum class Hides { nothing, causality, window, mask, shift };
 

@@ -20,8 +20,6 @@ using npu::kServed;
 using npu::Refusal;
 using npu::Scalar;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // a, b, out, cubeMathType
 const npu::Operator<Tensor, Tensor, Tensor, int8_t> kMatmul{"aclnnMatmul"};
 // self, other, out
@@ -39,7 +37,7 @@ struct Capped {
   OptionalTensor mask;
   double scaling, softcap;
 
-  bool has_mask() const { return mask.has_value() && mask->defined(); }
+  bool has_mask() const { return given(mask); }
 };
 
 void check(const Capped& on) {

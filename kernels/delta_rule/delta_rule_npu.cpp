@@ -41,8 +41,6 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // query, key, value, beta, initialState, actualSeqLengths, g, scaleValue, out, finalState
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor, Tensor> kChunk{
     "aclnnChunkGatedDeltaRule"};

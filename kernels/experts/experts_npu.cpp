@@ -20,8 +20,6 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // a, b, out, cubeMathType
 const npu::Operator<Tensor, Tensor, Tensor, int8_t> kBatchMatMul{"aclnnBatchMatMul"};
 

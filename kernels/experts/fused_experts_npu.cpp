@@ -27,8 +27,6 @@ using npu::Integers;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // clang-format off
 const npu::Operator<
     Tensor, Tensor,                          // x, finished

@@ -27,8 +27,6 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // x, smoothScales, y, scale
 const npu::Operator<Tensor, Tensor, Tensor, Tensor> kQuantize{"aclnnDynamicQuant"};
 // x1, x2, scale, offset, pertokenScale, bias, transposeX1, transposeX2, out

@@ -27,8 +27,6 @@ using npu::kServed;
 using npu::Refusal;
 using npu::Scalar;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // a, b, out, cubeMathType
 const npu::Operator<Tensor, Tensor, Tensor, int8_t> kMm{"aclnnMm"};
 // self, mat1, mat2, beta, alpha, out, cubeMathType
@@ -41,8 +39,6 @@ const npu::Operator<Tensor, Tensor, Tensor, Scalar, Scalar, Tensor, int8_t> kAdd
 constexpr int8_t kKeepDtype = 0;
 constexpr int64_t kFractalNz = 29;
 constexpr int64_t kBlock = 16;
-
-bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
 bool is_nz(const at::Tensor& weight) { return at_npu::native::get_npu_format(weight) == kFractalNz; }
 

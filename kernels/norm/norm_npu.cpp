@@ -19,8 +19,6 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 const npu::Operator<Tensor, Tensor, double, Tensor, Tensor> kRmsNorm{"aclnnRmsNorm"};
 const npu::Operator<Tensor, Tensor, double, Tensor, Tensor> kGemmaRmsNorm{"aclnnGemmaRmsNorm"};
 const npu::Operator<Tensor, Tensor, Tensor, double, Tensor, Tensor, Tensor> kAddRmsNorm{"aclnnAddRmsNorm"};
@@ -31,8 +29,6 @@ const npu::Operator<Tensor, npu::Integers, Tensor, Tensor, double, Tensor, Tenso
 const npu::Operator<Tensor, Tensor, Tensor, npu::Scalar, Tensor> kAddcmul{"aclnnAddcmul"};
 
 constexpr int64_t kMaxDims = 8;
-
-bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
 at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
 

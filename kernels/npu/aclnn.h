@@ -21,12 +21,21 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "npu/torch_npu_api.h"
+
+namespace liteboost {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+inline bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
+
+}  // namespace liteboost
 
 namespace liteboost::npu {
 

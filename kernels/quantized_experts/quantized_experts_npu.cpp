@@ -28,12 +28,9 @@ namespace {
 
 using npu::kServed;
 using npu::Refusal;
-using OptionalTensor = std::optional<at::Tensor>;
 constexpr const char* kOp = "experts_packed";
 // Integers of 4 bits in a word.
 constexpr int64_t kInWord = 8;
-
-bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
 // Weights as an NPU reads them: int8 [E, N, K] with scales [E, N], or words [E, N, K / 8] with scales and offsets
 // [E, groups, N].

@@ -37,8 +37,6 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-
 // x, weight, antiquantScale, antiquantOffset, quantScale, quantOffset, bias, antiquantGroupSize, y
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int32_t, Tensor> kV2{
     "aclnnWeightQuantBatchMatmulV2"};
@@ -62,8 +60,6 @@ Refusal refusal_of(const at::Tensor& x, const at::Tensor& weight) {
   if (x.size(-1) > kMost) return "more than 65535 inputs";
   return kV2.available() || kV3.available() ? kServed : "not in this CANN";
 }
-
-bool given(const OptionalTensor& tensor) { return tensor.has_value() && tensor->defined(); }
 
 bool is_on_950() { return npu::soc() == npu::Soc::a950; }
 
