@@ -122,11 +122,11 @@ class _FolderQuantizer:
         )
 
     def _calibrate(self, trust_remote_code: bool) -> Calibration:
-        from transformers import AutoModelForCausalLM
-
-        whole = AutoModelForCausalLM.from_pretrained(
-            self.source, dtype="auto", trust_remote_code=trust_remote_code
-        ).eval()
+        whole = (
+            type(self.model)
+            .from_pretrained(self.source, dtype="auto", trust_remote_code=trust_remote_code)
+            .eval()
+        )
         blocks = blocks_of(whole, self.config.calibrate, trust_remote_code)
         targets = list(targets_of(whole, self.config))
         return calibrate(whole, blocks, self.config.method, targets, self.progress)

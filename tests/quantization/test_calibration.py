@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from support import numbers, tiny_models
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import liteboost_adaptor
 from liteboost_adaptor import cli
@@ -21,6 +24,17 @@ from liteboost_adaptor.quantization.selection import targets_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "models" / "shakespeare-llama"
 IDS = torch.arange(5, 37)[None]
+_BART = {
+    **{"d_model": 64, "vocab_size": 120, "max_position_embeddings": 300, "decoder_start_token_id": 2},
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 96 for side in ("encoder", "decoder")},
+}
+_T5 = {"vocab_size": 120, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+ENCODER_DECODERS = {
+    **{"Bart": _BART, "MBart": _BART, "T5": _T5 | {"decoder_start_token_id": 0}},
+    "Whisper": _BART | {"max_source_positions": 30, "pad_token_id": 0},
+}
 
 
 def load(folder: Path = FOLDER, **arguments: object) -> torch.nn.Module:
@@ -105,27 +119,55 @@ SAMPLE = (
     "qwen3_moe",
     "cohere",
     "gpt2",
+    "minicpmv4_6",
+    "video_llama_3",
+    "Bart",
+    "MBart",
+    "T5",
 )
+
+
+def built(family: str) -> torch.nn.Module:
+    """With an encoder where the name is the prefix of a class, else what generates text by itself."""
+    if family not in ENCODER_DECODERS:
+        return tiny_models.build(family)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**ENCODER_DECODERS[family])
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape) * (parameter.ndim == 1))  # norms and biases
+    return model
 
 
 @pytest.mark.parametrize("family", SAMPLE)
 @torch.no_grad()
 def test_moving_scales_changes_no_function(family: str) -> None:
-    model = tiny_models.build(family)
-    ids = torch.randint(0, model.config.get_text_config().vocab_size, (2, 24))
+    model = built(family)
+    ids = torch.randint(0, model.config.get_text_config(decoder=True).vocab_size, (2, 24))
     liteboost_adaptor.undo(model)
-    expected = model(input_ids=ids).logits
+    expected = everything(model, ids)
     config = LiteBoostConfig("w8a8", calibrate="text")
     made = list(targets_of(model, config))
     found = calibrate(model, ids, config.method, made)
     behind_norms = {"llama", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "qwen3_moe", "cohere"}
+    behind_norms |= {"minicpmv4_6", "video_llama_3", "MBart", "T5"}
     assert bool(found.columns) == (family in behind_norms)
     for name, columns in found.columns.items():
         model.get_submodule(name).weight.mul_(columns)
     for name, value in found.parameters.items():
         assert not torch.equal(model.get_parameter(name), value)
         model.get_parameter(name).copy_(value)
-    assert numbers.relative(model(input_ids=ids).logits, expected) <= 2e-5
+    for name, returned in everything(model, ids).items():
+        assert numbers.relative(returned, expected[name]) <= 2e-5, name
+
+
+def everything(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Whatever a call returns, the states of all layers among it."""
+    more = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    found = model(input_ids=ids, **more, output_hidden_states=True, use_cache=False)
+    named = {name: value if isinstance(value, tuple) else (value,) for name, value in found.items()}
+    return {f"{name}.{at}": each for name, values in named.items() for at, each in enumerate(values)}
 
 
 @torch.no_grad()
@@ -172,6 +214,37 @@ def test_while_loading_after_loading_and_offline_are_the_same(short_text: str, t
     norm = "model.layers.0.input_layernorm.weight"
     assert not torch.equal(offline.state_dict()[norm], plain.state_dict()[norm])
     assert relative(offline(input_ids=IDS).logits, plain(input_ids=IDS).logits.double()) < 0.05
+
+
+@pytest.mark.parametrize(("family", "scheme"), [("MBart", "w8a16"), ("T5", "w8a8")])
+def test_an_encoder_decoder_is_calibrated_as_what_it_is(family: str, scheme: str, tmp_path: Path) -> None:
+    """Offline, too: not as the decoder alone, which some families have as a class of its own."""
+    model = built(family)
+    model.save_pretrained(tmp_path / "plain")
+    words = {f"w{number}": number for number in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w3").save_pretrained(tmp_path / "plain")
+    chosen = torch.randint(4, len(words), (600,), generator=torch.Generator().manual_seed(0))
+    (tmp_path / "text").write_text(" ".join(f"w{number}" for number in chosen.tolist()), encoding="utf-8")
+    config = LiteBoostConfig(scheme, calibrate=str(tmp_path / "text"))
+    loaded = type(model).from_pretrained(tmp_path / "plain", quantization_config=config).state_dict()
+    plain = quantize_model(type(model).from_pretrained(tmp_path / "plain"), LiteBoostConfig(scheme))
+    assert any(not torch.equal(tensor, loaded[name]) for name, tensor in plain.state_dict().items())
+    arguments = ["quantize", str(tmp_path / "plain"), str(tmp_path / "made"), "--scheme", scheme]
+    assert cli.main([*arguments, "--calibrate", str(tmp_path / "text")]) == 0
+    made = type(model).from_pretrained(tmp_path / "made").state_dict()
+    assert made.keys() == loaded.keys()
+    assert all(torch.equal(tensor, made[name]) for name, tensor in loaded.items())
+
+
+def test_a_model_that_reads_no_text_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("Whisper")
+    monkeypatch.setattr("liteboost_adaptor.quantization.model.blocks_of", lambda *_: IDS)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(QuantizationError, match=r"WhisperFor.* does not run on one alone .*without calib"):
+        quantize_model(model, LiteBoostConfig("w8a8", calibrate="text"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_what_cannot_be_asked_for(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ...errors import QuantizationError
 from ..layers.target import QuantTarget
 from ..schemes import QuantizedTensor, quantize
 from . import gptq
-from .dataflow import NormReaders, original_code, trace
+from .dataflow import NormReaders, original_code, read, trace
 from .scaling import ActivationStatistics, ScaledNorm, divide_scales, search, smooth
 
 #: Tokens of a block, and how many blocks of the text are read.
@@ -103,6 +103,9 @@ def calibrate(
         blocks: ``[blocks, tokens]``.
         method: One of `config.METHODS`; only ``"gptq"`` makes a difference here.
         targets: What becomes of the model's weights.
+
+    Raises:
+        QuantizationError: The model is sharded, or does not run on a text alone.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise QuantizationError(
@@ -159,7 +162,7 @@ def _statistics(
             stack.callback(handle.remove)
         for at, block in enumerate(blocks):
             progress("reading the text", at, len(blocks))
-            model(input_ids=block[None].to(model.device), use_cache=False)
+            read(model, block[None].to(model.device))
     return {name: first[source] for name, source in shared.items()}
 
 

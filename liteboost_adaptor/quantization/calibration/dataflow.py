@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ...errors import QuantizationError
+
 #: What takes values out of tensors; any other call that gives no tensor only looks at shapes and the like.
 _VALUES = (Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__)
 #: What gives the same channels in another arrangement of rows, or the very tensor where it is so already.
@@ -51,6 +53,26 @@ def original_code(model: torch.nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def read(model: torch.nn.Module, input_ids: Tensor) -> None:
+    """Run ``model`` over tokens; one with an encoder writes the same behind its start token.
+
+    Raises:
+        QuantizationError: It needs something else.
+    """
+    given = {"input_ids": input_ids, "use_cache": False}
+    if model.config.is_encoder_decoder:
+        start = getattr(model.config, "decoder_start_token_id", None)
+        first = input_ids[:, :1] if start is None else torch.full_like(input_ids[:, :1], start)
+        given["decoder_input_ids"] = torch.cat([first, input_ids[:, :-1]], 1)
+    try:
+        model(**given)
+    except Exception as fault:
+        raise QuantizationError(
+            f"a text is read with the model, and {type(model).__name__} does not run on one alone "
+            f"({type(fault).__name__}: {fault}): quantize it without calibrate="
+        ) from fault
+
+
 def trace(
     model: torch.nn.Module, input_ids: Tensor, layers: dict[str, torch.nn.Linear]
 ) -> tuple[list[NormReaders], dict[str, str]]:
@@ -62,9 +84,11 @@ def trace(
         layers: The linear layers to look at, by name.
 
     Returns:
-        What reads each norm whose output a linear layer reads; and for each linear layer that ran, the first
-        one that read the same tensor.
+        What reads each norm whose output a linear layer reads, among it whoever calls one of the models in
+        ``model``; and for each linear layer that ran, the first one that read the same tensor.
     """
+    from transformers import PreTrainedModel
+
     norms = {name: module for name, module in model.named_modules() if _is_norm(module)}
     recorder = _CallRecorder()
     outputs: dict[str, list[Tensor]] = {name: [] for name in norms}
@@ -78,8 +102,11 @@ def trace(
                 lambda _, given, kept=inputs[name]: _keep(kept, given[:1])
             )
             stack.callback(handle.remove)
+        for part in model.modules():
+            if isinstance(part, PreTrainedModel):
+                stack.callback(part.register_forward_hook(recorder.note_returned).remove)
         stack.enter_context(recorder)
-        model(input_ids=input_ids, use_cache=False)
+        read(model, input_ids)
     return _readers(recorder, outputs, layers), _shared(inputs)
 
 
@@ -93,11 +120,15 @@ def _keep(kept: list[Tensor], values: tuple[Any, ...]) -> None:
 
 
 class _CallRecorder(TorchFunctionMode):
-    """Notes the calls that each tensor is an argument of; keeps all tensors, for their ids."""
+    """Notes the calls that each tensor is an argument of, and which model returns it, by their ids.
+
+    Keeps all tensors, so that no id is given twice.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[int, list[tuple[Any, tuple[Any, ...], Any]]] = {}
+        self.returned: dict[int, str] = {}
         self._kept: list[Any] = []
 
     def __torch_function__(
@@ -113,15 +144,28 @@ class _CallRecorder(TorchFunctionMode):
             self.calls.setdefault(id(tensor), []).append((func, given, result))
         return result
 
+    def note_returned(self, model: torch.nn.Module, _: Any, output: Any) -> None:
+        """A hook of ``model``."""
+        self.returned |= {id(each): type(model).__name__ for each in _tensors((output,))}
+
+    def arrangements(self, tensor: Tensor) -> Iterator[Tensor]:
+        """``tensor``, and its rows in another arrangement."""
+        yield tensor
+        for func, _, result in self.calls.get(id(tensor), ()):
+            if result is not tensor and _is_arranged(func, tensor, result):
+                yield from self.arrangements(result)
+
     def uses(self, tensor: Tensor) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-        """The calls that read ``tensor``, or its rows in another arrangement."""
+        """The calls that read ``tensor`` and do not just arrange its rows."""
         for func, given, result in self.calls.get(id(tensor), ()):
-            if func in _CONVERTS and result is tensor:
-                continue
-            if func in _ARRANGES and result.dim() > 0 and result.shape[-1] == tensor.shape[-1]:
-                yield from self.uses(result)
-            else:
+            if not _is_arranged(func, tensor, result):
                 yield func, given
+
+
+def _is_arranged(func: Any, tensor: Tensor, result: Any) -> bool:
+    if func in _CONVERTS and result is tensor:
+        return True
+    return func in _ARRANGES and result.dim() > 0 and result.shape[-1] == tensor.shape[-1]
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -130,6 +174,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
 
 
 def _readers(
@@ -139,7 +185,11 @@ def _readers(
     found = []
     for norm, tensors in outputs.items():
         reader = NormReaders(norm)
-        for func, given in (use for tensor in tensors for use in recorder.uses(tensor)):
+        arranged = [each for tensor in tensors for each in recorder.arrangements(tensor)]
+        for each in arranged:
+            if id(each) in recorder.returned:
+                reader.reason = f"{recorder.returned[id(each)]} returns its output"
+        for func, given in (use for each in arranged for use in recorder.uses(each)):
             is_linear = func is F.linear and isinstance(given[1], Tensor)
             if is_linear and id(given[1]) in names:
                 name = names[id(given[1])]
