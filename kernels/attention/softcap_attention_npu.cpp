@@ -20,6 +20,7 @@ using npu::kServed;
 using npu::Refusal;
 using npu::Scalar;
 using npu::Tensor;
+
 // a, b, out, cubeMathType
 const npu::Operator<Tensor, Tensor, Tensor, int8_t> kMatmul{"aclnnMatmul"};
 // self, other, out

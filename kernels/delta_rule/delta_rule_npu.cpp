@@ -41,6 +41,7 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
+
 // query, key, value, beta, initialState, actualSeqLengths, g, scaleValue, out, finalState
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor, Tensor> kChunk{
     "aclnnChunkGatedDeltaRule"};

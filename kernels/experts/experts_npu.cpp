@@ -20,6 +20,7 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
+
 // a, b, out, cubeMathType
 const npu::Operator<Tensor, Tensor, Tensor, int8_t> kBatchMatMul{"aclnnBatchMatMul"};
 

@@ -27,6 +27,7 @@ using npu::Integers;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
+
 // clang-format off
 const npu::Operator<
     Tensor, Tensor,                          // x, finished

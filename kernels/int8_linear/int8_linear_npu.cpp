@@ -27,6 +27,7 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
+
 // x, smoothScales, y, scale
 const npu::Operator<Tensor, Tensor, Tensor, Tensor> kQuantize{"aclnnDynamicQuant"};
 // x1, x2, scale, offset, pertokenScale, bias, transposeX1, transposeX2, out

@@ -27,6 +27,7 @@ using npu::kServed;
 using npu::Refusal;
 using npu::Scalar;
 using npu::Tensor;
+
 // a, b, out, cubeMathType
 const npu::Operator<Tensor, Tensor, Tensor, int8_t> kMm{"aclnnMm"};
 // self, mat1, mat2, beta, alpha, out, cubeMathType

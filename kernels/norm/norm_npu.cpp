@@ -19,6 +19,7 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
+
 const npu::Operator<Tensor, Tensor, double, Tensor, Tensor> kRmsNorm{"aclnnRmsNorm"};
 const npu::Operator<Tensor, Tensor, double, Tensor, Tensor> kGemmaRmsNorm{"aclnnGemmaRmsNorm"};
 const npu::Operator<Tensor, Tensor, Tensor, double, Tensor, Tensor, Tensor> kAddRmsNorm{"aclnnAddRmsNorm"};

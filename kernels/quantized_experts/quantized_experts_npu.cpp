@@ -28,6 +28,7 @@ namespace {
 
 using npu::kServed;
 using npu::Refusal;
+
 constexpr const char* kOp = "experts_packed";
 // Integers of 4 bits in a word.
 constexpr int64_t kInWord = 8;

@@ -37,6 +37,7 @@ using npu::fall_back;
 using npu::kServed;
 using npu::Refusal;
 using npu::Tensor;
+
 // x, weight, antiquantScale, antiquantOffset, quantScale, quantOffset, bias, antiquantGroupSize, y
 const npu::Operator<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int32_t, Tensor> kV2{
     "aclnnWeightQuantBatchMatmulV2"};

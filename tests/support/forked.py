@@ -107,6 +107,8 @@ def _main(
         function(*arguments)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
     except BaseException:  # noqa: BLE001 - the process ends with it
         traceback.print_exc()
         status = 1
