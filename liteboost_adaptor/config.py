@@ -49,6 +49,7 @@ class Settings:
         quant: What models are quantized to as they are loaded, or ``None``.
         speculate: ``"lookup"``, or the folder of a draft model that `generate` speculates with.
         batch_invariant: Whether a row has the bits in a batch that it has alone.
+        torch_export: Whether ``torch.export`` records the ``"original"`` code or our ``"ops"``.
         status_file: Where a process writes its status, ``%p`` for its number; empty for nowhere.
     """
 
@@ -71,6 +72,7 @@ class Settings:
     quant: Quant | None = None
     speculate: str = ""
     batch_invariant: bool = False
+    torch_export: str = "original"
     status_file: str = ""
 
 
@@ -279,6 +281,15 @@ VARIABLES: tuple[Variable, ...] = (
         "0 or 1",
         "1: on a CPU the bits of a row do not depend on the rows beside it, on padding, or on how its tokens "
         "are grouped. Batches and prompts are multiplied more slowly. See batch_invariance.md.",
+    ),
+    Variable(
+        "LITEBOOST_TORCH_EXPORT",
+        "torch_export",
+        _one_of("original", "ops"),
+        "original or ops",
+        "What `torch.export` records, and `torch.onnx.export(dynamo=True)` with it: the original code, which "
+        "runs, converts and has gradients wherever it is taken; or our ops, for programs that are run, or "
+        "compiled (AOTInductor), where liteboost_adaptor is imported, without gradients.",
     ),
     Variable(
         "LITEBOOST_STATUS_FILE",

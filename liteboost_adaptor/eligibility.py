@@ -8,6 +8,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
+from .config import settings
+
 #: A module of somebody else's class: its attributes are what its author says, where torch's stub takes
 #: each for a Tensor or a Module.
 AnyModule = Any
@@ -15,6 +17,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
 #: Kinds of device our ops serve; ``npu`` is added where there is one (`huggingface.runtime`).
 DEVICES = {"cpu"}
+#: Whether ``torch.export`` may record our ops. A constant: Dynamo does not read settings.
+EXPORTS_OPS = settings().torch_export == "ops"
 
 
 class _Options(TypedDict):
@@ -33,7 +37,8 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None, casts: bool = False)
         casts: Whether the caller casts what autocast casts, or does nothing that it casts.
 
     In grad mode nothing is served, whether or not these tensors want gradients: a frozen model beside the
-    same model with an adapter, or before it was frozen, would else differ by rounding.
+    same model with an adapter, or before it was frozen, would else differ by rounding. Neither is what
+    ``torch.export`` records, unless asked for: it is taken where we are not (``LITEBOOST_TORCH_EXPORT``).
 
     Runs several hundred times a token: written for few attribute look-ups.
     """
@@ -44,6 +49,8 @@ def unserved(x: torch.Tensor, *others: torch.Tensor | None, casts: bool = False)
         return "a function transform (vmap, jvp)"
     if torch.jit.is_tracing():  # type: ignore[attr-defined] # torch.jit imports it without saying so
         return "torch.jit tracing"
+    if torch.compiler.is_exporting() and not EXPORTS_OPS:
+        return "torch.export"
     if torch.is_grad_enabled():
         return "grad mode"
     if x.dtype not in DTYPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.ways import families
 from torch import nn
 
 import liteboost_adaptor
+from liteboost_adaptor import config, eligibility
 
 
 @pytest.fixture(autouse=True)
@@ -183,8 +185,44 @@ def test_a_trace_records_the_original_and_runs_with_gradients() -> None:
     torch.testing.assert_close(traced(x + 1), norm(x + 1))
 
 
+@pytest.fixture
+def exports_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``LITEBOOST_TORCH_EXPORT=ops``, which a process reads once."""
+    monkeypatch.setattr(eligibility, "EXPORTS_OPS", True)
+
+
+def test_the_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, records_ops in (("", False), ("original", False), ("ops", True)):
+        read = config.read({"LITEBOOST_TORCH_EXPORT": text})
+        monkeypatch.setattr(config, "settings", lambda read=read: read)
+        spec = importlib.util.spec_from_file_location("liteboost_adaptor.again", eligibility.__file__)
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        assert records_ops is again.EXPORTS_OPS
+
+
+@families("llama", "gpt_oss", later=("gpt2", "gemma2", "gpt_neox", "phi3", "mixtral", "qwen3_next"))
+def test_export_holds_the_original(family: str, level: int) -> None:
+    """A program that is taken elsewhere, or converted, is the original's: no_grad or not, with gradients."""
+    model = tiny_models.build(family)
+    inputs = {**tiny_models.example_inputs(model), "use_cache": False}
+    expected = logits(model)
+    liteboost_adaptor.apply(model, level=level)
+    with calls.served() as before:
+        logits(model)
+    with torch.no_grad():
+        exported = torch.export.export(model, (), inputs)
+    assert ops_of(exported.graph) == Counter()
+    found = exported.module()(**inputs).logits
+    assert found.requires_grad and numbers.relative(found.detach(), expected) <= 2e-6
+    with calls.served() as after:
+        logits(model)
+    assert after.kinds == before.kinds and after.kinds["linear"] > 0
+
+
+@pytest.mark.usefixtures("exports_ops")
 @families("llama", "gpt2", "gemma2", "gpt_neox", "phi3", "mixtral", "gpt_oss", later=("qwen3", "olmo2"))
-def test_export(family: str, level: int, tmp_path: Path) -> None:
+def test_export_of_ops(family: str, level: int, tmp_path: Path) -> None:
     model = tiny_models.build(family)
     expected = logits(model)
     inputs = {**tiny_models.example_inputs(model), "use_cache": False}
@@ -206,13 +244,18 @@ def test_export(family: str, level: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_strict", [False, True], ids=["not strict", "strict"])
-def test_export_is_no_mixture(is_strict: bool) -> None:
-    """Whichever way the graph is taken, everything that is served in eager mode is served in it."""
+@pytest.mark.parametrize("records_ops", [False, True], ids=["original", "ops"])
+def test_export_is_no_mixture(records_ops: bool, is_strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way the graph is taken: all that is served in eager mode is served in it, or nothing is."""
+    monkeypatch.setattr(eligibility, "EXPORTS_OPS", records_ops)
     model = tiny_models.build("llama")
     inputs = {**tiny_models.example_inputs(model), "use_cache": False}
     liteboost_adaptor.apply(model)
     with torch.no_grad():
         graph = torch.export.export(model, (), inputs, strict=is_strict).graph
+    if not records_ops:
+        assert ops_of(graph) == Counter()
+        return
     left = {str(node.target).split(".")[1] for node in graph.nodes if str(node.target).startswith("aten.")}
     assert not left & {"linear", "silu", "rsqrt", "scaled_dot_product_attention"}
 
