@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -84,7 +85,7 @@ def run(
         done = subprocess.run(
             command,
             cwd=tree.folder,
-            env=_environment(level, seed, record),
+            env=_environment(level, seed, record, tree.packages),
             stdout=output,
             stderr=subprocess.STDOUT,
             timeout=TIMEOUT,
@@ -100,7 +101,7 @@ def _settings() -> Path:
     return path
 
 
-def _environment(level: int | None, seed: int, record: Path) -> dict[str, str]:
+def _environment(level: int | None, seed: int, record: Path, packages: Path | None) -> dict[str, str]:
     variables = {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_CACHE": str(stand_ins.make_cache(sources.WORK / "hub")),
@@ -111,6 +112,8 @@ def _environment(level: int | None, seed: int, record: Path) -> dict[str, str]:
     }
     if level is not None:
         variables["LITEBOOST_LEVEL"] = str(level)
+    if packages is not None:
+        variables["PYTHONPATH"] = os.pathsep.join([str(packages), processes.environment()["PYTHONPATH"]])
     return processes.environment(**variables)
 
 

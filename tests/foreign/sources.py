@@ -50,10 +50,15 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder whose ``tests`` is a package, and where it is from."""
+    """A folder whose ``tests`` is a package, and where it is from.
+
+    Attributes:
+        packages: A folder of packages that come before the installed ones, or ``None``.
+    """
 
     folder: Path
     origin: str
+    packages: Path | None = None
 
 
 def peft_tests() -> Tree:
@@ -76,27 +81,42 @@ def transformers_common_tests() -> Tree:
 
 @functools.cache
 def transformers_model_tests() -> Tree:
-    """The models' own tests, from a checkout.
+    """The tests of models and of generation, from a checkout.
 
-    The shared test modules of a checkout of another version are replaced by those of the installed one.
+    They run in the transformers of the checkout: tests of one version fail in another.
     """
     checkout = transformers_checkout()
     version = re.search(
         r'__version__ = "(.+?)"', (checkout / "src/transformers/__init__.py").read_text()
     ).group(1)
-    installed = importlib.metadata.version("transformers")
-    folder = _fresh(WORK / f"transformers-{installed}-models")
+    folder = _fresh(WORK / "transformers-checkout")
     for part in ("tests", "utils"):  # tests import modules from both
         shutil.copytree(checkout / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(checkout / "conftest.py", folder)
+    (folder / "src").symlink_to((checkout / "src").resolve())
     origin = f"checkout of {version} ({_commit(checkout)})"
-    if version != installed:
-        source = source_distribution("transformers")
-        for file in (source / "tests").glob("*.py"):
-            shutil.copy(file, folder / "tests")
-        origin += f", with the shared test modules of the source distribution {source.name}"
-    _complete(folder)
-    return Tree(folder, origin)
+    if version == importlib.metadata.version("transformers"):
+        return Tree(folder, origin)
+    return Tree(folder, f"{origin}, run in its own transformers", _installed(checkout))
+
+
+def _installed(checkout: Path) -> Path:
+    """A folder with the package of ``checkout`` and what it needs, which torch is no part of.
+
+    Kept as long as the commit is known and nothing differs from it.
+    """
+    commit = _commit(checkout).removeprefix("commit ")
+    folder = WORK / f"packages-{commit}"
+    if folder.exists() and commit != "unknown" and not _git(checkout, "status", "--porcelain"):
+        return folder
+    with tempfile.TemporaryDirectory(dir=WORK) as place:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = _run([*command, "--target", f"{place}/packages", str(checkout)], "the package of the checkout")
+        if done.returncode:
+            raise Unavailable(f"pip install {checkout} said: {done.stderr.strip().splitlines()[-1]}")
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(place, "packages").rename(folder)
+    return folder
 
 
 def transformers_checkout() -> Path:

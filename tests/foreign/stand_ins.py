@@ -1,4 +1,4 @@
-"""Tiny local models under the names of the hub models that PEFT's tests load.
+"""Tiny local models under the names of the hub models that PEFT's and transformers' tests load.
 
 They lie in the layout of the hub's cache, so the tests find them by name, offline, without being changed.
 """
@@ -9,17 +9,25 @@ from pathlib import Path
 
 import torch
 from support import tiny_models
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 #: name on the hub -> model type of the stand-in
 MODELS = {
+    "EleutherAI/pythia-160m-deduped": "gpt_neox",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
+    "Qwen/Qwen2.5-0.5B-Instruct": "qwen2",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "llama",
+    "distilbert/distilgpt2": "gpt2",
     "facebook/opt-125m": "opt",
     "facebook/opt-350m": "opt",
     "hf-internal-testing/Mixtral-tiny": "mixtral",
     "hf-internal-testing/tiny-random-Gemma3ForCausalLM": "gemma3_text",
     "hf-internal-testing/tiny-random-LlamaForCausalLM": "llama",
     "hf-internal-testing/tiny-random-MistralForCausalLM": "mistral",
+    "hf-internal-testing/tiny-random-OPTForCausalLM": "opt",
+    "hf-internal-testing/tiny-random-bart": "bart",
+    "hf-internal-testing/tiny-random-bert": "bert",
     "hf-internal-testing/tiny-random-gpt2": "gpt2",
     "openai-community/gpt2": "gpt2",
     "peft-internal-testing/opt-125m": "opt",
@@ -39,6 +47,7 @@ MODELS = {
 }
 VOCABULARY = 1024  # the tests' own token ids go up to a few hundred
 _REVISION = "0" * 40
+_CHAT = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
 
 
 def make_cache(folder: Path) -> Path:
@@ -70,6 +79,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     model = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>")
     characters = Tokenizer(model)
     characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    characters.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=characters, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=characters,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template=_CHAT,
     )

@@ -22,6 +22,19 @@ _PEFT_MODULES = (
     "xlora",
 )
 _FAMILIES = ("llama", "qwen3", "gemma3", "mixtral", "gpt_oss")
+#: More families, whose suites run where they are asked for by name: half a minute to two minutes a mode each.
+_MORE_FAMILIES = (
+    *("bamba", "bart", "bert", "biogpt", "blenderbot", "bloom", "codegen", "cohere", "cohere2"),
+    *("deberta_v2", "deepseek_v2", "deepseek_v3", "distilbert", "dots1", "electra", "ernie4_5"),
+    *("ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "gemma", "gemma2", "gemma3n", "glm", "glm4"),
+    *("glm4_moe", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoehybrid"),
+    *("hunyuan_v1_dense", "jamba", "lfm2", "lfm2_moe", "llama4", "llava", "m2m_100", "mamba", "mamba2"),
+    *("marian", "mbart", "minimax", "mistral", "modernbert", "moshi", "mpt", "musicgen", "nemotron"),
+    *("olmo", "olmo2", "olmo3", "olmoe", "opt", "pegasus", "persimmon", "phi", "phi3", "qwen2"),
+    *("qwen2_5_vl", "qwen2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "qwen3_vl"),
+    *("recurrent_gemma", "roberta", "smollm3", "stablelm", "starcoder2", "t5", "voxtral", "whisper"),
+    *("xglm", "xlm_roberta", "zamba2"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,15 +52,18 @@ class Suite:
     arguments: tuple[str, ...]
 
 
+def _family(name: str) -> Suite:
+    tests = f"tests/models/{name}/test_modeling_{name}.py"
+    return Suite(f"transformers-{name}", sources.transformers_model_tests, (tests,))
+
+
 SUITES = (
     Suite("transformers-common", sources.transformers_common_tests, ("tests/test_common_families.py",)),
-    *(
-        Suite(
-            f"transformers-{family}",
-            sources.transformers_model_tests,
-            (f"tests/models/{family}/test_modeling_{family}.py",),
-        )
-        for family in _FAMILIES
+    *map(_family, _FAMILIES),
+    Suite(
+        "transformers-generation",
+        sources.transformers_model_tests,
+        ("tests/generation", "tests/utils/test_cache_utils.py", "tests/peft_integration"),
     ),
     Suite(
         "peft-decoders",
@@ -56,5 +72,8 @@ SUITES = (
     ),
     Suite("peft-others", sources.peft_tests, tuple(f"tests/test_{name}.py" for name in _PEFT_MODULES)),
 )
-#: Not among the suites that run by default: every PEFT method.
-EXTRA = (Suite("peft-decoders-all", sources.peft_tests, ("tests/test_decoder_models.py",)),)
+#: Not among the suites that run by default: every PEFT method, and more families.
+EXTRA = (
+    Suite("peft-decoders-all", sources.peft_tests, ("tests/test_decoder_models.py",)),
+    *map(_family, _MORE_FAMILIES),
+)

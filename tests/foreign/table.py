@@ -16,16 +16,17 @@ Written by `make foreign`; not edited by hand.
 
 Tests that other projects wrote for themselves, run without this package and with it. They
 are fetched when they are run and are not part of this repository: PEFT's, and those that all models of
-transformers share, come from source distributions; the models' own from a checkout named by
-`TRANSFORMERS_SOURCE`, else from a clone of the tag. Hub models that PEFT's tests load are tiny local ones
-under the same names, in every run. Every test begins with the same seed in every run.
+transformers share, come from source distributions; the models' own, and those of generation, from a checkout
+named by `TRANSFORMERS_SOURCE`, else from a clone of the tag. A checkout of another version is run in its own
+transformers. Hub models that tests load are tiny local ones under the same names, in every run: what expects
+the text of the real ones fails with us and without. Every test begins with the same seed in every run.
 
 A test *failed with us* when it fails with the package and not without it, or does not run with it and does
 without. Such a test is run {reruns} more times both ways, with other seeds; it is *unstable* when it fails
 without the package too, and else a mistake of ours.
 
 `make foreign` runs all of it (TRANSFORMERS_SOURCE=folder for a checkout, FOREIGN_ARGS for suites and options;
-`--help` lists them) and writes this document.
+`--help` lists them, 80 more families among them) and writes this document.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -108,6 +109,9 @@ def test_runs_a_hub_model():
 def test_fails():
     assert torch.rand(()) > 1
 
+def test_finds_the_packages_of_the_checkout():
+    import comes_with_the_checkout
+
 def test_does_not_like_us():
     assert "liteboost_adaptor" not in sys.modules
 
@@ -137,13 +141,17 @@ def work(tmp_path, monkeypatch):
 def test_a_whole_run(work):
     (work / "tree" / "tests").mkdir(parents=True)
     (work / "tree" / "tests" / "test_them.py").write_text(TESTS)
-    suite = Suite("planted", lambda: sources.Tree(work / "tree", "here"), ("tests",))
+    packages = work / "packages"
+    packages.mkdir()
+    (packages / "comes_with_the_checkout.py").touch()
+    suite = Suite("planted", lambda: sources.Tree(work / "tree", "here", packages), ("tests",))
     entry = check(suite, [2])
     name = "tests/test_them.py::"
     without, with_us = entry.runs[None], entry.runs[2]
     assert {t.removeprefix(name): r.outcome for t, r in without.results.items()} == {
         "test_runs_a_hub_model": "passed",
         "test_fails": "failed",
+        "test_finds_the_packages_of_the_checkout": "passed",
         "test_does_not_like_us": "passed",
         "test_is_skipped": "skipped",
         "SubTests::test_one_of_several": "failed",
@@ -171,7 +179,9 @@ def test_stand_ins_are_what_their_names_say(tmp_path, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained("facebook/opt-125m", cache_dir=cache)
     tokenizer = AutoTokenizer.from_pretrained("facebook/opt-125m", cache_dir=cache)
     assert model.config.model_type == "opt"
-    assert tokenizer.decode(tokenizer("two words").input_ids).replace(" ", "") == "twowords"
+    assert tokenizer.decode(tokenizer("two words").input_ids) == "two words"
+    said = tokenizer.apply_chat_template([{"role": "user", "content": "two words"}], tokenize=False)
+    assert said == "user: two words\n"
     assert len(tokenizer) <= model.config.vocab_size
 
 
@@ -180,6 +190,33 @@ class TestSources:
         monkeypatch.setenv(sources.CHECKOUT_VARIABLE, str(tmp_path))
         with pytest.raises(sources.Unavailable, match="has no tests"):
             sources.transformers_model_tests()
+
+    def test_a_checkout_of_another_version_has_its_own_packages(self, work, monkeypatch):
+        checkout = work / "checkout"
+        files = ("tests/causal_lm_tester.py", "utils/a.py", "src/transformers/__init__.py", "conftest.py")
+        for name in files:
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_text('__version__ = "4.99.0"')
+        installed: list[str] = []
+
+        def pip(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
+            installed.append(command[-1])
+            Path(command[command.index("--target") + 1]).mkdir()
+            return subprocess.CompletedProcess(command, len(installed) > 2, "", "no such release\n")
+
+        monkeypatch.setenv(sources.CHECKOUT_VARIABLE, str(checkout))
+        monkeypatch.setattr(sources, "_run", pip)
+        sources.transformers_model_tests.cache_clear()
+        tree = sources.transformers_model_tests()
+        assert (tree.folder / "src/transformers/__init__.py").exists() and tree.packages.is_dir()
+        assert tree.origin == "checkout of 4.99.0 (commit unknown), run in its own transformers"
+        sources.transformers_model_tests.cache_clear()
+        sources.transformers_model_tests()  # of no known commit: it may be another
+        assert installed == [str(checkout)] * 2
+        sources.transformers_model_tests.cache_clear()
+        with pytest.raises(sources.Unavailable, match="said: no such release"):
+            sources.transformers_model_tests()
+        sources.transformers_model_tests.cache_clear()
 
     def test_what_was_tried_is_said(self, work, monkeypatch):
         monkeypatch.delenv(sources.CHECKOUT_VARIABLE, raising=False)
