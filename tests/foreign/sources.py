@@ -110,8 +110,11 @@ def _installed(checkout: Path) -> Path:
     if folder.exists() and commit != "unknown" and not _git(checkout, "status", "--porcelain"):
         return folder
     with tempfile.TemporaryDirectory(dir=WORK) as place:
+        source = Path(place, "source")  # a copy: pip builds where the sources lie
+        left_out = shutil.ignore_patterns(".git", "tests", "docs", "build", "*.egg-info", "__pycache__")
+        shutil.copytree(checkout, source, ignore=left_out)
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = _run([*command, "--target", f"{place}/packages", str(checkout)], "the package of the checkout")
+        done = _run([*command, "--target", f"{place}/packages", str(source)], "the package of the checkout")
         if done.returncode:
             raise Unavailable(f"pip install {checkout} said: {done.stderr.strip().splitlines()[-1]}")
         shutil.rmtree(folder, ignore_errors=True)

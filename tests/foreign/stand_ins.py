@@ -5,6 +5,7 @@ They lie in the layout of the hub's cache, so the tests find them by name, offli
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -46,7 +47,8 @@ MODELS = {
     "trl-internal-testing/tiny-random-LlamaForCausalLM": "llama",
 }
 VOCABULARY = 1024  # the tests' own token ids go up to a few hundred
-_REVISION = "0" * 40
+#: Of what makes them: stand-ins that an earlier version wrote are made anew.
+_REVISION = hashlib.sha1(Path(__file__).read_bytes()).hexdigest()
 _CHAT = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
 
 
@@ -54,13 +56,14 @@ def make_cache(folder: Path) -> Path:
     """Write every stand-in below ``folder``, a hub cache, unless it is there; returns ``folder``."""
     for name, model_type in MODELS.items():
         repository = folder / f"models--{name.replace('/', '--')}"
-        if (repository / "refs" / "main").exists():
+        main = repository / "refs" / "main"
+        if main.exists() and main.read_text() == _REVISION:
             continue
         snapshot = repository / "snapshots" / _REVISION
         build(model_type).save_pretrained(snapshot)
         tokenizer().save_pretrained(snapshot)
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / "main").write_text(_REVISION)  # last: says that the rest is complete
+        main.parent.mkdir(exist_ok=True)
+        main.write_text(_REVISION)  # last: says that the rest is complete
     return folder
 
 

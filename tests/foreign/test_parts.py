@@ -185,6 +185,18 @@ def test_stand_ins_are_what_their_names_say(tmp_path, monkeypatch):
     assert len(tokenizer) <= model.config.vocab_size
 
 
+def test_stand_ins_of_an_earlier_version_are_made_anew(work):
+    (name,) = stand_ins.MODELS
+    main = stand_ins.make_cache(work / "hub") / f"models--{name.replace('/', '--')}" / "refs" / "main"
+    made = main.read_text()
+    written = main.stat().st_mtime_ns
+    stand_ins.make_cache(work / "hub")
+    assert main.stat().st_mtime_ns == written
+    main.write_text("0" * 40)
+    stand_ins.make_cache(work / "hub")
+    assert main.read_text() == made
+
+
 class TestSources:
     def test_a_checkout_without_tests_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.setenv(sources.CHECKOUT_VARIABLE, str(tmp_path))
@@ -200,6 +212,8 @@ class TestSources:
         installed: list[str] = []
 
         def pip(command: list[str], what: str) -> subprocess.CompletedProcess[str]:
+            assert (Path(command[-1]) / "src/transformers/__init__.py").exists()
+            Path(command[-1], "build").mkdir()  # as pip does
             installed.append(command[-1])
             Path(command[command.index("--target") + 1]).mkdir()
             return subprocess.CompletedProcess(command, len(installed) > 2, "", "no such release\n")
@@ -212,7 +226,7 @@ class TestSources:
         assert tree.origin == "checkout of 4.99.0 (commit unknown), run in its own transformers"
         sources.transformers_model_tests.cache_clear()
         sources.transformers_model_tests()  # of no known commit: it may be another
-        assert installed == [str(checkout)] * 2
+        assert len(installed) == 2 and not (checkout / "build").exists()
         sources.transformers_model_tests.cache_clear()
         with pytest.raises(sources.Unavailable, match="said: no such release"):
             sources.transformers_model_tests()

@@ -260,6 +260,21 @@ def test_export_is_no_mixture(records_ops: bool, is_strict: bool, monkeypatch: p
     assert not left & {"linear", "silu", "rsqrt", "scaled_dot_product_attention"}
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a16"])
+def test_an_export_of_integers_holds_their_ops_alone(scheme: str) -> None:
+    """Quantized layers have no original code; all else is the original's."""
+    model = tiny_models.build("llama")
+    inputs = {**tiny_models.example_inputs(model), "use_cache": False}
+    liteboost_adaptor.apply(model, quant=scheme)
+    expected = logits(model)
+    with torch.no_grad():
+        exported = torch.export.export(model, (), inputs)
+        found = exported.module()(**inputs).logits
+    ours = ops_of(exported.graph)
+    assert ours and set(ours) <= {"linear_packed", "linear_w8a8"}
+    assert numbers.relative(found, expected) <= 2e-6
+
+
 def test_export_with_gradients_holds_the_original() -> None:
     """What is exported where gradients are wanted must have them."""
     model = tiny_models.build("llama")
