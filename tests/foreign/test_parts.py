@@ -192,7 +192,7 @@ def test_stand_ins_of_an_earlier_version_are_made_anew(work):
     written = main.stat().st_mtime_ns
     stand_ins.make_cache(work / "hub")
     assert main.stat().st_mtime_ns == written
-    main.write_text("0" * 40)
+    main.write_text("an earlier one")
     stand_ins.make_cache(work / "hub")
     assert main.read_text() == made
 
